@@ -1,0 +1,140 @@
+"""The nouns every layer shares. All of them are frozen: what leaves its owner cannot change."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Final, NamedTuple
+from uuid import UUID, uuid4
+
+NO_LEADER: Final = -1
+LEADER_DURING_DELETE: Final = -2
+"""The leader an UpdateMetadata names for a partition that every cache must forget."""
+EPOCH_DURING_DELETE: Final = -2
+"""The leader epoch a StopReplica carries for a topic queued for deletion: it overrides any epoch."""
+NO_EPOCH: Final = -1
+UNKNOWN_BROKER_EPOCH: Final = -1
+NO_CONTROLLER: Final = -1
+INITIAL_LEADER_EPOCH: Final = 0
+INITIAL_PARTITION_EPOCH: Final = 0
+
+GROUP_METADATA_TOPIC: Final = "__consumer_offsets"
+TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
+INTERNAL_TOPICS: Final = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC})
+
+ZERO_UUID: Final = UUID(int=0)
+_RESERVED_UUIDS: Final = frozenset({ZERO_UUID, UUID(int=1)})
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class SecurityProtocol(IntEnum):
+    PLAINTEXT = 0
+    SSL = 1
+    SASL_PLAINTEXT = 2
+    SASL_SSL = 3
+
+
+class LeaderRecoveryState(IntEnum):
+    RECOVERED = 0
+    RECOVERING = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAndIsr:
+    """Who leads a partition; `partition_epoch` is the data version of its state znode."""
+
+    leader: int
+    leader_epoch: int
+    isr: tuple[int, ...]
+    partition_epoch: int = INITIAL_PARTITION_EPOCH
+    leader_recovery_state: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
+
+    def with_leader(self, leader: int, isr: tuple[int, ...]) -> LeaderAndIsr:
+        """The state after an election: every decision of the controller costs one leader epoch."""
+        return replace(self, leader=leader, isr=isr, leader_epoch=self.leader_epoch + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderIsrAndControllerEpoch:
+    leader_and_isr: LeaderAndIsr
+    controller_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAssignment:
+    """The replicas of a partition in preference order, and what a reassignment adds and removes."""
+
+    replicas: tuple[int, ...]
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+
+    @property
+    def origin_replicas(self) -> tuple[int, ...]:
+        return tuple(r for r in self.replicas if r not in self.adding_replicas)
+
+    @property
+    def target_replicas(self) -> tuple[int, ...]:
+        return tuple(r for r in self.replicas if r not in self.removing_replicas)
+
+    @property
+    def is_being_reassigned(self) -> bool:
+        return bool(self.adding_replicas or self.removing_replicas)
+
+    def reassign_to(self, target: tuple[int, ...]) -> ReplicaAssignment:
+        origin = self.origin_replicas
+        full = tuple(dict.fromkeys((*target, *origin)))
+        return ReplicaAssignment(
+            full,
+            adding_replicas=tuple(r for r in full if r not in origin),
+            removing_replicas=tuple(r for r in full if r not in target),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EndPoint:
+    """Where one listener of a broker can be reached."""
+
+    listener: str
+    host: str
+    port: int
+    security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerEndPoints:
+    """A live broker as the controller and every metadata cache know it; `epoch` is the czxid of its znode."""
+
+    id: int
+    endpoints: tuple[EndPoint, ...]
+    rack: str | None = None
+    epoch: int = UNKNOWN_BROKER_EPOCH
+
+    def endpoint(self, listener: str) -> EndPoint | None:
+        return next((e for e in self.endpoints if e.listener == listener), None)
+
+
+def random_topic_id() -> UUID:
+    while (topic_id := uuid4()) in _RESERVED_UUIDS or encode_topic_id(topic_id).startswith("-"):
+        pass
+    return topic_id
+
+
+def encode_topic_id(topic_id: UUID) -> str:
+    """URL-safe Base64 without padding: the text form in ZooKeeper and in `partition.metadata`."""
+    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
+
+
+def decode_topic_id(text: str) -> UUID:
+    """Raises ValueError when `text` is not the 22 characters of a topic id."""
+    raw = base64.urlsafe_b64decode(text + "==")
+    if len(raw) != 16:
+        raise ValueError(f"{text!r} is not a topic id: 22 characters of URL-safe Base64 are expected")
+    return UUID(bytes=raw)

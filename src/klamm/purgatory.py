@@ -1,0 +1,116 @@
+"""Operations that wait for a condition or for their time to run out.
+
+An operation is watched under keys. Whoever changes what a key stands for calls `check_and_complete(key)`; the
+operation looks for itself whether it is done. Owner: the event loop it was made on. Cost of a check: the
+operations watched under that key, never all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class DelayedOperation(Generic[T]):
+    """`try_complete` gives the result once the condition holds, else None; `on_expire` gives it at the deadline."""
+
+    __slots__ = ("_keys", "_on_expire", "_timer", "_try_complete", "future")
+
+    def __init__(
+        self,
+        future: asyncio.Future[T],
+        try_complete: Callable[[], T | None],
+        on_expire: Callable[[], T],
+    ) -> None:
+        self.future = future
+        self._try_complete = try_complete
+        self._on_expire = on_expire
+        self._keys: tuple[Hashable, ...] = ()
+        self._timer: asyncio.TimerHandle | None = None
+
+
+class DelayedOperationPurgatory:
+    """All waiting operations of one kind (`Produce`, `Fetch`, `Rebalance`, `Topic`, ...)."""
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.name = name
+        self._loop = loop
+        self._watchers: dict[Hashable, dict[DelayedOperation[Any], None]] = {}
+        self._size = 0
+        self.expired_count = 0
+
+    @property
+    def size(self) -> int:
+        """Operations that wait now: Kafka's `NumDelayedOperations`."""
+        return self._size
+
+    @property
+    def watched(self) -> int:
+        """Entries over all watcher lists: Kafka's `PurgatorySize`."""
+        return sum(len(ops) for ops in self._watchers.values())
+
+    def try_complete_else_watch(
+        self,
+        keys: Iterable[Hashable],
+        timeout_ms: int,
+        try_complete: Callable[[], T | None],
+        on_expire: Callable[[], T],
+    ) -> T | asyncio.Future[T]:
+        """The result now if the condition already holds or there is no time to wait, else a future of it."""
+        if (result := try_complete()) is not None:
+            return result
+        if timeout_ms <= 0:
+            return on_expire()
+        future: asyncio.Future[T] = self._loop.create_future()
+        operation = DelayedOperation(future, try_complete, on_expire)
+        operation._keys = tuple(dict.fromkeys(keys))
+        operation._timer = self._loop.call_later(timeout_ms / 1000, self._expire, operation)
+        for key in operation._keys:
+            self._watchers.setdefault(key, {})[operation] = None
+        self._size += 1
+        future.add_done_callback(lambda _: self._forget(operation))
+        return future
+
+    def check_and_complete(self, key: Hashable) -> int:
+        """Completes what waits under `key` and is done; returns how many operations that were."""
+        watchers = self._watchers.get(key)
+        if not watchers:
+            return 0
+        completed = 0
+        for operation in list(watchers):
+            if operation.future.done():
+                continue
+            if (result := operation._try_complete()) is not None:
+                self._forget(operation)
+                operation.future.set_result(result)
+                completed += 1
+        return completed
+
+    def shutdown(self) -> None:
+        """Answers everything that still waits as if its time had run out."""
+        for operation in {op: None for ops in self._watchers.values() for op in ops}:
+            self._expire(operation)
+
+    def _expire(self, operation: DelayedOperation[T]) -> None:
+        if operation.future.done():
+            return
+        result = operation._on_expire()
+        self._forget(operation)
+        self.expired_count += 1
+        operation.future.set_result(result)
+
+    def _forget(self, operation: DelayedOperation[T]) -> None:
+        if operation._timer is None:
+            return
+        operation._timer.cancel()
+        operation._timer = None
+        self._size -= 1
+        for key in operation._keys:
+            ops = self._watchers.get(key)
+            if ops is not None:
+                ops.pop(operation, None)
+                if not ops:
+                    del self._watchers[key]
