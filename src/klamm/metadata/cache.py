@@ -1,0 +1,68 @@
+"""The broker's view of the cluster. Owner of the snapshot; `update` (from UpdateMetadata) is its only writer."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from klamm.metadata.snapshot import MetadataSnapshot, PartitionState
+from klamm.metadata.update import MetadataUpdate
+from klamm.model import BrokerEndPoints, EndPoint, TopicPartition
+
+
+class MetadataCache:
+    """Every query reads one snapshot. Who asks twice takes `snapshot` once and asks that."""
+
+    def __init__(self, broker_id: int) -> None:
+        self.broker_id = broker_id
+        self.snapshot = MetadataSnapshot()
+
+    def update(self, update: MetadataUpdate) -> tuple[TopicPartition, ...]:
+        """Swaps in the next snapshot; returns the partitions that are gone."""
+        self.snapshot, deleted = self.snapshot.apply(update)
+        return deleted
+
+    @property
+    def controller_id(self) -> int:
+        return self.snapshot.controller_id
+
+    def contains(self, topic: str) -> bool:
+        return topic in self.snapshot.topics
+
+    def partition(self, topic: str, partition: int) -> PartitionState | None:
+        return self.snapshot.partition(topic, partition)
+
+    def partition_count(self, topic: str) -> int | None:
+        """How many partitions `topic` has; None when it is not known."""
+        state = self.snapshot.topics.get(topic)
+        return None if state is None else len(state.partitions)
+
+    def topic_id(self, topic: str) -> UUID:
+        """The topic's id; zero when the topic or its id is not known."""
+        return self.snapshot.topic_id(topic)
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        return self.snapshot.topic_names.get(topic_id)
+
+    def alive_brokers(self) -> tuple[BrokerEndPoints, ...]:
+        return tuple(self.snapshot.brokers.values())
+
+    def has_alive_broker(self, broker_id: int) -> bool:
+        return broker_id in self.snapshot.brokers
+
+    def endpoint(self, broker_id: int, listener: str) -> EndPoint | None:
+        return self.snapshot.endpoint(broker_id, listener)
+
+    def leader_endpoint(self, topic: str, partition: int, listener: str) -> EndPoint | None:
+        """Where the partition's leader can be reached through `listener`; None: unknown, dead or not there."""
+        snapshot = self.snapshot
+        state = snapshot.partition(topic, partition)
+        return None if state is None else snapshot.endpoint(state.leader, listener)
+
+    def has_leaders(self, topic: str, partitions: range | list[int]) -> bool:
+        """Whether every one of `partitions` is known and led by a live broker."""
+        snapshot = self.snapshot
+        state = snapshot.topics.get(topic)
+        if state is None:
+            return False
+        known = (state.partitions.get(index) for index in partitions)
+        return all(partition is not None and partition.leader in snapshot.brokers for partition in known)

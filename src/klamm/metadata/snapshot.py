@@ -1,0 +1,150 @@
+"""One consistent view of the cluster, and the next one out of it and an update.
+
+Nothing in a snapshot changes, and `apply` shares everything the update does not touch: one changed partition costs
+the same among a thousand as among a hundred thousand. Readers take the reference once and use it to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from uuid import UUID
+
+from klamm.metadata.trie import TrieMap
+from klamm.metadata.update import MetadataUpdate, PartitionState, TopicUpdate
+from klamm.model import NO_CONTROLLER, NO_EPOCH, ZERO_UUID, BrokerEndPoints, EndPoint, TopicPartition
+
+__all__ = ["MetadataSnapshot", "PartitionState", "TopicState"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    name: str
+    topic_id: UUID
+    partitions: TrieMap[int, PartitionState]
+
+    def sorted_partitions(self) -> list[PartitionState]:
+        return sorted(self.partitions.values(), key=_partition_index)
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataSnapshot:
+    """`controller_epoch` and `update_count` say which update it came from: lag between brokers can be seen."""
+
+    topics: TrieMap[str, TopicState] = field(default_factory=TrieMap)
+    topic_names: TrieMap[UUID, str] = field(default_factory=TrieMap)
+    brokers: Mapping[int, BrokerEndPoints] = field(default_factory=lambda: MappingProxyType({}))
+    controller_id: int = NO_CONTROLLER
+    controller_epoch: int = NO_EPOCH
+    update_count: int = 0
+    partition_count: int = 0
+
+    def apply(self, update: MetadataUpdate) -> tuple[MetadataSnapshot, tuple[TopicPartition, ...]]:
+        """The snapshot after `update`, and the partitions that it took away.
+
+        A partition never goes back to an older (controller epoch, leader epoch, partition epoch): an update that was
+        held up and overtaken must not undo the newer one. Deletion (leader -2) has no such guard but the topic id.
+        """
+        topics: dict[str, TopicState | None] = {}
+        names: dict[UUID, str | None] = {}
+        deleted: list[TopicPartition] = []
+        growth = 0
+        for change in update.topics:
+            before = topics[change.name] if change.name in topics else self.topics.get(change.name)
+            after, gone = _change_topic(before, change)
+            if after is before:
+                continue
+            topics[change.name] = after
+            growth += _size(after) - _size(before)
+            deleted += gone
+            _change_name(names, before, after)
+        after_snapshot = MetadataSnapshot(
+            topics=self.topics.with_changes(topics),
+            topic_names=self.topic_names.with_changes(names),
+            brokers=self._brokers_after(update.live_brokers),
+            controller_id=max(update.controller_id, NO_CONTROLLER),
+            controller_epoch=update.controller_epoch,
+            update_count=self.update_count + 1,
+            partition_count=self.partition_count + growth,
+        )
+        return after_snapshot, tuple(deleted)
+
+    def _brokers_after(self, live: Iterable[BrokerEndPoints]) -> Mapping[int, BrokerEndPoints]:
+        brokers = {broker.id: broker for broker in live}
+        return self.brokers if brokers == self.brokers else MappingProxyType(brokers)
+
+    def topic(self, name: str) -> TopicState | None:
+        return self.topics.get(name)
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        return self.topic_names.get(topic_id)
+
+    def topic_id(self, name: str) -> UUID:
+        topic = self.topics.get(name)
+        return ZERO_UUID if topic is None else topic.topic_id
+
+    def partition(self, topic: str, partition: int) -> PartitionState | None:
+        state = self.topics.get(topic)
+        return None if state is None else state.partitions.get(partition)
+
+    def endpoint(self, broker_id: int, listener: str) -> EndPoint | None:
+        broker = self.brokers.get(broker_id)
+        return None if broker is None else broker.endpoint(listener)
+
+    def has_alive_broker(self, broker_id: int) -> bool:
+        return broker_id in self.brokers
+
+    def sorted_topics(self) -> list[TopicState]:
+        return sorted(self.topics.values(), key=lambda topic: topic.name)
+
+
+def _partition_index(state: PartitionState) -> int:
+    return state.partition
+
+
+def _size(topic: TopicState | None) -> int:
+    return 0 if topic is None else len(topic.partitions)
+
+
+def _change_topic(
+    before: TopicState | None, change: TopicUpdate
+) -> tuple[TopicState | None, tuple[TopicPartition, ...]]:
+    """The topic after the change (None: it is gone) and its deleted partitions."""
+    if before is not None and _is_other_incarnation(before, change):
+        if all(state.is_deletion for state in change.partitions):
+            return before, ()
+        lost = tuple(TopicPartition(before.name, index) for index in sorted(before.partitions))
+        after, gone = _change_topic(None, change)
+        kept = after.partitions if after is not None else TrieMap[int, PartitionState]()
+        return after, tuple(tp for tp in (*lost, *gone) if tp.partition not in kept)
+    known: TrieMap[int, PartitionState] = before.partitions if before is not None else TrieMap()
+    changes: dict[int, PartitionState | None] = {}
+    deleted: list[TopicPartition] = []
+    for state in change.partitions:
+        current = known.get(state.partition)
+        if state.is_deletion:
+            changes[state.partition] = None
+            deleted.append(state.topic_partition)
+        elif current is None or not state.is_older_than(current):
+            changes[state.partition] = state
+    partitions = known.with_changes(changes)
+    if not len(partitions):
+        return None, tuple(deleted)
+    if before is None:
+        return TopicState(change.name, change.topic_id, partitions), tuple(deleted)
+    return replace(before, topic_id=change.topic_id, partitions=partitions), tuple(deleted)
+
+
+def _is_other_incarnation(before: TopicState, change: TopicUpdate) -> bool:
+    """A topic deleted and created again under its name has another id; its epochs start anew."""
+    return change.topic_id != before.topic_id and ZERO_UUID not in (change.topic_id, before.topic_id)
+
+
+def _change_name(names: dict[UUID, str | None], before: TopicState | None, after: TopicState | None) -> None:
+    old_id = ZERO_UUID if before is None else before.topic_id
+    new_id = ZERO_UUID if after is None else after.topic_id
+    if old_id != new_id and old_id != ZERO_UUID:
+        names[old_id] = None
+    if after is not None and new_id not in (old_id, ZERO_UUID):
+        names[new_id] = after.name

@@ -1,0 +1,58 @@
+"""An UpdateMetadata request as a value: what one message of the controller says, whatever version carried it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from klamm.model import LEADER_DURING_DELETE, NO_CONTROLLER, NO_EPOCH, ZERO_UUID, BrokerEndPoints, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition as UpdateMetadata describes it; `partition_epoch` is the version of its state znode."""
+
+    topic: str
+    partition: int
+    controller_epoch: int
+    leader: int
+    leader_epoch: int
+    isr: tuple[int, ...]
+    partition_epoch: int
+    replicas: tuple[int, ...]
+    offline_replicas: tuple[int, ...] = ()
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def is_deletion(self) -> bool:
+        return self.leader == LEADER_DURING_DELETE
+
+    def is_older_than(self, known: PartitionState) -> bool:
+        """Whether taking this state over `known` would go back in time (a request that was overtaken)."""
+        return (self.controller_epoch, self.leader_epoch, self.partition_epoch) < (
+            known.controller_epoch,
+            known.leader_epoch,
+            known.partition_epoch,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicUpdate:
+    """The changed partitions of a topic; a zero topic id means that the controller named none."""
+
+    name: str
+    partitions: tuple[PartitionState, ...]
+    topic_id: UUID = ZERO_UUID
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataUpdate:
+    """`live_brokers` is always complete; `topics` holds what changed."""
+
+    controller_id: int = NO_CONTROLLER
+    controller_epoch: int = NO_EPOCH
+    live_brokers: tuple[BrokerEndPoints, ...] = ()
+    topics: tuple[TopicUpdate, ...] = ()
