@@ -1,0 +1,77 @@
+"""Runs the clients of the folders beside this file against a klamm broker: `python compat/run.py [--quick] [NAME ...]`.
+
+A folder holds `run.sh`, which is called twice, as `run.sh before` and `run.sh after`; in between the broker is restarted.
+It prints a line a check, `ok NAME` or `not ok NAME: reason`. `known-failures.txt` lists the names that may fail, with
+the reason: a name that fails and is not listed breaks the run, and so does a listed one that passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from klamm.testing import LocalCluster
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 600
+
+
+def known_failures(folder: Path) -> set[str]:
+    path = folder / "known-failures.txt"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {line.split(":")[0].strip() for line in lines if line.strip() and not line.startswith("#")}
+
+
+def run_phase(folder: Path, phase: str, env: dict[str, str]) -> dict[str, bool]:
+    done = subprocess.run(
+        ["bash", str(folder / "run.sh"), phase], env=env, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    results: dict[str, bool] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith(("ok ", "not ok ")):
+            passed = line.startswith("ok ")
+            results[line.removeprefix("not ").removeprefix("ok ").split(":")[0].strip()] = passed
+            print(f"  {folder.name:10} {line}", flush=True)
+    if done.returncode != 0 or not results:
+        sys.stderr.write(f"{folder.name}: run.sh {phase} ended with {done.returncode}\n")
+        sys.stderr.write(done.stdout[-3000:] + done.stderr[-3000:])
+        results[f"run.sh {phase}"] = False
+    return results
+
+
+def run_client(folder: Path, quick: bool) -> tuple[int, int]:
+    with LocalCluster(brokers=1) as cluster:
+        env = {**os.environ, "KLAMM_BOOTSTRAP_SERVERS": cluster.bootstrap_servers, "KLAMM_QUICK": "1" if quick else ""}
+        results = run_phase(folder, "before", env)
+        for broker_id in cluster.broker_ids:
+            cluster.stop(broker_id)
+            cluster.start(broker_id)
+        results |= run_phase(folder, "after", env)
+    known = known_failures(folder)
+    wrong = [name for name, passed in results.items() if passed == (name in known)]
+    for name in wrong:
+        what = "passes now: take it off known-failures.txt" if results[name] else "failed and is not a known failure"
+        print(f"  {folder.name:10} {name}: {what}", flush=True)
+    return len(results) - len(wrong), len(wrong)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="folders of compat/ to run; all by default")
+    parser.add_argument("--quick", action="store_true", help="fewer records and rounds")
+    args = parser.parse_args()
+    folders = sorted(p.parent for p in HERE.glob("*/run.sh"))
+    chosen = [f for f in folders if not args.names or f.name in args.names]
+    if not chosen:
+        parser.error(f"no such client; there are: {', '.join(f.name for f in folders)}")
+    totals = [run_client(folder, args.quick) for folder in chosen]
+    passed, failed = sum(t[0] for t in totals), sum(t[1] for t in totals)
+    print(f"compat: {passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
