@@ -1,0 +1,111 @@
+"""Prometheus text under the names that the JMX exporter's rules for Kafka (kafka-2_0_0.yml, lower-case names) give.
+
+| metric | exported as |
+|---|---|
+| meter `<x>PerSec` | counter `<group>_<type>_<x>_total` |
+| gauge | gauge `<group>_<type>_<name>`; a value that is no number is left out, as the exporter does |
+| histogram, timer | gauge `<group>_<type>_<name>{quantile=...}` and counter `..._count`, no `_sum` |
+| meter `<x>Percent` | gauge `<group>_<type>_<x>_percent` (only without tags) and counter `..._count` in nanoseconds |
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+from klamm.metrics.instruments import (
+    PERCENTILES,
+    BusyRatio,
+    Gauge,
+    Histogram,
+    HistogramColumn,
+    Meter,
+    Timer,
+)
+
+Metric: TypeAlias = Meter | Gauge | Histogram | HistogramColumn | Timer | BusyRatio
+Tags: TypeAlias = tuple[tuple[str, str], ...]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_UNSAFE: Final = re.compile(r"[^a-zA-Z0-9:]+")
+_QUANTILES: Final = tuple(f"0.{p}" for p in PERCENTILES)
+
+
+def base_name(group: str, type_: str, name: str) -> str:
+    """`kafka.network`, `RequestMetrics`, `TotalTimeMs` -> `kafka_network_requestmetrics_totaltimems`."""
+    return _UNSAFE.sub("_", f"{group}_{type_}_{name}").lower()
+
+
+def render_family(group: str, type_: str, name: str, members: Mapping[Tags, Metric]) -> str:
+    """All members of one name as text; they are of one kind."""
+    items = list(members.items())
+    if not items:
+        return ""
+    base = base_name(group, type_, name)
+    match items[0][1]:
+        case Meter():
+            lines = _counters(_total_name(base), ((t, m.count) for t, m in items if isinstance(m, Meter)))
+        case Gauge():
+            lines = _gauges(base, ((t, m.value) for t, m in items if isinstance(m, Gauge)))
+        case BusyRatio():
+            lines = _percents(base, [(t, m) for t, m in items if isinstance(m, BusyRatio)])
+        case _:
+            lines = _summaries(base, [(t, m) for t, m in items if isinstance(m, Histogram | HistogramColumn | Timer)])
+    return "".join(lines)
+
+
+def _total_name(base: str) -> str:
+    stem, per_sec, _ = base.rpartition("persec")
+    return f"{stem}_total" if per_sec else f"{base}_count"
+
+
+def _counters(name: str, values: Iterable[tuple[Tags, int]]) -> list[str]:
+    return [_head(name, "counter"), *(f"{name}{_labels(tags)} {value}\n" for tags, value in values)]
+
+
+def _gauges(name: str, values: Iterable[tuple[Tags, object]]) -> list[str]:
+    lines = [f"{name}{_labels(tags)} {_number(v)}\n" for tags, v in values if isinstance(v, int | float)]
+    return [_head(name, "gauge"), *lines] if lines else []
+
+
+def _percents(base: str, items: list[tuple[Tags, BusyRatio]]) -> list[str]:
+    lines = _counters(f"{base}_count", ((tags, ratio.count_ns) for tags, ratio in items))
+    untagged = [((), ratio.value) for tags, ratio in items if not tags]
+    return lines + _gauges(base.removesuffix("percent") + "_percent", untagged)
+
+
+def _summaries(base: str, items: list[tuple[Tags, Histogram | HistogramColumn | Timer]]) -> list[str]:
+    lines = [_head(base, "gauge")]
+    for tags, histogram in items:
+        for quantile, value in zip(_QUANTILES, histogram.percentiles(), strict=True):
+            lines.append(f"{base}{_labels((*tags, ('quantile', quantile)))} {_number(value)}\n")
+    return lines + _counters(f"{base}_count", ((tags, h.count) for tags, h in items))
+
+
+def _head(name: str, kind: str) -> str:
+    return f"# TYPE {name} {kind}\n"
+
+
+def _labels(tags: Tags) -> str:
+    if not tags:
+        return ""
+    return "{" + ",".join(f'{_UNSAFE.sub("_", key)}="{_escape(value)}"' for key, value in tags) + "}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: int | float) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, int):
+        return str(value)
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(value)

@@ -1,0 +1,217 @@
+"""The kinds of metric: each is written by one owner in O(1) without a lock; all else is computed when it is read."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from klamm.clock import Clock
+
+WINDOW: Final = 1028
+"""Samples a histogram keeps: the newest ones. Kafka's decaying reservoir has the same size."""
+PERCENTILES: Final = (50, 75, 95, 98, 99, 999)
+"""The percentile attributes a JMX histogram has; 999 stands for 99.9."""
+
+Number = int | float
+
+
+class Meter:
+    """A count of events (`meter.count += 1`) and the rates that follow from it.
+
+    The rates move when they are read: between two readings the rate is taken as constant, so no ticking task is
+    needed and an unread meter costs nothing.
+    """
+
+    __slots__ = ("_clock", "_rates", "_read_at", "_read_count", "_started_at", "count")
+
+    def __init__(self, clock: Clock) -> None:
+        self.count = 0
+        self._clock = clock
+        self._started_at = self._read_at = clock.monotonic()
+        self._read_count = 0
+        self._rates: dict[int, float] = {}
+
+    def mark(self, n: int = 1) -> None:
+        self.count += n
+
+    @property
+    def mean_rate(self) -> float:
+        elapsed = self._clock.monotonic() - self._started_at
+        return self.count / elapsed if elapsed > 0 else 0.0
+
+    def rate(self, window_minutes: int = 1) -> float:
+        """Events per second, exponentially weighted over 1, 5 or 15 minutes."""
+        self._tick()
+        return self._rates.get(window_minutes, 0.0)
+
+    def _tick(self) -> None:
+        now = self._clock.monotonic()
+        elapsed = now - self._read_at
+        if elapsed < 1.0 and self._rates:
+            return
+        if elapsed <= 0:
+            return
+        current = (self.count - self._read_count) / elapsed
+        for minutes in (1, 5, 15):
+            before = self._rates.get(minutes, current)
+            self._rates[minutes] = current + (before - current) * math.exp(-elapsed / (60 * minutes))
+        self._read_at, self._read_count = now, self.count
+
+
+class Gauge:
+    """A value that is asked for when it is read. `fn` must not change anything and must be cheap."""
+
+    __slots__ = ("fn",)
+
+    def __init__(self, fn: Callable[[], object]) -> None:
+        self.fn = fn
+
+    @property
+    def value(self) -> object:
+        return self.fn()
+
+
+class Histogram:
+    """Count of all samples, percentiles of the newest `WINDOW` ones."""
+
+    __slots__ = ("_cache", "count", "samples")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.samples: deque[Number] = deque(maxlen=WINDOW)
+        self._cache: tuple[int, tuple[Number, ...]] = (-1, ())
+
+    def update(self, value: Number) -> None:
+        self.samples.append(value)
+        self.count += 1
+
+    def percentiles(self) -> tuple[Number, ...]:
+        """In the order of `PERCENTILES`; zeros before the first sample."""
+        if self._cache[0] != self.count:
+            count = self.count
+            self._cache = (count, percentiles_of(sorted(self.samples.copy())))
+        return self._cache[1]
+
+
+class SampleTable:
+    """Several histograms that are always updated together: one append a row, one histogram a column."""
+
+    __slots__ = ("count", "rows")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.rows: deque[Sequence[Number]] = deque(maxlen=WINDOW)
+
+    def append(self, row: Sequence[Number]) -> None:
+        self.rows.append(row)
+        self.count += 1
+
+    def column(self, index: int) -> HistogramColumn:
+        return HistogramColumn(self, index)
+
+
+class HistogramColumn:
+    """One column of a `SampleTable`, read like a `Histogram`."""
+
+    __slots__ = ("_cache", "_index", "_table")
+
+    def __init__(self, table: SampleTable, index: int) -> None:
+        self._table = table
+        self._index = index
+        self._cache: tuple[int, tuple[Number, ...]] = (-1, ())
+
+    @property
+    def count(self) -> int:
+        return self._table.count
+
+    def percentiles(self) -> tuple[Number, ...]:
+        if self._cache[0] != self._table.count:
+            count, index = self._table.count, self._index
+            self._cache = (count, percentiles_of(sorted([row[index] for row in self._table.rows.copy()])))
+        return self._cache[1]
+
+
+class Timer:
+    """Durations in milliseconds, and the rate at which they happen: Kafka's `...RateAndTimeMs` metrics."""
+
+    __slots__ = ("histogram", "meter")
+
+    def __init__(self, clock: Clock) -> None:
+        self.histogram = Histogram()
+        self.meter = Meter(clock)
+
+    def update(self, duration_ms: float) -> None:
+        self.histogram.update(duration_ms)
+        self.meter.count += 1
+
+    @property
+    def count(self) -> int:
+        return self.histogram.count
+
+    def percentiles(self) -> tuple[Number, ...]:
+        return self.histogram.percentiles()
+
+
+class BusyRatio:
+    """How much of the time its owner does not work (`ratio.busy_seconds += ...`).
+
+    `idle_ns` only grows and is exact; `value` is its rate, weighted over the last minute like Kafka's OneMinuteRate.
+    With `inverted` it is the share of time spent, not spared (`AcceptorBlockedPercent`).
+    """
+
+    __slots__ = ("_clock", "_inverted", "_read_at", "_read_ns", "_started_at", "_value", "busy_seconds")
+
+    def __init__(self, clock: Clock, *, inverted: bool = False) -> None:
+        self.busy_seconds = 0.0
+        self._clock = clock
+        self._inverted = inverted
+        self._started_at = self._read_at = clock.monotonic()
+        self._read_ns = 0
+        self._value: float | None = None
+
+    @property
+    def count_ns(self) -> int:
+        if self._inverted:
+            return int(self.busy_seconds * 1e9)
+        elapsed = self._clock.monotonic() - self._started_at
+        return max(0, int((elapsed - self.busy_seconds) * 1e9))
+
+    @property
+    def value(self) -> float:
+        now = self._clock.monotonic()
+        elapsed = now - self._read_at
+        if self._value is None or elapsed >= 1.0:
+            self._advance(now, elapsed)
+        return self._value if self._value is not None else self._nothing_yet
+
+    @property
+    def _nothing_yet(self) -> float:
+        return 0.0 if self._inverted else 1.0
+
+    def _advance(self, now: float, elapsed: float) -> None:
+        if elapsed <= 0:
+            return
+        count_ns = self.count_ns
+        current = min(1.0, max(0.0, (count_ns - self._read_ns) / (elapsed * 1e9)))
+        before = current if self._value is None else self._value
+        self._value = current + (before - current) * math.exp(-elapsed / 60)
+        self._read_at, self._read_ns = now, count_ns
+
+
+def percentiles_of(ordered: Sequence[Number]) -> tuple[Number, ...]:
+    """The percentiles of sorted samples, interpolated between neighbours as Kafka's snapshots are."""
+    return tuple(_quantile(ordered, p / 1000 if p > 100 else p / 100) for p in PERCENTILES)
+
+
+def _quantile(ordered: Sequence[Number], q: float) -> Number:
+    if not ordered:
+        return 0.0
+    position = q * (len(ordered) + 1)
+    if position < 1:
+        return ordered[0]
+    if position >= len(ordered):
+        return ordered[-1]
+    lower = ordered[int(position) - 1]
+    return lower + (position - int(position)) * (ordered[int(position)] - lower)

@@ -1,0 +1,108 @@
+"""All metrics of a broker by Kafka's object name: `<group>:type=<type>,name=<name>[,tag=value...]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from klamm.clock import Clock
+from klamm.metrics.exposition import Metric, Tags, render_family
+from klamm.metrics.instruments import BusyRatio, Gauge, Histogram, Meter, Timer
+
+M = TypeVar("M", bound=Metric)
+FamilyKey = tuple[str, str, str]
+
+
+class MetricsRegistry:
+    """Registers, finds and removes metrics. Both loops of a broker may register; each metric has one writer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._families: dict[FamilyKey, dict[Tags, Metric]] = {}
+        self._tagged: dict[tuple[str, str], dict[tuple[FamilyKey, Tags], None]] = {}
+
+    def meter(self, group: str, type_: str, name: str, tags: Mapping[str, str] | None = None) -> Meter:
+        return self._get_or_add(group, type_, name, tags, Meter, lambda: Meter(self.clock))
+
+    def histogram(self, group: str, type_: str, name: str, tags: Mapping[str, str] | None = None) -> Histogram:
+        return self._get_or_add(group, type_, name, tags, Histogram, Histogram)
+
+    def timer(self, group: str, type_: str, name: str, tags: Mapping[str, str] | None = None) -> Timer:
+        return self._get_or_add(group, type_, name, tags, Timer, lambda: Timer(self.clock))
+
+    def busy_ratio(
+        self, group: str, type_: str, name: str, tags: Mapping[str, str] | None = None, *, inverted: bool = False
+    ) -> BusyRatio:
+        """A meter named `...Percent`: its value is the idle share (or, `inverted`, the busy share) of the time."""
+        return self._get_or_add(group, type_, name, tags, BusyRatio, lambda: BusyRatio(self.clock, inverted=inverted))
+
+    def gauge(
+        self, group: str, type_: str, name: str, fn: Callable[[], object], tags: Mapping[str, str] | None = None
+    ) -> Gauge:
+        """Registers `fn` under the name; a gauge that was there before gives way (its owner was replaced)."""
+        return self.register(group, type_, name, tags, Gauge(fn))
+
+    def register(self, group: str, type_: str, name: str, tags: Mapping[str, str] | None, metric: M) -> M:
+        """Registers a metric made elsewhere, for instance a column of a `SampleTable`."""
+        key, tag_key = (group, type_, name), _tags(tags)
+        self._families.setdefault(key, {})[tag_key] = metric
+        for tag in tag_key:
+            self._tagged.setdefault(tag, {})[key, tag_key] = None
+        return metric
+
+    def find(self, group: str, type_: str, name: str, tags: Mapping[str, str] | None = None) -> Metric | None:
+        return self._families.get((group, type_, name), {}).get(_tags(tags))
+
+    def remove(self, group: str, type_: str, name: str, tags: Mapping[str, str] | None = None) -> None:
+        self._remove((group, type_, name), _tags(tags))
+
+    def remove_tagged(self, tag: str, value: str) -> None:
+        """Forgets every metric that carries the tag, for instance `topic` after a deletion. Cost: those metrics."""
+        for key, tags in list(self._tagged.get((tag, value), ())):
+            self._remove(key, tags)
+
+    @property
+    def size(self) -> int:
+        """Kafka's `yammer-metrics-count`."""
+        return sum(len(members) for members in list(self._families.values()))
+
+    def families(self) -> Iterator[str]:
+        """The exposition in pieces, one a name, so that a scrape can give way to other work in between."""
+        for (group, type_, name), members in list(self._families.items()):
+            yield render_family(group, type_, name, members)
+
+    def exposition(self) -> str:
+        return "".join(self.families())
+
+    def _get_or_add(
+        self,
+        group: str,
+        type_: str,
+        name: str,
+        tags: Mapping[str, str] | None,
+        kind: type[M],
+        make: Callable[[], M],
+    ) -> M:
+        found = self.find(group, type_, name, tags)
+        if found is None:
+            return self.register(group, type_, name, tags, make())
+        if not isinstance(found, kind):
+            raise ValueError(f"metric {group}:{type_}:{name} is a {type(found).__name__}, not a {kind.__name__}")
+        return found
+
+    def _remove(self, key: FamilyKey, tags: Tags) -> None:
+        members = self._families.get(key)
+        if members is None or members.pop(tags, None) is None:
+            return
+        if not members:
+            self._families.pop(key, None)
+        for tag in tags:
+            tagged = self._tagged.get(tag)
+            if tagged is not None:
+                tagged.pop((key, tags), None)
+                if not tagged:
+                    self._tagged.pop(tag, None)
+
+
+def _tags(tags: Mapping[str, str] | None) -> Tags:
+    return tuple(tags.items()) if tags else ()

@@ -1,0 +1,223 @@
+"""Metric kinds, their names for Prometheus, and the /metrics endpoint over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from klamm.clock import SystemClock
+from klamm.metrics import BrokerTopicStats, MetricsRegistry, MetricsServer, SampleTable
+from klamm.metrics.instruments import WINDOW
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def now_ms(self) -> int:
+        return int(self.seconds * 1000)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def samples(registry: MetricsRegistry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """What Prometheus' own parser reads out of the exposition; it renames counters that do not end in `_total`."""
+    return {
+        (sample.name.replace("_count_total", "_count"), frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(registry.exposition())
+        for sample in family.samples
+    }
+
+
+def types(registry: MetricsRegistry) -> dict[str, str]:
+    lines = (line.split() for line in registry.exposition().splitlines() if line.startswith("# TYPE"))
+    return {name: kind for _, _, name, kind in lines}
+
+
+def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return name, frozenset(labels.items())
+
+
+def test_names_are_those_of_the_jmx_exporter_rules() -> None:
+    clock = ManualClock()
+    registry = MetricsRegistry(clock)
+    registry.meter("kafka.network", "RequestMetrics", "RequestsPerSec", {"request": "Produce", "version": "9"}).mark(3)
+    registry.histogram("kafka.network", "RequestMetrics", "TotalTimeMs", {"request": "Produce"}).update(7)
+    registry.gauge("kafka.network", "RequestChannel", "RequestQueueSize", lambda: 12)
+    registry.gauge("kafka.network", "Processor", "IdlePercent", lambda: 0.25, {"networkProcessor": "0"})
+    registry.gauge("kafka.network", "SocketServer", "NetworkProcessorAvgIdlePercent", lambda: 0.5)
+    registry.gauge("kafka.server", "KafkaServer", "ClusterId", lambda: "not a number")
+    registry.gauge("kafka.server", "KafkaServer", "yammer-metrics-count", lambda: registry.size)
+    registry.gauge("kafka.coordinator.group", "GroupMetadataManager", "NumGroups", lambda: 2)
+    registry.gauge("kafka.controller", "ControllerChannelManager", "QueueSize", lambda: 1, {"broker-id": "3"})
+    registry.gauge("kafka.cluster", "Partition", "UnderReplicated", lambda: True, {"topic": "t", "partition": "0"})
+    registry.timer("kafka.controller", "ControllerStats", "TopicChangeRateAndTimeMs").update(1.5)
+    registry.busy_ratio("kafka.server", "KafkaRequestHandlerPool", "RequestHandlerAvgIdlePercent").busy_seconds = 2.5
+    acceptor = {"listener": "PLAINTEXT"}
+    blocked = registry.busy_ratio("kafka.network", "Acceptor", "AcceptorBlockedPercent", acceptor, inverted=True)
+    blocked.busy_seconds = 1.0
+    clock.seconds += 10
+
+    found = samples(registry)
+    assert found[key("kafka_network_requestmetrics_requests_total", request="Produce", version="9")] == 3
+    assert found[key("kafka_network_requestmetrics_totaltimems", request="Produce", quantile="0.99")] == 7
+    assert found[key("kafka_network_requestmetrics_totaltimems", request="Produce", quantile="0.999")] == 7
+    assert found[key("kafka_network_requestmetrics_totaltimems_count", request="Produce")] == 1
+    assert found[key("kafka_network_requestchannel_requestqueuesize")] == 12
+    assert found[key("kafka_network_processor_idlepercent", networkProcessor="0")] == 0.25
+    assert found[key("kafka_network_socketserver_networkprocessoravgidlepercent")] == 0.5
+    assert found[key("kafka_server_kafkaserver_yammer_metrics_count")] == registry.size
+    assert found[key("kafka_coordinator_group_groupmetadatamanager_numgroups")] == 2
+    assert found[key("kafka_controller_controllerchannelmanager_queuesize", broker_id="3")] == 1
+    assert found[key("kafka_cluster_partition_underreplicated", topic="t", partition="0")] == 1
+    assert found[key("kafka_controller_controllerstats_topicchangerateandtimems_count")] == 1
+    assert found[key("kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent")] == pytest.approx(0.75)
+    assert found[key("kafka_server_kafkarequesthandlerpool_requesthandleravgidlepercent_count")] == 7.5e9
+    assert found[key("kafka_network_acceptor_acceptorblockedpercent_count", **acceptor)] == 1e9
+    assert not any("clusterid" in name for name, _ in found)
+
+
+def test_the_kinds_are_declared() -> None:
+    registry = MetricsRegistry(ManualClock())
+    registry.meter("kafka.server", "BrokerTopicMetrics", "MessagesInPerSec")
+    registry.histogram("kafka.network", "RequestMetrics", "LocalTimeMs", {"request": "Fetch"})
+    assert types(registry) == {
+        "kafka_server_brokertopicmetrics_messagesin_total": "counter",
+        "kafka_network_requestmetrics_localtimems": "gauge",
+        "kafka_network_requestmetrics_localtimems_count": "counter",
+    }
+
+
+def test_label_values_are_escaped_and_odd_numbers_written() -> None:
+    registry = MetricsRegistry(ManualClock())
+    strange = 'a"b\\c\nd'
+    registry.gauge("kafka.server", "X", "Odd", lambda: math.nan, {"topic": strange})
+    registry.gauge("kafka.server", "X", "Much", lambda: math.inf)
+    found = samples(registry)
+    assert math.isnan(found[key("kafka_server_x_odd", topic=strange)])
+    assert found[key("kafka_server_x_much")] == math.inf
+
+
+def test_meter_rates_follow_the_count() -> None:
+    clock = ManualClock()
+    meter = MetricsRegistry(clock).meter("kafka.server", "X", "YPerSec")
+    for _ in range(120):
+        clock.seconds += 5
+        meter.mark(50)
+        meter.rate()
+    assert meter.mean_rate == pytest.approx(10)
+    assert meter.rate(1) == pytest.approx(10)
+    clock.seconds += 600
+    assert meter.rate(1) < 0.01
+    assert meter.rate(1) < meter.rate(5) < meter.rate(15) < 10
+
+
+def test_histogram_keeps_the_newest_samples_and_counts_all() -> None:
+    histogram = MetricsRegistry(ManualClock()).histogram("kafka.network", "X", "Y")
+    assert set(histogram.percentiles()) == {0.0}
+    for value in range(10 * WINDOW):
+        histogram.update(value)
+    assert histogram.count == 10 * WINDOW
+    assert len(histogram.samples) == WINDOW
+    median, *_, last = histogram.percentiles()
+    assert median == pytest.approx(9.5 * WINDOW, rel=0.01)
+    assert last <= 10 * WINDOW - 1
+
+
+def test_sample_table_gives_one_histogram_a_column() -> None:
+    table = SampleTable()
+    first, second = table.column(0), table.column(1)
+    for value in range(100):
+        table.append((value, -value))
+    assert first.count == second.count == 100
+    assert first.percentiles()[0] == pytest.approx(49.5)
+    assert second.percentiles()[0] == pytest.approx(-49.5)
+    table.append((1000, 0))
+    assert first.percentiles()[-1] == 1000
+
+
+def test_idle_ratio_forgets_the_distant_past() -> None:
+    clock = ManualClock()
+    ratio = MetricsRegistry(clock).busy_ratio("kafka.server", "Pool", "AvgIdlePercent")
+    assert ratio.value == 1.0
+    for _ in range(60):
+        clock.seconds += 10
+        ratio.busy_seconds += 9
+        ratio.value  # noqa: B018 - reading moves the average
+    assert ratio.value == pytest.approx(0.1)
+    clock.seconds += 600
+    assert ratio.value > 0.99
+
+
+def test_removal_by_name_and_by_tag() -> None:
+    registry = MetricsRegistry(ManualClock())
+    stats = BrokerTopicStats(registry)
+    before = registry.size
+    stats.topic("orders").messages_in.mark(5)
+    assert stats.topic("orders") is stats.topic("orders")
+    registry.gauge(
+        "kafka.cluster", "Partition", "InSyncReplicasCount", lambda: 1, {"topic": "orders", "partition": "0"}
+    )
+    assert samples(registry)[key("kafka_server_brokertopicmetrics_messagesin_total", topic="orders")] == 5
+    stats.remove("orders")
+    assert registry.size == before + 1
+    registry.remove_tagged("topic", "orders")
+    registry.remove_tagged("topic", "orders")
+    assert registry.size == before
+    assert "orders" not in registry.exposition()
+    registry.remove("kafka.server", "BrokerTopicMetrics", "BytesInPerSec")
+    assert registry.size == before - 1
+
+
+def test_a_name_keeps_its_kind() -> None:
+    registry = MetricsRegistry(ManualClock())
+    meter = registry.meter("kafka.server", "X", "Y")
+    assert registry.meter("kafka.server", "X", "Y") is meter
+    with pytest.raises(ValueError, match="is a Meter, not a Histogram"):
+        registry.histogram("kafka.server", "X", "Y")
+
+
+async def _http(port: int, request: bytes) -> tuple[bytes, bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head, body
+
+
+def test_metrics_over_http() -> None:
+    async def scenario() -> None:
+        registry = MetricsRegistry(SystemClock())
+        registry.meter("kafka.server", "BrokerTopicMetrics", "MessagesInPerSec", {"topic": "größe"}).mark(2)
+        server = MetricsServer(registry, "127.0.0.1", 0)
+        await server.start()
+        head, body = await _http(server.port, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        assert f"Content-Length: {len(body)}".encode() in head
+        assert 'messagesin_total{topic="größe"} 2' in body.decode()
+        assert (await _http(server.port, b"GET / HTTP/1.1\r\n\r\n"))[0].startswith(b"HTTP/1.1 404")
+        assert (await _http(server.port, b"POST /metrics HTTP/1.1\r\n\r\n"))[0].startswith(b"HTTP/1.1 405")
+        assert (await _http(server.port, b"HEAD /metrics HTTP/1.1\r\n\r\n"))[1] == b""
+        assert (await _http(server.port, b"x" * 8193))[0].startswith(b"HTTP/1.1 431")
+        await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_broken_gauge_is_reported_not_fatal() -> None:
+    async def scenario() -> None:
+        registry = MetricsRegistry(SystemClock())
+        registry.gauge("kafka.server", "X", "Y", lambda: 1 // 0)
+        server = MetricsServer(registry, "127.0.0.1", 0)
+        await server.start()
+        head, _ = await _http(server.port, b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 500")
+        await server.stop()
+
+    asyncio.run(scenario())
