@@ -1,0 +1,261 @@
+"""The configuration of one broker: Kafka's keys, typed, frozen.
+
+    config = KafkaConfig.from_file(Path("broker.toml"), overrides=["broker.id=1"])
+    config.num_io_threads          # int, known to the type checker
+    config["num.io.threads"]       # the same by Kafka's name
+    config.with_dynamic({...})     # a new value with dynamic settings above the static ones
+
+Precedence, strongest first: dynamic settings of this broker, dynamic defaults of the cluster, command line, file,
+default. An unknown key, a value its key does not accept and a key of a feature that klamm lacks raise ConfigError. Keys
+that are accepted without effect are named in `warnings`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NoReturn
+
+from klamm.config.cluster_keys import (
+    ControllerKeys,
+    GroupKeys,
+    OffsetKeys,
+    ProducerKeys,
+    ReplicaKeys,
+    TopicDefaultKeys,
+)
+from klamm.config.definition import AnyKey, Support, collect_keys, did_you_mean, parse_all
+from klamm.config.listeners import parse_listeners, parse_protocol_map
+from klamm.config.load import COMMAND_LINE, load_file, parse_overrides
+from klamm.config.log_keys import CleanerKeys, FlushKeys, LogDirKeys, RecordKeys, RetentionKeys, SegmentKeys
+from klamm.config.network_keys import (
+    IdentityKeys,
+    KlammKeys,
+    ListenerKeys,
+    MetricsAndQuotaKeys,
+    RequestKeys,
+    SocketKeys,
+    ZooKeeperKeys,
+)
+from klamm.config.unsupported import unsupported
+from klamm.config.values import Value, to_text
+from klamm.errors import ConfigError
+from klamm.model import EndPoint, SecurityProtocol
+
+_PER_LISTENER: Final = re.compile(r"listener\.name\.([a-z0-9_.-]+)\.(max\.connections)")
+_HOUR_MS: Final = 3_600_000
+
+
+class _Frozen:
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
+
+
+class KafkaConfig(
+    _Frozen,
+    IdentityKeys,
+    ZooKeeperKeys,
+    ListenerKeys,
+    SocketKeys,
+    RequestKeys,
+    MetricsAndQuotaKeys,
+    KlammKeys,
+    LogDirKeys,
+    SegmentKeys,
+    RetentionKeys,
+    FlushKeys,
+    CleanerKeys,
+    RecordKeys,
+    TopicDefaultKeys,
+    ReplicaKeys,
+    ControllerKeys,
+    GroupKeys,
+    OffsetKeys,
+    ProducerKeys,
+):
+    static: Mapping[str, str]
+    """What the file and the command line gave, as text."""
+    dynamic: Mapping[str, str]
+    """What ZooKeeper gave on top, as text."""
+    warnings: tuple[str, ...]
+
+    def __init__(
+        self,
+        properties: Mapping[str, object] | None = None,
+        *,
+        sources: Mapping[str, str] | None = None,
+        dynamic: Mapping[str, str] | None = None,
+    ) -> None:
+        given = properties or {}
+        sources = sources or {}
+        for name in given:
+            _refuse_unknown(name, sources.get(name))
+        values = _parse(given, sources) | _parse(dynamic or {}, dict.fromkeys(dynamic or {}, "dynamic configuration"))
+        state = self.__dict__
+        state.update({BROKER_KEYS[name].attribute: value for name, value in values.items() if name in BROKER_KEYS})
+        state["static"] = MappingProxyType({name: to_text(value) for name, value in given.items()})
+        state["dynamic"] = MappingProxyType(dict(dynamic or {}))
+        state["_sources"] = MappingProxyType(dict(sources))
+        state["listener_max_connections"] = _listener_limits(given, sources)
+        state["warnings"] = _warnings(values)
+        self._check_relations()
+
+    @classmethod
+    def from_file(cls, path: Path | None, overrides: Iterable[str] = ()) -> KafkaConfig:
+        """The file, then `key=value` settings of the command line over it."""
+        values, sources = load_file(path) if path is not None else ({}, {})
+        given = parse_overrides(overrides)
+        return cls(values | given, sources=sources | dict.fromkeys(given, COMMAND_LINE))
+
+    def with_dynamic(self, dynamic: Mapping[str, str]) -> KafkaConfig:
+        """The same broker under other dynamic settings; keys of a newer Kafka that ZooKeeper holds are left out."""
+        known = {name: value for name, value in dynamic.items() if name in BROKER_KEYS}
+        return KafkaConfig(self.static, sources=self.__dict__["_sources"], dynamic=known)
+
+    def __getitem__(self, name: str) -> Value:
+        value: Value = getattr(self, BROKER_KEYS[name].attribute)
+        return value
+
+    @cached_property
+    def security_protocol_map(self) -> Mapping[str, SecurityProtocol]:
+        return parse_protocol_map(self.listener_security_protocol_map)
+
+    @cached_property
+    def endpoints(self) -> tuple[EndPoint, ...]:
+        """Where this broker binds, in the order of `listeners`."""
+        return parse_listeners(self.listeners, self.security_protocol_map)
+
+    @cached_property
+    def advertised_endpoints(self) -> tuple[EndPoint, ...]:
+        """What the registration carries; a host of "" or a port of 0 is filled in by who binds the sockets."""
+        if not self.advertised_listeners:
+            return self.endpoints
+        return parse_listeners(self.advertised_listeners, self.security_protocol_map)
+
+    @cached_property
+    def inter_broker_listener(self) -> str:
+        """The listener for broker-to-broker requests: named, else the first with the inter-broker protocol."""
+        if self.inter_broker_listener_name:
+            return self.inter_broker_listener_name.upper()
+        protocol = SecurityProtocol[self.security_inter_broker_protocol]
+        control = (self.control_plane_listener_name or "").upper()
+        named = (e for e in self.endpoints if e.security_protocol is protocol and e.listener != control)
+        return next(named, self.endpoints[0]).listener
+
+    @cached_property
+    def control_plane_listener(self) -> str | None:
+        return self.control_plane_listener_name.upper() if self.control_plane_listener_name else None
+
+    @cached_property
+    def listener_max_connections(self) -> Mapping[str, int]:
+        """`listener.name.<name>.max.connections`, by upper-case listener name."""
+        return {}
+
+    @cached_property
+    def max_connections_per_ip_by_address(self) -> Mapping[str, int]:
+        pairs = (item.strip().rpartition(":") for item in self.max_connections_per_ip_overrides.split(",") if item)
+        return {address: int(limit) for address, _, limit in pairs}
+
+    @cached_property
+    def log_directories(self) -> tuple[Path, ...]:
+        return tuple(Path(part.strip()) for part in (self.log_dirs or self.log_dir).split(",") if part.strip())
+
+    @property
+    def log_retention_time_ms(self) -> int:
+        """-1 for ever; the finest unit that is set wins."""
+        if self.log_retention_ms is not None:
+            return max(self.log_retention_ms, -1)
+        if self.log_retention_minutes is not None:
+            return -1 if self.log_retention_minutes < 0 else self.log_retention_minutes * 60_000
+        return -1 if self.log_retention_hours < 0 else self.log_retention_hours * _HOUR_MS
+
+    @property
+    def log_roll_time_ms(self) -> int:
+        return self.log_roll_ms if self.log_roll_ms is not None else self.log_roll_hours * _HOUR_MS
+
+    @property
+    def log_roll_jitter_time_ms(self) -> int:
+        return self.log_roll_jitter_ms if self.log_roll_jitter_ms is not None else self.log_roll_jitter_hours * _HOUR_MS
+
+    @property
+    def log_flush_time_ms(self) -> int:
+        interval = self.log_flush_interval_ms
+        return interval if interval is not None else self.log_flush_scheduler_interval_ms
+
+    def _check_relations(self) -> None:
+        """What no single key can say of itself."""
+        self._check("listener.security.protocol.map", lambda: self.security_protocol_map)
+        self._check("listeners", lambda: self.endpoints)
+        self._check("advertised.listeners", lambda: self.advertised_endpoints)
+        self._check("max.connections.per.ip.overrides", lambda: self.max_connections_per_ip_by_address)
+        names = {endpoint.listener for endpoint in self.endpoints}
+        for endpoint in self.advertised_endpoints:
+            if endpoint.listener not in names:
+                self._fail("advertised.listeners", f"only names that are in listeners, but {endpoint.listener} is not")
+            if endpoint.host == "0.0.0.0" and self.advertised_listeners:
+                self._fail("advertised.listeners", "an address that clients can connect to, which 0.0.0.0 is not")
+        control = self.control_plane_listener
+        if self.inter_broker_listener not in names:
+            self._fail("inter.broker.listener.name", "the name of one of the listeners")
+        if control is not None and (control not in names or control == self.inter_broker_listener):
+            self._fail("control.plane.listener.name", "the name of a listener that is not the inter-broker listener")
+        if not self.log_directories:
+            self._fail("log.dirs", "at least one directory")
+        if self.broker_id < 0 and not self.broker_id_generation_enable:
+            self._fail("broker.id", "a number from 0 on, because broker.id.generation.enable is false")
+        if self.broker_id_generation_enable and self.broker_id > self.reserved_broker_max_id:
+            self._fail("broker.id", f"at most reserved.broker.max.id ({self.reserved_broker_max_id})")
+        if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
+            self._fail("group.min.session.timeout.ms", "at most group.max.session.timeout.ms")
+        if self.replica_fetch_wait_max_ms > self.replica_lag_time_max_ms:
+            self._fail("replica.fetch.wait.max.ms", "at most replica.lag.time.max.ms")
+
+    def _check(self, name: str, derive: object) -> None:
+        assert callable(derive)
+        try:
+            derive()
+        except ValueError as error:
+            self._fail(name, str(error))
+
+    def _fail(self, name: str, wanted: str) -> NoReturn:
+        source = self.__dict__["_sources"].get(name)
+        where = f"{source}: " if source else ""
+        raise ConfigError(f"{where}{name} cannot be {to_text(self[name])!r}: expected {wanted}.")
+
+
+BROKER_KEYS: Final[Mapping[str, AnyKey]] = MappingProxyType(collect_keys(*KafkaConfig.__bases__))
+
+
+def _refuse_unknown(name: str, source: str | None) -> None:
+    if name in BROKER_KEYS or _PER_LISTENER.fullmatch(name):
+        return
+    where = f"{source}: " if source else ""
+    if (what := unsupported(name)) is not None:
+        raise ConfigError(f"{where}{name} is not available: klamm does not support {what} yet. Remove the key.")
+    hint = did_you_mean(name, BROKER_KEYS)
+    raise ConfigError(f"{where}{name} is not a configuration key: expected one of Kafka's broker keys.{hint}")
+
+
+def _parse(given: Mapping[str, object], sources: Mapping[str, str]) -> dict[str, Value]:
+    return parse_all(BROKER_KEYS, {name: value for name, value in given.items() if name in BROKER_KEYS}, sources)
+
+
+def _listener_limits(given: Mapping[str, object], sources: Mapping[str, str]) -> Mapping[str, int]:
+    limits: dict[str, int] = {}
+    for name, value in given.items():
+        if found := _PER_LISTENER.fullmatch(name):
+            limit = BROKER_KEYS["max.connections"].parse(value, sources.get(name))
+            assert isinstance(limit, int)
+            limits[found[1].upper()] = limit
+    return MappingProxyType(limits)
+
+
+def _warnings(values: Mapping[str, Value]) -> tuple[str, ...]:
+    return tuple(
+        f"{name} is accepted but has no effect in klamm. {BROKER_KEYS[name].doc}"
+        for name, value in values.items()
+        if name in BROKER_KEYS and BROKER_KEYS[name].support is Support.NO_EFFECT and value != BROKER_KEYS[name].default
+    )

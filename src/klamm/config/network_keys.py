@@ -1,0 +1,343 @@
+"""Broker keys of identity, ZooKeeper, listeners, sockets and request handling."""
+
+from __future__ import annotations
+
+from klamm.config.definition import (
+    Importance,
+    Support,
+    UpdateMode,
+    boolean,
+    double,
+    int32,
+    int64,
+    optional_int32,
+    optional_string,
+    string,
+    strings,
+)
+from klamm.config.values import INT_MAX, at_least, between, not_empty, one_of, release
+
+HIGH, LOW = Importance.HIGH, Importance.LOW
+CLUSTER_WIDE = UpdateMode.CLUSTER_WIDE
+NO_EFFECT = Support.NO_EFFECT
+
+
+class IdentityKeys:
+    broker_id = int32("broker.id", -1, "The id of this broker; -1 lets ZooKeeper generate one.", importance=HIGH)
+    broker_id_generation_enable = boolean(
+        "broker.id.generation.enable", True, "Whether a broker without an id is given one by ZooKeeper."
+    )
+    reserved_broker_max_id = int32(
+        "reserved.broker.max.id", 1000, "Generated broker ids are above this number.", check=at_least(0)
+    )
+    broker_rack = optional_string("broker.rack", None, "The rack of this broker; replicas are spread over racks.")
+    inter_broker_protocol_version = string(
+        "inter.broker.protocol.version",
+        "3.9-IV0",
+        "The version of the requests that brokers send each other.",
+        check=release,
+    )
+    delete_topic_enable = boolean("delete.topic.enable", True, "Whether topics can be deleted.", importance=HIGH)
+    auto_create_topics_enable = boolean(
+        "auto.create.topics.enable", True, "Whether a request for an unknown topic creates it.", importance=HIGH
+    )
+    background_threads = int32(
+        "background.threads",
+        10,
+        "Kafka's threads for background work; klamm has a fixed small pool.",
+        importance=HIGH,
+        check=at_least(1),
+        update=CLUSTER_WIDE,
+        support=NO_EFFECT,
+    )
+    request_timeout_ms = int32(
+        "request.timeout.ms", 30000, "How long this broker waits for the answer to a request it sent.", importance=HIGH
+    )
+
+
+class ZooKeeperKeys:
+    zookeeper_connect = optional_string(
+        "zookeeper.connect",
+        None,
+        "The ZooKeeper servers as host:port,host:port/chroot; without it the embedded server is started.",
+        importance=HIGH,
+    )
+    zookeeper_session_timeout_ms = int32(
+        "zookeeper.session.timeout.ms",
+        18000,
+        "A broker that ZooKeeper has not heard of for this long is taken for dead.",
+        importance=HIGH,
+        check=at_least(1),
+    )
+    zookeeper_connection_timeout_ms = optional_int32(
+        "zookeeper.connection.timeout.ms",
+        None,
+        "How long a starting broker tries to reach ZooKeeper; without it the session timeout holds.",
+        importance=HIGH,
+    )
+    zookeeper_max_in_flight_requests = int32(
+        "zookeeper.max.in.flight.requests",
+        10,
+        "How many requests to ZooKeeper may be unanswered at once.",
+        importance=HIGH,
+        check=at_least(1),
+        support=NO_EFFECT,
+    )
+    zookeeper_set_acl = boolean(
+        "zookeeper.set.acl",
+        False,
+        "Whether znodes are protected by access control lists.",
+        importance=HIGH,
+        check=lambda value: "false: klamm does not write ZooKeeper access control lists yet" if value else None,
+    )
+
+
+class ListenerKeys:
+    listeners = string(
+        "listeners",
+        "PLAINTEXT://:9092",
+        "Where this broker listens, as NAME://host:port; port 0 takes a free port.",
+        importance=HIGH,
+        check=not_empty,
+    )
+    advertised_listeners = optional_string(
+        "advertised.listeners",
+        None,
+        "Where clients reach this broker, when that differs from `listeners`.",
+        importance=HIGH,
+    )
+    listener_security_protocol_map = string(
+        "listener.security.protocol.map",
+        "PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
+        "The security protocol of each listener name, as NAME:PROTOCOL.",
+        importance=LOW,
+    )
+    control_plane_listener_name = optional_string(
+        "control.plane.listener.name",
+        None,
+        "The listener that only the controller uses; it has a request queue and a handler of its own.",
+        importance=HIGH,
+    )
+    inter_broker_listener_name = optional_string(
+        "inter.broker.listener.name", None, "The listener over which brokers talk to each other."
+    )
+    security_inter_broker_protocol = string(
+        "security.inter.broker.protocol",
+        "PLAINTEXT",
+        "The security protocol between brokers, when no inter-broker listener is named.",
+        check=one_of("PLAINTEXT"),
+    )
+
+
+class SocketKeys:
+    socket_send_buffer_bytes = int32(
+        "socket.send.buffer.bytes", 102400, "SO_SNDBUF of client sockets; -1 leaves it to the system.", importance=HIGH
+    )
+    socket_receive_buffer_bytes = int32(
+        "socket.receive.buffer.bytes",
+        102400,
+        "SO_RCVBUF of client sockets; -1 leaves it to the system.",
+        importance=HIGH,
+    )
+    socket_request_max_bytes = int32(
+        "socket.request.max.bytes",
+        104857600,
+        "A request larger than this closes its connection.",
+        importance=HIGH,
+        check=at_least(1),
+    )
+    socket_listen_backlog_size = int32(
+        "socket.listen.backlog.size", 50, "Connections that may wait to be accepted.", check=at_least(1)
+    )
+    socket_connection_setup_timeout_ms = int64(
+        "socket.connection.setup.timeout.ms", 10000, "How long this broker tries to connect to another one."
+    )
+    socket_connection_setup_timeout_max_ms = int64(
+        "socket.connection.setup.timeout.max.ms",
+        30000,
+        "The upper bound of Kafka's growing connection timeout.",
+        support=NO_EFFECT,
+    )
+    max_connections_per_ip = int32(
+        "max.connections.per.ip",
+        INT_MAX,
+        "Connections accepted from one address.",
+        check=at_least(0),
+        update=CLUSTER_WIDE,
+    )
+    max_connections_per_ip_overrides = string(
+        "max.connections.per.ip.overrides",
+        "",
+        "Other limits for some addresses, as address:limit,address:limit.",
+        update=CLUSTER_WIDE,
+    )
+    max_connections = int32(
+        "max.connections", INT_MAX, "Connections that this broker accepts.", check=at_least(0), update=CLUSTER_WIDE
+    )
+    max_connection_creation_rate = int32(
+        "max.connection.creation.rate",
+        INT_MAX,
+        "Connections accepted per second.",
+        check=at_least(0),
+        update=CLUSTER_WIDE,
+        support=NO_EFFECT,
+    )
+    connections_max_idle_ms = int64(
+        "connections.max.idle.ms", 600000, "A connection without requests for this long is closed."
+    )
+    connection_failed_authentication_delay_ms = int32(
+        "connection.failed.authentication.delay.ms",
+        100,
+        "How long the close after a failed authentication is delayed.",
+        importance=LOW,
+        check=at_least(0),
+        support=NO_EFFECT,
+    )
+
+
+class RequestKeys:
+    num_network_threads = int32(
+        "num.network.threads",
+        3,
+        "Kafka's network threads per listener; klamm's event loop needs none.",
+        importance=HIGH,
+        check=at_least(1),
+        update=CLUSTER_WIDE,
+        support=NO_EFFECT,
+    )
+    num_io_threads = int32(
+        "num.io.threads",
+        8,
+        "How many requests are handled at the same time.",
+        importance=HIGH,
+        check=at_least(1),
+        update=CLUSTER_WIDE,
+    )
+    queued_max_requests = int32(
+        "queued.max.requests",
+        500,
+        "Requests that may wait for a handler before sockets are no longer read.",
+        importance=HIGH,
+        check=at_least(1),
+    )
+    queued_max_request_bytes = int64(
+        "queued.max.request.bytes", -1, "Bytes of requests that may wait for a handler; -1 sets no limit."
+    )
+    max_incremental_fetch_session_cache_slots = int32(
+        "max.incremental.fetch.session.cache.slots",
+        1000,
+        "How many incremental fetch sessions are kept.",
+        check=at_least(0),
+    )
+    fetch_max_bytes = int32(
+        "fetch.max.bytes", 57671680, "The most bytes that one Fetch response carries.", check=at_least(1024)
+    )
+    max_request_partition_size_limit = int32(
+        "max.request.partition.size.limit",
+        2000,
+        "The most partitions that one DescribeTopicPartitions response carries.",
+        check=at_least(1),
+        support=NO_EFFECT,
+    )
+    fetch_purgatory_purge_interval_requests = int32(
+        "fetch.purgatory.purge.interval.requests",
+        1000,
+        "When Kafka cleans its fetch purgatory; klamm's needs no cleaning.",
+        support=NO_EFFECT,
+    )
+    producer_purgatory_purge_interval_requests = int32(
+        "producer.purgatory.purge.interval.requests",
+        1000,
+        "When Kafka cleans its produce purgatory; klamm's needs no cleaning.",
+        support=NO_EFFECT,
+    )
+    delete_records_purgatory_purge_interval_requests = int32(
+        "delete.records.purgatory.purge.interval.requests",
+        1,
+        "When Kafka cleans its DeleteRecords purgatory; klamm's needs no cleaning.",
+        support=NO_EFFECT,
+    )
+
+
+class MetricsAndQuotaKeys:
+    metric_reporters = strings(
+        "metric.reporters",
+        (),
+        "Java classes that report metrics; klamm exports Prometheus text instead.",
+        importance=LOW,
+        update=CLUSTER_WIDE,
+        support=NO_EFFECT,
+    )
+    metrics_num_samples = int32(
+        "metrics.num.samples",
+        2,
+        "Samples kept to compute a metric.",
+        importance=LOW,
+        check=at_least(1),
+        support=NO_EFFECT,
+    )
+    metrics_sample_window_ms = int64(
+        "metrics.sample.window.ms",
+        30000,
+        "The window of one metric sample.",
+        importance=LOW,
+        check=at_least(1),
+        support=NO_EFFECT,
+    )
+    metrics_recording_level = string(
+        "metrics.recording.level",
+        "INFO",
+        "The detail of Kafka's metrics.",
+        importance=LOW,
+        check=one_of("INFO", "DEBUG", "TRACE"),
+        support=NO_EFFECT,
+    )
+    quota_window_num = int32(
+        "quota.window.num", 11, "Samples of a client quota.", importance=LOW, check=at_least(1), support=NO_EFFECT
+    )
+    quota_window_size_seconds = int32(
+        "quota.window.size.seconds",
+        1,
+        "The length of one sample of a client quota.",
+        importance=LOW,
+        check=at_least(1),
+        support=NO_EFFECT,
+    )
+
+
+class KlammKeys:
+    """What Kafka has no key for."""
+
+    klamm_metrics_port = int32(
+        "klamm.metrics.port",
+        -1,
+        "The port of the Prometheus endpoint /metrics; 0 takes a free port, -1 switches it off.",
+        check=between(-1, 65535),
+    )
+    klamm_metrics_host = string(
+        "klamm.metrics.host", "127.0.0.1", "The address that the Prometheus endpoint listens on."
+    )
+    klamm_zookeeper_embedded_dir = optional_string(
+        "klamm.zookeeper.embedded.dir",
+        None,
+        "Where the embedded ZooKeeper server keeps its data; without it, `zookeeper` beside the first log directory.",
+    )
+    klamm_zookeeper_embedded_port = int32(
+        "klamm.zookeeper.embedded.port",
+        0,
+        "The port of the embedded ZooKeeper server; 0 takes a free port.",
+        check=between(0, 65535),
+    )
+    klamm_max_decompressed_bytes = int64(
+        "klamm.max.decompressed.bytes",
+        268435456,
+        "A record batch that decompresses to more than this is refused.",
+        check=at_least(1),
+    )
+    klamm_switch_interval_seconds = double(
+        "klamm.switch.interval.seconds",
+        0.0001,
+        "How often CPython may switch between the broker loop and the control loop.",
+        importance=LOW,
+        check=between(0.000001, 1.0),
+    )

@@ -1,0 +1,170 @@
+"""The configurations that hold now: the broker's static one, the dynamic ones above it, and the topics' overrides.
+
+Owner: the broker loop. `/config/...` of ZooKeeper is the truth; whoever reads it hands the decoded properties to
+`set_topic` and `set_broker`, which replace the frozen values and then tell those who asked to be told. A topic or
+broker whose configuration has not changed costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from klamm.config.definition import UpdateMode, did_you_mean
+from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig
+from klamm.config.topic_keys import TOPIC_KEYS
+from klamm.config.topics import effective_topic_config
+from klamm.config.unsupported import unsupported
+from klamm.config.values import Value
+from klamm.errors import ConfigError
+
+DEFAULT_BROKER: Final = "<default>"
+_THREAD_COUNTS: Final = frozenset({"num.io.threads", "num.network.threads"})
+TOPIC_DEFAULT_KEYS: Final = frozenset(synonym for key in TOPIC_KEYS.values() for synonym in key.synonyms)
+"""The broker keys that give topics their defaults: a change of one concerns every log."""
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+Reconfigure = Callable[[KafkaConfig, KafkaConfig], None]
+TopicListener = Callable[[str, Mapping[str, Value]], None]
+
+log = logging.getLogger("klamm.config")
+
+
+class ConfigRepository:
+    """`broker_id` is needed when ZooKeeper generated it; else the configuration says it."""
+
+    def __init__(self, config: KafkaConfig, broker_id: int | None = None) -> None:
+        self._config = config
+        self._broker_name = str(config.broker_id if broker_id is None else broker_id)
+        self._default: Mapping[str, str] = _NOTHING
+        self._own: Mapping[str, str] = _NOTHING
+        self._topics: dict[str, Mapping[str, str]] = {}
+        self._reconfigurables: list[tuple[frozenset[str], Reconfigure]] = []
+        self._topic_listeners: list[TopicListener] = []
+
+    @property
+    def config(self) -> KafkaConfig:
+        """The broker's configuration now. Read it when a value is needed; do not keep it."""
+        return self._config
+
+    @property
+    def default_broker_overrides(self) -> Mapping[str, str]:
+        return self._default
+
+    @property
+    def broker_overrides(self) -> Mapping[str, str]:
+        return self._own
+
+    def topic_overrides(self, topic: str) -> Mapping[str, str]:
+        return self._topics.get(topic, _NOTHING)
+
+    def topic_config(self, topic: str) -> dict[str, Value]:
+        """The typed value of every topic key, for `LogConfig.from_properties`."""
+        return effective_topic_config(self.topic_overrides(topic), self._config)
+
+    def on_change(self, keys: Iterable[str], reconfigure: Reconfigure) -> None:
+        """Calls `reconfigure(old, new)` after a change of one of the broker keys."""
+        names = frozenset(keys)
+        assert names <= BROKER_KEYS.keys()
+        self._reconfigurables.append((names, reconfigure))
+
+    def on_topic_change(self, listener: TopicListener) -> None:
+        """Calls `listener(topic, effective config)` after a change of the topic's overrides."""
+        self._topic_listeners.append(listener)
+
+    def set_topic(self, topic: str, overrides: Mapping[str, str] | None) -> bool:
+        """Replaces a topic's overrides (None or empty: none are left); says whether anything changed."""
+        new = MappingProxyType(dict(overrides or {}))
+        if new == self.topic_overrides(topic):
+            return False
+        if new:
+            self._topics[topic] = new
+        else:
+            del self._topics[topic]
+        effective = self.topic_config(topic)
+        for listener in self._topic_listeners:
+            listener(topic, effective)
+        return True
+
+    def set_broker(self, name: str, overrides: Mapping[str, str] | None) -> bool:
+        """Replaces the dynamic settings of this broker or of `<default>`; those of other brokers are not kept.
+
+        A value that cannot be used (another tool wrote it) is logged and left out; the rest holds.
+        """
+        new = MappingProxyType(dict(overrides or {}))
+        if name == DEFAULT_BROKER:
+            changed, self._default = new != self._default, new
+        elif name == self._broker_name:
+            changed, self._own = new != self._own, new
+        else:
+            return False
+        if changed:
+            self._rebuild()
+        return changed
+
+    def _rebuild(self) -> None:
+        old = self._config
+        self._config = new = old.with_dynamic(usable(old, {**self._default, **self._own}))
+        changed = {name for name in BROKER_KEYS if old[name] != new[name]}
+        for keys, reconfigure in self._reconfigurables:
+            if keys & changed:
+                reconfigure(old, new)
+
+
+def usable(config: KafkaConfig, dynamic: Mapping[str, str]) -> dict[str, str]:
+    """The dynamic settings that parse and that a running broker may take."""
+    good: dict[str, str] = {}
+    for name, value in dynamic.items():
+        key = BROKER_KEYS.get(name)
+        try:
+            if key is None or key.update_mode is UpdateMode.READ_ONLY:
+                raise ConfigError(f"{name} cannot be changed while the broker runs.")
+            config.with_dynamic({**good, name: value})
+        except ConfigError as error:
+            log.warning("A dynamic setting in ZooKeeper is left out: %s", error)
+        else:
+            good[name] = value
+    return good
+
+
+def validate_broker_config(
+    config: KafkaConfig, overrides: Mapping[str, str | None], *, per_broker: bool, current: Mapping[str, str]
+) -> str | None:
+    """None when a running broker can take these dynamic settings, else the sentence that goes with the error.
+
+    `current` are the settings in place before the change: only what differs from them is checked for its size of step.
+    """
+    for name, value in overrides.items():
+        if (problem := _refusal(name, value, per_broker=per_broker)) is not None:
+            return problem
+    try:
+        new = config.with_dynamic({name: value for name, value in overrides.items() if value is not None})
+    except ConfigError as error:
+        return str(error).removeprefix("dynamic configuration: ")
+    for name in sorted(_THREAD_COUNTS & overrides.keys()):
+        old_count, count = config[name], new[name]
+        assert isinstance(old_count, int) and isinstance(count, int)
+        if overrides[name] != current.get(name) and not old_count / 2 <= count <= old_count * 2:
+            return (
+                f"{name} cannot go from {old_count} to {count} at once: "
+                f"expected a number from {-(-old_count // 2)} to {old_count * 2}."
+            )
+    return None
+
+
+def _refusal(name: str, value: str | None, *, per_broker: bool) -> str | None:
+    key = BROKER_KEYS.get(name)
+    if key is None:
+        what = unsupported(name)
+        if what is not None:
+            return f"{name} is not available: klamm does not support {what} yet."
+        return f"{name} is not a broker configuration.{did_you_mean(name, BROKER_KEYS)}"
+    if key.update_mode is UpdateMode.READ_ONLY:
+        return f"{name} cannot be changed while the broker runs: set it in the broker's file and restart."
+    if key.update_mode is UpdateMode.PER_BROKER and not per_broker:
+        return f"{name} cannot be the default of the cluster: set it for each broker."
+    if value is None:
+        return f"{name} has no value: expected a value, or leave the key out for the default."
+    return None

@@ -1,0 +1,76 @@
+"""Topic configurations: which overrides are good, and what they give together with the broker's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from klamm.config.definition import AnyKey, did_you_mean
+from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig
+from klamm.config.topic_keys import TOPIC_KEYS
+from klamm.config.values import Value
+from klamm.errors import ConfigError
+
+_HOURS = 3_600_000
+_SYNONYM_UNITS = {
+    "log.retention.minutes": 60_000,
+    "log.retention.hours": _HOURS,
+    "log.roll.hours": _HOURS,
+    "log.roll.jitter.hours": _HOURS,
+}
+
+
+def validate_topic_config(overrides: Mapping[str, str | None]) -> str | None:
+    """None when all is well, else the sentence that goes with INVALID_CONFIG."""
+    for name, raw in overrides.items():
+        if name not in TOPIC_KEYS:
+            return f"{name} is not a topic configuration.{did_you_mean(name, TOPIC_KEYS)}"
+        if raw is None:
+            return f"{name} has no value: expected a value, or leave the key out for the default."
+    try:
+        typed = {name: TOPIC_KEYS[name].parse(raw) for name, raw in overrides.items()}
+    except ConfigError as error:
+        return str(error)
+    return _relations(typed)
+
+
+def _relations(typed: Mapping[str, Value]) -> str | None:
+    low, high = typed.get("min.compaction.lag.ms", 0), typed.get("max.compaction.lag.ms")
+    if isinstance(low, int) and isinstance(high, int) and low > high:
+        return f"min.compaction.lag.ms cannot be {low}: expected at most max.compaction.lag.ms ({high})."
+    return None
+
+
+def effective_topic_config(overrides: Mapping[str, str], broker: KafkaConfig) -> dict[str, Value]:
+    """The typed value of every topic key. `LogConfig.from_properties` takes it.
+
+    An override that this klamm does not know or cannot parse (a newer Kafka wrote it to ZooKeeper) leaves the default.
+    """
+    effective = {name: topic_default(key, broker) for name, key in TOPIC_KEYS.items()}
+    for name, raw in overrides.items():
+        if name in TOPIC_KEYS:
+            try:
+                effective[name] = TOPIC_KEYS[name].parse(raw)
+            except ConfigError:
+                continue
+    return effective
+
+
+def topic_default(key: AnyKey, broker: KafkaConfig) -> Value:
+    """What a topic without an override has: the strongest broker key that is set, in the topic key's unit."""
+    for synonym in key.synonyms:
+        value = synonym_value(synonym, broker[synonym])
+        if value is not None:
+            return value
+    default: Value = key.default
+    return default
+
+
+def synonym_value(synonym: str, value: Value) -> Value:
+    """A broker key's value in the unit of the topic key that it backs: hours and minutes become milliseconds."""
+    unit = _SYNONYM_UNITS.get(synonym)
+    if unit is None or not isinstance(value, int):
+        return value
+    return -1 if value < 0 else value * unit
+
+
+assert all(synonym in BROKER_KEYS for key in TOPIC_KEYS.values() for synonym in key.synonyms)
