@@ -1,0 +1,84 @@
+"""What a group's rules want done: answers to give, and the group to be written to its log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from klamm.coordinator.member_metadata import Protocols
+from klamm.errors import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroupResultMember:
+    member_id: str
+    group_instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroupResult:
+    error: ErrorCode
+    member_id: str
+    generation_id: int = -1
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader: str = ""
+    members: tuple[JoinGroupResultMember, ...] = ()
+    skip_assignment: bool = False
+
+    @classmethod
+    def failed(cls, member_id: str, error: ErrorCode) -> JoinGroupResult:
+        return cls(error, member_id)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncGroupResult:
+    error: ErrorCode
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    assignment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The request that `waiter` stands for is answered."""
+
+    waiter: Any
+    result: JoinGroupResult | SyncGroupResult
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAssignment:
+    """The leader's assignment of this generation, one entry for every member."""
+
+    generation_id: int
+    assignment: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStaticMember:
+    """A static member of a stable group came back under a new id; what it was before, should the write fail."""
+
+    generation_id: int
+    group_instance_id: str
+    old_member_id: str
+    new_member_id: str
+    old_protocols: Protocols
+    old_rebalance_timeout_ms: int
+    old_session_timeout_ms: int
+    old_leader_id: str | None
+    skip_assignment: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEmpty:
+    """The group has no members any more."""
+
+    generation_id: int
+
+
+Store = StoreAssignment | StoreStaticMember | StoreEmpty
+"""Write the group as it is now; then call `rebalance.on_stored` with the outcome."""
+
+Effect = Answer | Store

@@ -1,0 +1,133 @@
+"""SyncGroup, Heartbeat and LeaveGroup: what members do between two rebalances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from klamm.coordinator import rebalance
+from klamm.coordinator.config import GroupConfig
+from klamm.coordinator.effects import Answer, StoreAssignment, SyncGroupResult
+from klamm.coordinator.group_metadata import GroupMetadata, GroupState
+from klamm.coordinator.join import UNKNOWN_MEMBER_ID, validate_current_member
+from klamm.errors import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class SyncGroup:
+    """A SyncGroup request; `protocol_type` and `protocol_name` are None before v5 (KIP-559)."""
+
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
+    protocol_type: str | None
+    protocol_name: str | None
+    assignments: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberIdentity:
+    """Who leaves. An operator removes a static member by its instance id alone: `member_id` is then empty."""
+
+    member_id: str
+    group_instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberResponse:
+    identity: MemberIdentity
+    error: ErrorCode
+
+
+def sync(group: GroupMetadata, request: SyncGroup, waiter: Any, now_ms: int) -> None:
+    """Answers `waiter` with the member's assignment: now if there is one, else when the leader has sent it."""
+    error = _validate_sync(group, request)
+    if error is not ErrorCode.NONE:
+        group.effects.append(Answer(waiter, SyncGroupResult(error)))
+        return
+    member = group.members[request.member_id]
+    rebalance.sync_received(group, request.member_id)
+    if group.state is GroupState.STABLE:
+        rebalance.restart_session(group, member, now_ms)
+        result = SyncGroupResult(ErrorCode.NONE, group.protocol_type, group.protocol_name, member.assignment)
+        group.effects.append(Answer(waiter, result))
+        return
+    group.await_sync(member, waiter)
+    if request.member_id == group.leader_id and group.storing_generation != group.generation_id:
+        group.storing_generation = group.generation_id
+        assignment = {member_id: request.assignments.get(member_id, b"") for member_id in group.members}
+        group.effects.append(StoreAssignment(group.generation_id, assignment))
+
+
+def _validate_sync(group: GroupMetadata, request: SyncGroup) -> ErrorCode:
+    error = validate_member_and_generation(group, request.member_id, request.group_instance_id, request.generation_id)
+    if error is not ErrorCode.NONE:
+        return error
+    if request.protocol_type is not None and request.protocol_type != group.protocol_type:
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if request.protocol_name is not None and request.protocol_name != group.protocol_name:
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if group.state is GroupState.PREPARING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def validate_member_and_generation(
+    group: GroupMetadata, member_id: str, group_instance_id: str | None, generation_id: int
+) -> ErrorCode:
+    if group.state is GroupState.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    error = validate_current_member(group, member_id, group_instance_id)
+    if error is ErrorCode.NONE and generation_id != group.generation_id:
+        return ErrorCode.ILLEGAL_GENERATION
+    return error
+
+
+def heartbeat(
+    group: GroupMetadata, member_id: str, group_instance_id: str | None, generation_id: int, now_ms: int
+) -> ErrorCode:
+    """Prolongs the session. REBALANCE_IN_PROGRESS is how a member learns that it must join again."""
+    error = validate_member_and_generation(group, member_id, group_instance_id, generation_id)
+    if error is not ErrorCode.NONE:
+        return error
+    rebalance.restart_session(group, group.members[member_id], now_ms)
+    if group.state is GroupState.PREPARING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def leave(group: GroupMetadata, identity: MemberIdentity, config: GroupConfig, now_ms: int) -> ErrorCode:
+    member_id = identity.member_id
+    if member_id == UNKNOWN_MEMBER_ID:
+        current = group.static_members.get(identity.group_instance_id or "")
+        if current is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        rebalance.remove_member_and_update(group, current, config, now_ms)
+        return ErrorCode.NONE
+    if member_id in group.pending_members:
+        rebalance.remove_pending_member(group, member_id, now_ms)
+        return ErrorCode.NONE
+    error = validate_current_member(group, member_id, identity.group_instance_id)
+    if error is ErrorCode.NONE:
+        rebalance.remove_member_and_update(group, member_id, config, now_ms)
+    return error
+
+
+def validate_offset_commit(
+    group: GroupMetadata, member_id: str, group_instance_id: str | None, generation_id: int
+) -> ErrorCode:
+    """Members commit in their generation; without a generation only an empty group takes offsets.
+
+    PreparingRebalance takes them (members learn of it by heartbeat, KIP-429), CompletingRebalance does not.
+    """
+    if group.state is GroupState.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if generation_id < 0 and group.state is GroupState.EMPTY:
+        return ErrorCode.NONE
+    if generation_id < 0 and member_id == UNKNOWN_MEMBER_ID and group_instance_id is None:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    error = validate_member_and_generation(group, member_id, group_instance_id, generation_id)
+    if error is ErrorCode.NONE and group.state is GroupState.COMPLETING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return error

@@ -1,0 +1,18 @@
+"""Which partition of `__consumer_offsets` a group lives in: every broker and every client must agree."""
+
+from __future__ import annotations
+
+
+def java_string_hash(text: str) -> int:
+    """Java's `String.hashCode()`: over UTF-16 code units, in signed 32-bit arithmetic."""
+    units = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for i in range(0, len(units), 2):
+        value = (31 * value + (units[i] << 8 | units[i + 1])) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def partition_for(group_id: str, partition_count: int) -> int:
+    """abs(hash) % count, where the one number without an absolute value counts as 0."""
+    value = java_string_hash(group_id)
+    return (0 if value == -(1 << 31) else abs(value)) % partition_count
