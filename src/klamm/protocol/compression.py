@@ -1,0 +1,239 @@
+"""The four codecs of a record batch, with a cap on what they may unpack to.
+
+`decompress` finds out how much a block can grow before anything is allocated: snappy and the frames of lz4 and zstd
+tell it in their headers, gzip is stopped at the cap. Whatever is wrong with the input becomes a `ProtocolError`.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Final
+
+import cramjam
+
+from klamm.errors import ProtocolError
+
+DEFAULT_MAX_DECOMPRESSED_BYTES: Final = 100 * 1024 * 1024
+
+
+class CompressionType(IntEnum):
+    """The low three bits of a batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+    @property
+    def label(self) -> str:
+        """The name used by `compression.type`."""
+        return self.name.lower()
+
+
+_INT32 = struct.Struct(">i")
+_UINT32_LE = struct.Struct("<I")
+
+_XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+_XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES: Final = 32 * 1024
+
+_LZ4_MAGIC: Final = 0x184D2204
+# Version 1, independent blocks, no checksums, no content size, blocks up to 64 KiB, and the checksum of those two
+# bytes. Java clients read independent blocks only, so the frame is written here and not by the library.
+_LZ4_HEADER: Final = bytes.fromhex("04224d18604082")
+_LZ4_BLOCK_BYTES: Final = 64 * 1024
+_LZ4_END_MARK: Final = bytes(4)
+_LZ4_UNCOMPRESSED_BIT: Final = 0x80000000
+
+_ZSTD_MAGIC: Final = 0xFD2FB528
+_SKIPPABLE_MAGIC_MASK: Final = 0xFFFFFFF0
+_SKIPPABLE_MAGIC: Final = 0x184D2A50
+_ZSTD_BLOCK_BYTES: Final = 128 * 1024
+
+
+def compress(codec: CompressionType, data: bytes | bytearray | memoryview) -> bytes:
+    return _COMPRESSORS[codec](data)
+
+
+def decompress(
+    codec: int, data: bytes | memoryview, max_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES
+) -> bytes | memoryview:
+    """The unpacked bytes. ProtocolError: the codec is unknown, the input broken, or it holds more than `max_bytes`."""
+    decompressor = _DECOMPRESSORS.get(codec)
+    if decompressor is None:
+        raise ProtocolError(f"compression type {codec} is not known: 0 to 4 are")
+    try:
+        return decompressor(memoryview(data), max_bytes)
+    except (cramjam.DecompressionError, zlib.error, struct.error, IndexError, ValueError) as e:
+        raise ProtocolError(f"the {CompressionType(codec).label} data of a record batch is broken: {e}") from e
+
+
+def _too_large(max_bytes: int) -> ProtocolError:
+    return ProtocolError(f"a record batch unpacks to more than the {max_bytes} bytes allowed")
+
+
+def _compress_gzip(data: bytes | bytearray | memoryview) -> bytes:
+    packer = zlib.compressobj(wbits=31)
+    return packer.compress(data) + packer.flush()
+
+
+def _compress_snappy(data: bytes | bytearray | memoryview) -> bytes:
+    view = memoryview(data)
+    parts = [_XERIAL_HEADER]
+    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
+        parts += (_INT32.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _compress_lz4(data: bytes | bytearray | memoryview) -> bytes:
+    view = memoryview(data)
+    parts = [_LZ4_HEADER]
+    for start in range(0, len(view), _LZ4_BLOCK_BYTES):
+        plain = view[start : start + _LZ4_BLOCK_BYTES]
+        block = bytes(cramjam.lz4.compress_block(plain, store_size=False))
+        if len(block) < len(plain):
+            parts += (_UINT32_LE.pack(len(block)), block)
+        else:
+            parts += (_UINT32_LE.pack(len(plain) | _LZ4_UNCOMPRESSED_BIT), bytes(plain))
+    parts.append(_LZ4_END_MARK)
+    return b"".join(parts)
+
+
+def _compress_zstd(data: bytes | bytearray | memoryview) -> bytes:
+    return bytes(cramjam.zstd.compress(data, level=3))
+
+
+def _decompress_none(data: memoryview, max_bytes: int) -> memoryview:
+    if len(data) > max_bytes:
+        raise _too_large(max_bytes)
+    return data
+
+
+def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes:
+    out = b""
+    rest: bytes | memoryview = data
+    while rest:
+        unpacker = zlib.decompressobj(wbits=31)
+        out += unpacker.decompress(rest, max_bytes - len(out) + 1)
+        if len(out) > max_bytes:
+            raise _too_large(max_bytes)
+        if not unpacker.eof:
+            raise ProtocolError("the gzip data of a record batch ends too early")
+        rest = unpacker.unused_data
+    return out
+
+
+def _decompress_snappy(data: memoryview, max_bytes: int) -> bytes:
+    if bytes(data[:8]) != _XERIAL_MAGIC:
+        return _snappy_block(data, 0, max_bytes)
+    parts: list[bytes] = []
+    total = 0
+    pos = len(_XERIAL_HEADER)
+    while pos < len(data):
+        (size,) = _INT32.unpack_from(data, pos)
+        pos += 4
+        if size <= 0 or size > len(data) - pos:
+            raise ProtocolError(f"a snappy block of {size} bytes does not fit into the {len(data) - pos} that remain")
+        parts.append(_snappy_block(data[pos : pos + size], total, max_bytes))
+        total += len(parts[-1])
+        pos += size
+    return b"".join(parts)
+
+
+def _snappy_block(block: memoryview, unpacked_bytes: int, max_bytes: int) -> bytes:
+    if unpacked_bytes + cramjam.snappy.decompress_raw_len(block) > max_bytes:
+        raise _too_large(max_bytes)
+    return bytes(cramjam.snappy.decompress_raw(block))
+
+
+def _decompress_lz4(data: memoryview, max_bytes: int) -> memoryview:
+    return _unpack_into(cramjam.lz4.decompress_into, data, _lz4_bound(data), max_bytes)
+
+
+def _decompress_zstd(data: memoryview, max_bytes: int) -> memoryview:
+    return _unpack_into(cramjam.zstd.decompress_into, data, _zstd_bound(data), max_bytes)
+
+
+def _unpack_into(
+    unpack: Callable[[memoryview, bytearray], int], data: memoryview, bound: int, max_bytes: int
+) -> memoryview:
+    """`bound` is the most the blocks can hold: when it is above the cap the unpacking may still stay below it."""
+    out = bytearray(min(bound, max_bytes))
+    try:
+        size = unpack(data, out)
+    except cramjam.DecompressionError:
+        if bound > max_bytes:
+            raise _too_large(max_bytes) from None
+        raise
+    return memoryview(out)[:size]
+
+
+def _lz4_bound(data: memoryview) -> int:
+    """The most bytes that the frame's blocks can unpack to."""
+    (magic,) = _UINT32_LE.unpack_from(data)
+    if magic != _LZ4_MAGIC:
+        raise ProtocolError("an lz4 record batch does not start with the lz4 frame magic")
+    flags, descriptor = data[4], data[5]
+    block_bytes = 1 << (8 + 2 * ((descriptor >> 4) & 7))
+    has_block_checksum = bool(flags & 0x10)
+    pos = 7 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
+    bound = 0
+    while True:
+        (word,) = _UINT32_LE.unpack_from(data, pos)
+        if word == 0:
+            return bound
+        size = word & ~_LZ4_UNCOMPRESSED_BIT
+        bound += size if word & _LZ4_UNCOMPRESSED_BIT else min(block_bytes, 255 * size)
+        pos += 4 + size + (4 if has_block_checksum else 0)
+
+
+def _zstd_bound(data: memoryview) -> int:
+    """The most bytes that all frames can unpack to: a block never holds more than 128 KiB."""
+    bound = pos = 0
+    while pos < len(data):
+        (magic,) = _UINT32_LE.unpack_from(data, pos)
+        if magic & _SKIPPABLE_MAGIC_MASK == _SKIPPABLE_MAGIC:
+            pos += 8 + int(_UINT32_LE.unpack_from(data, pos + 4)[0])
+            continue
+        if magic != _ZSTD_MAGIC:
+            raise ProtocolError("a zstd record batch does not start with the zstd frame magic")
+        frame_bound, pos = _zstd_frame_bound(data, pos)
+        bound += frame_bound
+    return bound
+
+
+def _zstd_frame_bound(data: memoryview, pos: int) -> tuple[int, int]:
+    """What one frame can unpack to, and where the next one starts."""
+    flags = data[pos + 4]
+    single_segment = bool(flags & 0x20)
+    content_size_bytes = (1 if single_segment else 0, 2, 4, 8)[flags >> 6]
+    pos += 5 + (0 if single_segment else 1) + (0, 1, 2, 4)[flags & 3] + content_size_bytes
+    bound = 0
+    while True:
+        header = data[pos] | data[pos + 1] << 8 | data[pos + 2] << 16
+        kind, size = (header >> 1) & 3, header >> 3
+        bound += size if kind < 2 else _ZSTD_BLOCK_BYTES
+        pos += 3 + (1 if kind == 1 else size)
+        if header & 1:
+            return bound, pos + (4 if flags & 4 else 0)
+
+
+_COMPRESSORS: dict[int, Callable[[bytes | bytearray | memoryview], bytes]] = {
+    CompressionType.NONE: bytes,
+    CompressionType.GZIP: _compress_gzip,
+    CompressionType.SNAPPY: _compress_snappy,
+    CompressionType.LZ4: _compress_lz4,
+    CompressionType.ZSTD: _compress_zstd,
+}
+_DECOMPRESSORS: dict[int, Callable[[memoryview, int], bytes | memoryview]] = {
+    CompressionType.NONE: _decompress_none,
+    CompressionType.GZIP: _decompress_gzip,
+    CompressionType.SNAPPY: _decompress_snappy,
+    CompressionType.LZ4: _decompress_lz4,
+    CompressionType.ZSTD: _decompress_zstd,
+}

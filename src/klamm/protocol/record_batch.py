@@ -1,0 +1,376 @@
+"""Record batches of format version 2, as views over a buffer.
+
+A `RecordBatch` unpacks the 61 bytes of the header at once and leaves the records where they are; `records` decodes
+them one by one. Offsets and leader epochs are outside of what the checksum covers, so they are assigned in place.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import crc32c
+
+from klamm.errors import ProtocolError
+from klamm.protocol.compression import DEFAULT_MAX_DECOMPRESSED_BYTES, CompressionType, compress, decompress
+from klamm.protocol.record_varint import read_varint, write_varint
+
+MAGIC_V2: Final = 2
+LOG_OVERHEAD: Final = 12
+"""Base offset and batch length: what stands before the bytes that `batch_length` counts."""
+RECORD_BATCH_OVERHEAD: Final = 61
+MAGIC_POSITION: Final = 16
+CRC_POSITION: Final = 17
+ATTRIBUTES_POSITION: Final = 21
+MAX_TIMESTAMP_POSITION: Final = 35
+HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+OFFSET_AND_LENGTH: Final = struct.Struct(">qi")
+PREFIX: Final = struct.Struct(">qii")
+"""Base offset, batch length, leader epoch: the 16 bytes a broker may change without touching the checksum."""
+
+NO_TIMESTAMP: Final = -1
+NO_PRODUCER_ID: Final = -1
+NO_PRODUCER_EPOCH: Final = -1
+NO_SEQUENCE: Final = -1
+NO_PARTITION_LEADER_EPOCH: Final = -1
+
+COMPRESSION_MASK: Final = 0x07
+TIMESTAMP_TYPE_BIT: Final = 0x08
+TRANSACTIONAL_BIT: Final = 0x10
+CONTROL_BIT: Final = 0x20
+DELETE_HORIZON_BIT: Final = 0x40
+"""The base timestamp is the time after which tombstones and markers of this batch may go (set by the cleaner)."""
+
+_INT32_MAX: Final = 0x7FFFFFFF
+_MIN_RECORD_BYTES: Final = 7
+_UINT32 = struct.Struct(">I")
+_CRC_AND_ATTRIBUTES = struct.Struct(">Ih")
+_INT64 = struct.Struct(">q")
+
+
+class TimestampType(IntEnum):
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+class Header(NamedTuple):
+    key: str
+    value: bytes | None
+
+
+class Record(NamedTuple):
+    """One record. `offset` is absolute; when a batch is built, -1 means the next one."""
+
+    offset: int = -1
+    timestamp: int = NO_TIMESTAMP
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+
+
+class RecordBatch:
+    """The header of one batch, and where in `buffer` the batch lies."""
+
+    __slots__ = (
+        "attributes",
+        "base_offset",
+        "base_sequence",
+        "base_timestamp",
+        "batch_length",
+        "buffer",
+        "crc",
+        "last_offset_delta",
+        "magic",
+        "max_timestamp",
+        "partition_leader_epoch",
+        "position",
+        "producer_epoch",
+        "producer_id",
+        "record_count",
+    )
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    def __init__(self, buffer: memoryview, position: int = 0) -> None:
+        """The caller has made sure that `RECORD_BATCH_OVERHEAD` bytes are there and that the magic is 2."""
+        self.buffer = buffer
+        self.position = position
+        (
+            self.base_offset,
+            self.batch_length,
+            self.partition_leader_epoch,
+            self.magic,
+            self.crc,
+            self.attributes,
+            self.last_offset_delta,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.record_count,
+        ) = HEADER.unpack_from(buffer, position)
+
+    @property
+    def size_bytes(self) -> int:
+        return LOG_OVERHEAD + self.batch_length
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def compression(self) -> int:
+        return self.attributes & COMPRESSION_MASK
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType.LOG_APPEND_TIME if self.attributes & TIMESTAMP_TYPE_BIT else TimestampType.CREATE_TIME
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def has_producer_id(self) -> bool:
+        return self.producer_id > NO_PRODUCER_ID
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
+
+    @property
+    def last_sequence(self) -> int:
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return increment_sequence(self.base_sequence, self.last_offset_delta)
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes of the batch."""
+        return self.buffer[self.position : self.position + LOG_OVERHEAD + self.batch_length]
+
+    def is_valid(self) -> bool:
+        """Whether the checksum is the one of the bytes."""
+        start, end = self.position + ATTRIBUTES_POSITION, self.position + LOG_OVERHEAD + self.batch_length
+        return bool(crc32c.crc32c(self.buffer[start:end]) == self.crc)
+
+    def __repr__(self) -> str:
+        return (
+            f"RecordBatch(offsets={self.base_offset}..{self.last_offset}, count={self.record_count}, "
+            f"epoch={self.partition_leader_epoch}, producer={self.producer_id}/{self.producer_epoch}/"
+            f"{self.base_sequence}, attributes={self.attributes:#x}, bytes={self.size_bytes})"
+        )
+
+
+def increment_sequence(sequence: int, increment: int) -> int:
+    """Sequence numbers wrap around from 2^31-1 to 0."""
+    if sequence > _INT32_MAX - increment:
+        return increment - (_INT32_MAX - sequence) - 1
+    return sequence + increment
+
+
+def next_batch(buffer: memoryview, position: int = 0) -> RecordBatch | None:
+    """The batch at `position`; None when the buffer ends before it does. ProtocolError when there is no batch."""
+    remaining = len(buffer) - position
+    if remaining < CRC_POSITION:
+        return None
+    (length,) = _UINT32.unpack_from(buffer, position + 8)
+    magic = buffer[position + MAGIC_POSITION]
+    if magic != MAGIC_V2:
+        raise ProtocolError(f"a record batch has magic {magic}: only format version 2 is supported")
+    if length < RECORD_BATCH_OVERHEAD - LOG_OVERHEAD or length > _INT32_MAX:
+        raise ProtocolError(f"a record batch says it has {length} bytes, fewer than its header")
+    if remaining < LOG_OVERHEAD + length:
+        return None
+    return RecordBatch(buffer, position)
+
+
+def batches(buffer: bytes | bytearray | memoryview) -> Iterator[RecordBatch]:
+    """The whole batches of `buffer`, one after the other; an unfinished one at the end is left out."""
+    view = buffer if isinstance(buffer, memoryview) else memoryview(buffer)
+    position = 0
+    while (batch := next_batch(view, position)) is not None:
+        yield batch
+        position += LOG_OVERHEAD + batch.batch_length
+
+
+def records(batch: RecordBatch, max_decompressed_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:
+    """The records of a batch, decoded one at a time. ProtocolError when they are not what the header promises."""
+    body = batch.view[RECORD_BATCH_OVERHEAD:]
+    data = decompress(batch.compression, body, max_decompressed_bytes)
+    view = memoryview(data)
+    if batch.record_count < 0 or batch.record_count * _MIN_RECORD_BYTES > len(view):
+        raise ProtocolError(f"{len(view)} bytes cannot hold {batch.record_count} records")
+    position = 0
+    for _ in range(batch.record_count):
+        record, position = _decode_record(batch, view, position)
+        yield record
+    if position != len(view):
+        raise ProtocolError(f"{len(view) - position} bytes stand after the last of {batch.record_count} records")
+
+
+def _decode_record(batch: RecordBatch, view: memoryview, position: int) -> tuple[Record, int]:
+    try:
+        length, position = read_varint(view, position)
+        end = position + length
+        if length < 0 or end > len(view):
+            raise ProtocolError(f"a record of {length} bytes does not fit into the {len(view) - position} that remain")
+        timestamp_delta, position = read_varint(view, position + 1)
+        offset_delta, position = read_varint(view, position)
+        key, position = _read_bytes(view, position, end)
+        value, position = _read_bytes(view, position, end)
+        headers, position = _read_headers(view, position, end)
+    except IndexError as e:
+        raise ProtocolError("a record ends in the middle of a field") from e
+    if position != end:
+        raise ProtocolError("the length of a record is not the length of its fields")
+    is_append_time = batch.attributes & TIMESTAMP_TYPE_BIT
+    timestamp = batch.max_timestamp if is_append_time else batch.base_timestamp + timestamp_delta
+    return Record(batch.base_offset + offset_delta, timestamp, key, value, headers), position
+
+
+def _read_bytes(view: memoryview, position: int, end: int) -> tuple[bytes | None, int]:
+    length, position = read_varint(view, position)
+    if length < 0:
+        if length != -1:
+            raise ProtocolError(f"a field of a record has {length} bytes")
+        return None, position
+    stop = position + length
+    if stop > end:
+        raise ProtocolError(f"a field of {length} bytes reaches beyond its record")
+    return bytes(view[position:stop]), stop
+
+
+def _read_headers(view: memoryview, position: int, end: int) -> tuple[Sequence[tuple[str, bytes | None]], int]:
+    count, position = read_varint(view, position)
+    if count == 0:
+        return (), position
+    if count < 0 or count * 2 > end - position:
+        raise ProtocolError(f"{end - position} bytes cannot hold {count} record headers")
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        key, position = _read_bytes(view, position, end)
+        value, position = _read_bytes(view, position, end)
+        if key is None:
+            raise ProtocolError("a record header has no key")
+        try:
+            headers.append(Header(key.decode(), value))
+        except UnicodeDecodeError as e:
+            raise ProtocolError("the key of a record header is not UTF-8") from e
+    return tuple(headers), position
+
+
+def encode_record(record: Record, offset_delta: int, timestamp_delta: int) -> bytes:
+    body = bytearray(1)
+    write_varint(body, timestamp_delta)
+    write_varint(body, offset_delta)
+    _write_bytes(body, record.key)
+    _write_bytes(body, record.value)
+    write_varint(body, len(record.headers))
+    for key, value in record.headers:
+        _write_bytes(body, key.encode())
+        _write_bytes(body, value)
+    out = bytearray()
+    write_varint(out, len(body))
+    return bytes(out + body)
+
+
+def _write_bytes(out: bytearray, value: bytes | None) -> None:
+    if value is None:
+        out.append(1)
+    else:
+        write_varint(out, len(value))
+        out += value
+
+
+def build_batch(
+    records: Iterable[Record],
+    *,
+    base_offset: int = 0,
+    compression: int = CompressionType.NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    is_control: bool = False,
+    is_transactional: bool = False,
+    partition_leader_epoch: int = NO_PARTITION_LEADER_EPOCH,
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME,
+    max_timestamp: int | None = None,
+    base_timestamp: int | None = None,
+    last_offset_delta: int | None = None,
+    delete_horizon_ms: int | None = None,
+) -> bytes:
+    """The bytes of one batch. The last four are taken from the records unless they are given."""
+    rows = [r if r.offset >= 0 else r._replace(offset=base_offset + i) for i, r in enumerate(records)]
+    if base_timestamp is None:
+        base_timestamp = rows[0].timestamp if rows else NO_TIMESTAMP
+    attributes = compression | (TIMESTAMP_TYPE_BIT if timestamp_type else 0)
+    attributes |= (TRANSACTIONAL_BIT if is_transactional else 0) | (CONTROL_BIT if is_control else 0)
+    if delete_horizon_ms is not None:
+        base_timestamp = delete_horizon_ms
+        attributes |= DELETE_HORIZON_BIT
+    body = b"".join(encode_record(r, r.offset - base_offset, r.timestamp - base_timestamp) for r in rows)
+    if max_timestamp is None:
+        max_timestamp = max((r.timestamp for r in rows), default=NO_TIMESTAMP)
+    if last_offset_delta is None:
+        last_offset_delta = rows[-1].offset - base_offset if rows else 0
+    packed = compress(CompressionType(compression), body) if body else b""
+    header = HEADER.pack(
+        base_offset,
+        RECORD_BATCH_OVERHEAD - LOG_OVERHEAD + len(packed),
+        partition_leader_epoch,
+        MAGIC_V2,
+        0,
+        attributes,
+        last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        len(rows),
+    )
+    out = bytearray(header + packed)
+    _UINT32.pack_into(out, CRC_POSITION, crc32c.crc32c(memoryview(out)[ATTRIBUTES_POSITION:]))
+    return bytes(out)
+
+
+def assign_offsets(batch: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
+    """Sets where a batch stands in a log and who appended it: the checksum stays as it is."""
+    length = OFFSET_AND_LENGTH.unpack_from(batch)[1]
+    PREFIX.pack_into(batch, 0, base_offset, length, leader_epoch)
+
+
+def with_max_timestamp(batch: RecordBatch, timestamp_type: TimestampType, max_timestamp: int) -> bytearray:
+    """A copy of the batch with that timestamp type and maximum, and the checksum that goes with them."""
+    out = bytearray(batch.view)
+    attributes = batch.attributes & ~TIMESTAMP_TYPE_BIT
+    if timestamp_type is TimestampType.LOG_APPEND_TIME:
+        attributes |= TIMESTAMP_TYPE_BIT
+    _CRC_AND_ATTRIBUTES.pack_into(out, CRC_POSITION, 0, attributes)
+    _INT64.pack_into(out, MAX_TIMESTAMP_POSITION, max_timestamp)
+    with memoryview(out) as view:
+        _UINT32.pack_into(out, CRC_POSITION, crc32c.crc32c(view[ATTRIBUTES_POSITION:]))
+    return out
