@@ -1,0 +1,41 @@
+"""pytest fixtures, active wherever klamm is installed.
+
+`klamm_cluster` is a cluster of real broker processes that the tests of one module share. A module that wants more than
+one broker, or other settings, says so:
+
+    KLAMM_CLUSTER = {"brokers": 3, "broker_configs": {"min.insync.replicas": 2}}
+
+    def test_orders(klamm_cluster, klamm_topic):
+        producer = Producer({"bootstrap.servers": klamm_cluster.bootstrap_servers})
+        producer.produce(klamm_topic, b"hello")
+
+The module's dictionary is the keyword arguments of `klamm.testing.LocalCluster`. `klamm_topic` is the name of a
+new topic with one partition, another one for every test, gone after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from klamm.testing import LocalCluster
+
+
+@pytest.fixture(scope="module")
+def klamm_cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    from klamm.testing import LocalCluster
+
+    settings = getattr(request.module, "KLAMM_CLUSTER", {})
+    with LocalCluster(**settings) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def klamm_topic(klamm_cluster: LocalCluster) -> Iterator[str]:
+    name = klamm_cluster.unique_topic_name()
+    klamm_cluster.create_topic(name)
+    yield name
+    klamm_cluster.delete_topic(name)

@@ -1,0 +1,198 @@
+"""Broker configuration: types, files, sources, precedence, listeners, and every way to be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from klamm.config import BROKER_KEYS, KafkaConfig, Support
+from klamm.config.values import ConfigType
+from klamm.errors import ConfigError
+from klamm.model import EndPoint
+
+STOCK_SERVER_PROPERTIES = """
+# the settings of Kafka's own example file
+broker.id=0
+num.network.threads=3
+num.io.threads=8
+socket.send.buffer.bytes=102400
+socket.receive.buffer.bytes=102400
+socket.request.max.bytes=104857600
+log.dirs=/var/lib/logs
+num.partitions=1
+num.recovery.threads.per.data.dir=1
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+log.retention.hours=168
+log.retention.check.interval.ms=300000
+zookeeper.connect=localhost:2181
+zookeeper.connection.timeout.ms=18000
+group.initial.rebalance.delay.ms=0
+"""
+
+
+def test_every_default_is_a_value_its_own_key_accepts() -> None:
+    for key in BROKER_KEYS.values():
+        if key.default is not None:
+            assert key.parse(key.default_text) == key.default, key.name
+
+
+def test_defaults_are_kafkas() -> None:
+    config = KafkaConfig()
+    assert config.num_io_threads == config["num.io.threads"] == 8
+    assert config.zookeeper_session_timeout_ms == 18000
+    assert config.log_retention_time_ms == 7 * 24 * 3_600_000
+    assert config.log_roll_time_ms == 7 * 24 * 3_600_000
+    assert config.log_flush_time_ms == 2**63 - 1
+    assert config.endpoints == (EndPoint("PLAINTEXT", "", 9092),)
+    assert config.warnings == ()
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(AttributeError, match="frozen"):
+        KafkaConfig().num_io_threads = 3
+
+
+def test_kafkas_example_file_loads(tmp_path: Path) -> None:
+    path = tmp_path / "server.properties"
+    path.write_text(STOCK_SERVER_PROPERTIES)
+    config = KafkaConfig.from_file(path)
+    assert (config.broker_id, config.group_initial_rebalance_delay_ms) == (0, 0)
+    assert config.log_directories == (Path("/var/lib/logs"),)
+    assert [warning.split()[0] for warning in config.warnings] == [
+        "transaction.state.log.replication.factor",
+        "transaction.state.log.min.isr",
+    ]
+
+
+def test_toml_tables_are_flattened_and_the_command_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text(
+        '"broker.id" = 3\nlisteners = "PLAINTEXT://127.0.0.1:0"\n\n[log]\ndirs = "a, b"\ncleanup.policy = ["compact", '
+        '"delete"]\n\n[num]\n"io.threads" = 4\n'
+    )
+    config = KafkaConfig.from_file(path, ["num.io.threads=5"])
+    assert config.broker_id == 3
+    assert config.log_directories == (Path("a"), Path("b"))
+    assert config.log_cleanup_policy == ("compact", "delete")
+    assert config.num_io_threads == 5
+    assert config.static["log.cleanup.policy"] == "compact,delete"
+
+
+def test_properties_escapes_and_continuations(tmp_path: Path) -> None:
+    path = tmp_path / "b.properties"
+    path.write_text("! comment\nbroker.rack = a\\u0062c \nlog.dirs: /x,\\\n   /y\nbroker.id 7\n")
+    config = KafkaConfig.from_file(path)
+    assert config.broker_rack == "abc"
+    assert config.log_directories == (Path("/x"), Path("/y"))
+    assert config.broker_id == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "num.io.thread=1",
+            r"b\.properties:2: num\.io\.thread is not a configuration key.* Did you mean num\.io\.threads",
+        ),
+        (
+            "num.io.threads=many",
+            r"b\.properties:2: num\.io\.threads cannot be 'many': expected a whole number of 32 bits",
+        ),
+        ("num.io.threads=0", r"b\.properties:2: num\.io\.threads cannot be '0': expected a number of at least 1"),
+        ("ssl.keystore.location=/k", r"b\.properties:2: ssl\.keystore\.location .*does not support TLS yet"),
+        ("sasl.enabled.mechanisms=PLAIN", "does not support SASL yet"),
+        ("process.roles=broker", "does not support KRaft yet"),
+        ("auto.create.topics.enable=yes", "expected true or false"),
+        ("log.cleanup.policy=delete,shrink", "expected one of compact, delete"),
+        ("listeners=localhost:9092", r"b\.properties:2: listeners .* expected NAME://host:port"),
+        ("listeners=INTERNAL://:1", "listener.security.protocol.map knows, but INTERNAL is not in it"),
+        ("listeners=SASL_SSL://:1", "klamm does not support SASL_SSL yet"),
+        ("listeners=PLAINTEXT://:1,PLAINTEXT://:2", "every listener name only once"),
+        ("advertised.listeners=PLAINTEXT://0.0.0.0:9092", "an address that clients can connect to"),
+        ("control.plane.listener.name=PLAINTEXT", "a listener that is not the inter-broker listener"),
+        ("inter.broker.listener.name=OTHER", "the name of one of the listeners"),
+        ("broker.id.generation.enable=false", "broker.id cannot be '-1'"),
+        ("max.connections.per.ip.overrides=127.0.0.1", "max.connections.per.ip.overrides cannot be"),
+        ("inter.broker.protocol.version=new", "expected a Kafka release"),
+    ],
+)
+def test_a_wrong_key_names_itself_its_source_and_what_was_expected(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "b.properties"
+    path.write_text(f"num.partitions=1\n{text}\n")
+    with pytest.raises(ConfigError, match=message):
+        KafkaConfig.from_file(path)
+
+
+def test_toml_errors_name_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "b.toml"
+    path.write_text("[log]\n# days\nretention.hours = 1.5\n")
+    with pytest.raises(ConfigError, match=r"b\.toml:3: log\.retention\.hours cannot be '1\.5'"):
+        KafkaConfig.from_file(path)
+
+
+def test_command_line_errors() -> None:
+    with pytest.raises(ConfigError, match=r"command line: num\.partitions cannot be 'x'"):
+        KafkaConfig.from_file(None, ["num.partitions=x"])
+    with pytest.raises(ConfigError, match="expected key=value"):
+        KafkaConfig.from_file(None, ["num.partitions"])
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothere\.toml cannot be read: No such file"):
+        KafkaConfig.from_file(tmp_path / "nothere.toml")
+    (tmp_path / "bad.toml").write_text("a = ")
+    with pytest.raises(ConfigError, match=r"bad\.toml is not TOML"):
+        KafkaConfig.from_file(tmp_path / "bad.toml")
+
+
+def test_listeners() -> None:
+    config = KafkaConfig(
+        {
+            "listeners": "CONTROL://:9090, internal://[::1]:9093,EXTERNAL://0.0.0.0:0",
+            "advertised.listeners": "INTERNAL://b1:9093,EXTERNAL://example.org:443",
+            "listener.security.protocol.map": "CONTROL:PLAINTEXT,INTERNAL:PLAINTEXT,EXTERNAL:PLAINTEXT",
+            "control.plane.listener.name": "CONTROL",
+            "listener.name.external.max.connections": "7",
+        }
+    )
+    assert [(e.listener, e.host, e.port) for e in config.endpoints] == [
+        ("CONTROL", "", 9090),
+        ("INTERNAL", "::1", 9093),
+        ("EXTERNAL", "0.0.0.0", 0),
+    ]
+    assert config.inter_broker_listener == "INTERNAL"
+    assert config.control_plane_listener == "CONTROL"
+    assert config.advertised_endpoints[1].host == "example.org"
+    assert config.listener_max_connections == {"EXTERNAL": 7}
+
+
+@pytest.mark.parametrize(
+    ("given", "retention_ms"),
+    [
+        ({"log.retention.hours": 1}, 3_600_000),
+        ({"log.retention.hours": 1, "log.retention.minutes": 2}, 120_000),
+        ({"log.retention.minutes": 2, "log.retention.ms": 3}, 3),
+        ({"log.retention.hours": -1}, -1),
+    ],
+)
+def test_the_finest_unit_wins(given: dict[str, object], retention_ms: int) -> None:
+    assert KafkaConfig(given).log_retention_time_ms == retention_ms
+
+
+def test_dynamic_settings_lie_above_static_ones() -> None:
+    static = KafkaConfig({"num.io.threads": 4})
+    assert static.with_dynamic({"num.io.threads": "6"}).num_io_threads == 6
+    assert static.with_dynamic({"a.key.of.a.newer.kafka": "6"}).num_io_threads == 4
+
+
+def test_documentation_is_one_sentence_in_every_key() -> None:
+    for key in BROKER_KEYS.values():
+        assert key.doc.endswith(".") and key.doc[0].isupper() and "\n" not in key.doc, key.name
+
+
+def test_a_password_would_be_hidden() -> None:
+    assert all(key.kind is not ConfigType.PASSWORD for key in BROKER_KEYS.values())
+    assert {Support.HONOURED, Support.NO_EFFECT} == {key.support for key in BROKER_KEYS.values()}

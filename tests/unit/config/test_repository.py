@@ -1,0 +1,80 @@
+"""Dynamic configuration: who is told what, which steps are allowed, what is left out."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from klamm.config import DEFAULT_BROKER, ConfigRepository, KafkaConfig, validate_broker_config
+
+
+def repository() -> ConfigRepository:
+    return ConfigRepository(KafkaConfig({"broker.id": 1, "num.io.threads": 4}))
+
+
+def test_a_brokers_setting_lies_above_the_clusters_default() -> None:
+    configs = repository()
+    assert configs.set_broker(DEFAULT_BROKER, {"num.io.threads": "5", "log.segment.bytes": "2048"})
+    assert configs.set_broker("1", {"num.io.threads": "6"})
+    assert not configs.set_broker("2", {"num.io.threads": "7"})
+    assert (configs.config.num_io_threads, configs.config.log_segment_bytes) == (6, 2048)
+    configs.set_broker("1", None)
+    assert configs.config.num_io_threads == 5
+
+
+def test_only_those_are_told_whose_keys_changed() -> None:
+    configs = repository()
+    told: list[tuple[str, int, int]] = []
+    configs.on_change(
+        ["num.io.threads"], lambda old, new: told.append(("threads", old.num_io_threads, new.num_io_threads))
+    )
+    configs.on_change(["log.retention.ms"], lambda old, new: told.append(("retention", 0, 0)))
+    configs.set_broker("1", {"num.io.threads": "8"})
+    configs.set_broker("1", {"num.io.threads": "8"})
+    assert told == [("threads", 4, 8)]
+
+
+def test_topic_listeners_get_the_effective_config() -> None:
+    configs = repository()
+    told: list[tuple[str, object]] = []
+    configs.on_topic_change(lambda topic, config: told.append((topic, config["retention.ms"])))
+    assert configs.set_topic("t", {"retention.ms": "7"})
+    assert not configs.set_topic("t", {"retention.ms": "7"})
+    assert configs.set_topic("t", {})
+    assert not configs.set_topic("t", None)
+    assert told == [("t", 7), ("t", 604_800_000)]
+    assert configs.topic_overrides("t") == {}
+
+
+def test_what_cannot_be_used_is_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    configs = repository()
+    with caplog.at_level(logging.WARNING, "klamm.config"):
+        configs.set_broker("1", {"num.io.threads": "many", "broker.id": "2", "log.segment.bytes": "2048"})
+    assert configs.config.log_segment_bytes == 2048
+    assert (configs.config.num_io_threads, configs.config.broker_id) == (4, 1)
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"num.io.threads": "9"}, "num.io.threads cannot go from 4 to 9 at once: expected a number from 2 to 8."),
+        ({"num.io.threads": "1"}, "num.io.threads cannot go from 4 to 1 at once: expected a number from 2 to 8."),
+        ({"num.io.threads": "x"}, "num.io.threads cannot be 'x': expected a whole number of 32 bits."),
+        (
+            {"broker.rack": "a"},
+            "broker.rack cannot be changed while the broker runs: set it in the broker's file and restart.",
+        ),
+        ({"ssl.keystore.type": "a"}, "ssl.keystore.type is not available: klamm does not support TLS yet."),
+        (
+            {"num.io.thread": "1"},
+            "num.io.thread is not a broker configuration. Did you mean num.io.threads or num.network.threads?",
+        ),
+        ({"num.io.threads": "2", "log.segment.bytes": "2048"}, None),
+        ({"num.io.threads": "8"}, None),
+    ],
+)
+def test_validate(overrides: dict[str, str | None], message: str | None) -> None:
+    config = KafkaConfig({"broker.id": 1, "num.io.threads": 4})
+    assert validate_broker_config(config, overrides, per_broker=True, current={}) == message
