@@ -1,0 +1,244 @@
+"""Frames and headers, without I/O: bytes in, whole frames out.
+
+A frame is a four-byte size and as many bytes. `FrameReader` fits `asyncio.BufferedProtocol` (`get_buffer`,
+`buffer_updated`) and plain `receive(data)` alike. Small frames are copied out of a scratch buffer that the connections
+of a loop may share; the bytes of a large frame are received straight into the object that is handed out. No memory is
+reserved on the word of the peer alone: the buffer of a large frame grows with the bytes that have come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct, error
+from typing import Final
+
+from klamm.errors import ProtocolError
+from klamm.protocol.messages import MODULES, request_class
+from klamm.protocol.runtime import skip_tagged_fields
+from klamm.protocol.wire import BytesLike, Message, encode
+
+CONTROLLED_SHUTDOWN: Final = 7
+API_VERSIONS: Final = 18
+SCRATCH_BYTES: Final = 64 * 1024
+STASH_BYTES: Final = 32 * 1024
+"""An unfinished frame up to this size waits as a copy and is put back before the next read.
+
+A larger one gets its own buffer.
+"""
+FIRST_BYTES: Final = 256 * 1024
+"""The most that is reserved for a large frame before its bytes come.
+
+After that the buffer grows fourfold each time it is full.
+"""
+
+Frame = bytes | bytearray
+
+_SIZE = Struct(">i")
+_REQUEST = Struct(">hhih")
+_CORRELATION = Struct(">i")
+
+
+class FrameReader:
+    """Cuts a stream into frames of at most `max_bytes`. One reader a connection.
+
+    `scratch` may be shared by the readers of one loop: nothing is kept in it between `buffer_updated` and the next
+    `get_buffer`.
+    """
+
+    def __init__(self, max_bytes: int, scratch: bytearray | None = None) -> None:
+        self.max_bytes = max_bytes
+        self._scratch = bytearray(SCRATCH_BYTES) if scratch is None else scratch
+        self._stash = b""
+        self._large: bytearray | None = None
+        self._large_size = 0
+        self._filled = 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes of an unfinished frame are held."""
+        return self._filled if self._large is not None else len(self._stash)
+
+    def get_buffer(self, sizehint: int = -1) -> memoryview:
+        """Where the next bytes belong.
+
+        Every call must be followed by `buffer_updated` before any other reader's turn.
+        """
+        if self._large is not None:
+            return memoryview(self._large)[self._filled :]
+        kept = len(self._stash)
+        self._scratch[:kept] = self._stash
+        return memoryview(self._scratch)[kept:]
+
+    def buffer_updated(self, nbytes: int) -> list[Frame]:
+        """`nbytes` have been put into the buffer.
+
+        The frames that are now whole. Raises ProtocolError for an impossible size.
+        """
+        if self._large is not None:
+            return self._fill_large(nbytes)
+        return self._cut(len(self._stash) + nbytes)
+
+    def receive(self, data: BytesLike) -> list[Frame]:
+        """Take bytes that somebody else has received."""
+        frames: list[Frame] = []
+        rest = memoryview(data)
+        while rest:
+            with self.get_buffer() as room:
+                taken = min(len(room), len(rest))
+                room[:taken] = rest[:taken]
+            frames += self.buffer_updated(taken)
+            rest = rest[taken:]
+        return frames
+
+    def _cut(self, end: int) -> list[Frame]:
+        frames: list[Frame] = []
+        pos = 0
+        with memoryview(self._scratch) as view:
+            while end - pos >= 4:
+                size = self._checked_size(pos)
+                if pos + 4 + size > end:
+                    if size > min(STASH_BYTES, len(view) // 2):
+                        self._begin_large(size, view[pos + 4 : end])
+                        pos = end
+                    break
+                pos += 4
+                frames.append(bytes(view[pos : pos + size]))
+                pos += size
+            self._stash = bytes(view[pos:end])
+        return frames
+
+    def _checked_size(self, pos: int) -> int:
+        size: int = _SIZE.unpack_from(self._scratch, pos)[0]
+        if size < 0:
+            raise ProtocolError(f"a frame announces the negative size {size}")
+        if size > self.max_bytes:
+            raise ProtocolError(f"a frame announces {size} bytes, {self.max_bytes} are allowed")
+        return size
+
+    def _begin_large(self, size: int, head: memoryview) -> None:
+        self._large_size = size
+        self._large = bytearray(min(size, max(FIRST_BYTES, len(head) * 2)))
+        self._filled = len(head)
+        self._large[: self._filled] = head
+
+    def _fill_large(self, nbytes: int) -> list[Frame]:
+        large = self._large
+        assert large is not None
+        self._filled += nbytes
+        if self._filled < len(large):
+            return []
+        if self._filled < self._large_size:
+            self._large = _grown(large, min(self._large_size, 4 * len(large)))
+            return []
+        self._large = None
+        return [large]
+
+
+def _grown(buffer: bytearray, size: int) -> bytearray:
+    try:
+        buffer.extend(bytes(size - len(buffer)))
+        return buffer
+    except BufferError:  # somebody still holds the view that get_buffer gave
+        return buffer + bytes(size - len(buffer))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeader:
+    """What stands before every request. `client_id` is None when the peer sent none."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None = None
+
+
+def is_flexible(api_key: int, api_version: int) -> bool:
+    """Whether a version of an API has compact types and tagged fields. Unknown APIs have none."""
+    return api_key in MODULES and api_version >= request_class(api_key).FLEXIBLE
+
+
+def request_header_version(api_key: int, api_version: int) -> int:
+    if api_key == CONTROLLED_SHUTDOWN and api_version == 0:
+        return 0
+    return 2 if is_flexible(api_key, api_version) else 1
+
+
+def response_header_version(api_key: int, api_version: int) -> int:
+    """ApiVersions always answers with header 0.
+
+    A client that knows nothing of the broker yet must be able to read it.
+    """
+    return 1 if api_key != API_VERSIONS and is_flexible(api_key, api_version) else 0
+
+
+def decode_request_header(buf: BytesLike, pos: int = 0) -> tuple[RequestHeader, int]:
+    """Read a request header; return it with the position of the body. Raises ProtocolError only.
+
+    For a key or version that nobody here knows, the position is where the body would begin under header 1.
+    """
+    try:
+        return _request_header(buf, pos)
+    except (error, IndexError, UnicodeDecodeError) as cause:
+        raise ProtocolError(f"the request header is malformed: {cause}") from cause
+
+
+def _request_header(buf: BytesLike, pos: int) -> tuple[RequestHeader, int]:
+    if len(buf) - pos == 8 and bytes(buf[pos : pos + 4]) == b"\x00\x07\x00\x00":
+        return RequestHeader(CONTROLLED_SHUTDOWN, 0, _CORRELATION.unpack_from(buf, pos + 4)[0]), pos + 8
+    key, version, correlation_id, length = _REQUEST.unpack_from(buf, pos)
+    header = request_header_version(key, version)
+    if header == 0:
+        return RequestHeader(key, version, correlation_id), pos + 8
+    pos += 10
+    client_id = None
+    if length >= 0:
+        if length > len(buf) - pos:
+            raise ProtocolError(f"the client id announces {length} bytes, {len(buf) - pos} remain")
+        client_id = str(buf[pos : pos + length], "utf-8")
+        pos += length
+    if header == 2:
+        pos = skip_tagged_fields(buf, pos + 1, buf[pos])
+    return RequestHeader(key, version, correlation_id, client_id), pos
+
+
+def encode_request_header(header: RequestHeader) -> bytes:
+    """The bytes of a request header, in the header version that its API and version ask for."""
+    version = request_header_version(header.api_key, header.api_version)
+    client_id = b"" if header.client_id is None else header.client_id.encode()
+    length = -1 if header.client_id is None else len(client_id)
+    raw = _REQUEST.pack(header.api_key, header.api_version, header.correlation_id, length) + client_id
+    return raw[:8] if version == 0 else raw + b"\x00" if version == 2 else raw
+
+
+def decode_response_header(api_key: int, api_version: int, buf: BytesLike, pos: int = 0) -> tuple[int, int]:
+    """Read the correlation id of a response; return it with the position of the body. Raises ProtocolError only."""
+    try:
+        correlation_id: int = _CORRELATION.unpack_from(buf, pos)[0]
+        pos += 4
+        if response_header_version(api_key, api_version) == 1:
+            pos = skip_tagged_fields(buf, pos + 1, buf[pos])
+        return correlation_id, pos
+    except (error, IndexError) as cause:
+        raise ProtocolError(f"the response header is malformed: {cause}") from cause
+
+
+def encode_response_header(api_key: int, api_version: int, correlation_id: int) -> bytes:
+    return _CORRELATION.pack(correlation_id) + bytes(response_header_version(api_key, api_version))
+
+
+def encode_request_frame(header: RequestHeader, message: Message) -> list[BytesLike]:
+    """A whole request as parts to write: size, header and body."""
+    return _framed(encode_request_header(header), encode(message, header.api_version))
+
+
+def encode_response_frame(correlation_id: int, message: Message, version: int) -> list[BytesLike]:
+    """A whole response as parts to write: size, header and body."""
+    return _framed(encode_response_header(message.KEY, version, correlation_id), encode(message, version))
+
+
+def _framed(header: bytes, body: list[BytesLike]) -> list[BytesLike]:
+    size = len(header) + sum(map(len, body))
+    first = _SIZE.pack(size) + header
+    if body and len(body[0]) <= STASH_BYTES:
+        return [b"".join((first, body[0])), *body[1:]]
+    return [first, *body]

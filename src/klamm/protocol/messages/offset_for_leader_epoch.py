@@ -1,0 +1,55 @@
+"""OffsetForLeaderEpoch (key 23), versions 0-4, flexible from 4.
+
+Where a leader epoch ends in the leader's log: what followers and consumers truncate to.
+"""
+
+from __future__ import annotations
+
+from klamm.protocol.wire import Array, Int16, Int32, Int64, Message, String, Struct, message, since
+
+
+@message
+class OffsetForLeaderPartition(Struct):
+    partition: Int32
+    current_leader_epoch: Int32 = since(2, default=-1)
+    leader_epoch: Int32
+
+
+@message
+class OffsetForLeaderTopic(Struct):
+    topic: String
+    partitions: Array[OffsetForLeaderPartition]
+
+
+@message
+class OffsetForLeaderEpochRequest(Message):
+    KEY = 23
+    FLEXIBLE = 4
+    VERSIONS = range(0, 5)
+
+    replica_id: Int32 = since(3, default=-2)
+    topics: Array[OffsetForLeaderTopic]
+
+
+@message
+class EpochEndOffset(Struct):
+    error_code: Int16
+    partition: Int32
+    leader_epoch: Int32 = since(1, default=-1)
+    end_offset: Int64 = -1
+
+
+@message
+class OffsetForLeaderTopicResult(Struct):
+    topic: String
+    partitions: Array[EpochEndOffset]
+
+
+@message
+class OffsetForLeaderEpochResponse(Message):
+    KEY = 23
+    FLEXIBLE = 4
+    VERSIONS = range(0, 5)
+
+    throttle_time_ms: Int32 = since(2, default=0)
+    topics: Array[OffsetForLeaderTopicResult]

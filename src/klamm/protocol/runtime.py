@@ -1,0 +1,136 @@
+"""What compiled codecs call at run time: variable-length integers, tables, and the refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from struct import Struct
+from typing import Any, Final, NoReturn
+from uuid import UUID
+
+from klamm.errors import ProtocolError
+from klamm.model import ZERO_UUID
+from klamm.protocol.wire import BytesLike
+
+STRING_MAX_BYTES: Final = 32767
+MEMORY_BUDGET: Final = 256 * 1024 * 1024
+"""About how much memory the objects of one message may take, whatever its counts say.
+
+200 000 partitions take half of it.
+"""
+SMALL: Final = 32
+"""Arrays of integers shorter than this have a ready-made struct."""
+INLINE_RECORDS: Final = 4096
+"""Records up to this size are copied next to the fields around them: one write is cheaper than three."""
+
+COMPACT_LENGTH: Final = tuple(bytes((n + 1,)) for n in range(127))
+"""The one-byte compact lengths: COMPACT_LENGTH[n] announces n bytes or elements."""
+
+
+def short(wanted: int, remaining: int) -> NoReturn:
+    raise ProtocolError(f"{wanted} bytes announced, {remaining} remain")
+
+
+def bad_null(name: str) -> NoReturn:
+    raise ProtocolError(f"{name} is null, which this version does not allow")
+
+
+def bad_length(name: str, length: int) -> NoReturn:
+    raise ProtocolError(f"{name} has the impossible length {length}")
+
+
+def too_much(name: str, count: int) -> NoReturn:
+    raise ProtocolError(f"{name} announces {count} elements, more than one message may carry")
+
+
+def bad_tag(tag: int) -> NoReturn:
+    raise ProtocolError(f"tagged field {tag} does not fill its announced size")
+
+
+def rest_of_uvarint(buf: BytesLike, pos: int, first: int) -> tuple[int, int]:
+    """Go on reading an unsigned varint whose first byte, already read, had its high bit set."""
+    value = first & 0x7F
+    for shift in (7, 14, 21, 28):
+        byte = buf[pos]
+        pos += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, pos
+    raise ProtocolError("an unsigned varint is longer than five bytes")
+
+
+def read_uvarint(buf: BytesLike, pos: int) -> tuple[int, int]:
+    byte = buf[pos]
+    return (byte, pos + 1) if byte < 0x80 else rest_of_uvarint(buf, pos + 1, byte)
+
+
+def skip_tagged_fields(buf: BytesLike, pos: int, first: int) -> int:
+    """Step over a section of tagged fields that nobody here knows; `first` is the first byte of its count."""
+    count = first
+    if first >= 0x80:
+        count, pos = rest_of_uvarint(buf, pos, first)
+    size = len(buf)
+    if count * 2 > size - pos:
+        short(count * 2, size - pos)
+    for _ in range(count):
+        _, pos = read_uvarint(buf, pos)
+        length, pos = read_uvarint(buf, pos)
+        if length > size - pos:
+            short(length, size - pos)
+        pos += length
+    return pos
+
+
+def uvarint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def compact_string_length(length: int) -> bytes:
+    """The length of a compact string too long for COMPACT_LENGTH."""
+    if length > STRING_MAX_BYTES:
+        raise ValueError(f"a string of {length} bytes")
+    return uvarint(length + 1)
+
+
+@lru_cache(maxsize=8192)
+def uuid_of(raw: bytes) -> UUID:
+    """Topic ids come again and again; making a UUID takes a microsecond."""
+    return UUID(bytes=raw) if any(raw) else ZERO_UUID
+
+
+@lru_cache(maxsize=256)
+def unpackers(code: str) -> tuple[Callable[[BytesLike, int], tuple[Any, ...]], ...]:
+    """unpack_from for arrays of 0, 1, 2 ... elements of one fixed-size type."""
+    return tuple(Struct(f">{n}{code}").unpack_from for n in range(SMALL))
+
+
+@lru_cache(maxsize=256)
+def packers(length_code: str, code: str) -> tuple[Callable[..., bytes], ...]:
+    """pack for an array's count and its 0, 1, 2 ... elements."""
+    return tuple(Struct(f">{length_code}{n}{code}").pack for n in range(SMALL))
+
+
+def records_length(records: BytesLike | tuple[BytesLike, ...]) -> int:
+    return sum(map(len, records)) if isinstance(records, tuple) else len(records)
+
+
+def put_records(parts: list[BytesLike], out: list[BytesLike], records: BytesLike | tuple[BytesLike, ...]) -> None:
+    """Append records after what is in `out`.
+
+    Large ones close the part that `out` gathers and become parts of their own.
+    """
+    for piece in records if isinstance(records, tuple) else (records,):
+        if len(piece) <= INLINE_RECORDS:
+            out.append(piece)
+            continue
+        if out:
+            parts.append(b"".join(out))
+            out.clear()
+        parts.append(piece)
