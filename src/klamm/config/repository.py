@@ -17,7 +17,6 @@ from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.config.topics import effective_topic_config
 from klamm.config.unsupported import unsupported
-from klamm.config.values import Value
 from klamm.errors import ConfigError
 
 DEFAULT_BROKER: Final = "<default>"
@@ -27,7 +26,7 @@ TOPIC_DEFAULT_KEYS: Final = frozenset(synonym for key in TOPIC_KEYS.values() for
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 Reconfigure = Callable[[KafkaConfig, KafkaConfig], None]
-TopicListener = Callable[[str, Mapping[str, Value]], None]
+TopicListener = Callable[[str, Mapping[str, str]], None]
 
 log = logging.getLogger("klamm.config")
 
@@ -60,8 +59,8 @@ class ConfigRepository:
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         return self._topics.get(topic, _NOTHING)
 
-    def topic_config(self, topic: str) -> dict[str, Value]:
-        """The typed value of every topic key, for `LogConfig.from_properties`."""
+    def topic_config(self, topic: str) -> dict[str, str]:
+        """The value of every topic key as text, for `LogConfig.from_properties`."""
         return effective_topic_config(self.topic_overrides(topic), self._config)
 
     def on_change(self, keys: Iterable[str], reconfigure: Reconfigure) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from klamm.config.definition import AnyKey, did_you_mean
 from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig
 from klamm.config.topic_keys import TOPIC_KEYS
-from klamm.config.values import Value
+from klamm.config.values import Value, to_text
 from klamm.errors import ConfigError
 
 _HOURS = 3_600_000
@@ -40,8 +40,8 @@ def _relations(typed: Mapping[str, Value]) -> str | None:
     return None
 
 
-def effective_topic_config(overrides: Mapping[str, str], broker: KafkaConfig) -> dict[str, Value]:
-    """The typed value of every topic key. `LogConfig.from_properties` takes it.
+def effective_topic_config(overrides: Mapping[str, str], broker: KafkaConfig) -> dict[str, str]:
+    """The value of every topic key as text, which `LogConfig.from_properties` takes.
 
     An override that this klamm does not know or cannot parse (a newer Kafka wrote it to ZooKeeper) leaves the default.
     """
@@ -52,7 +52,7 @@ def effective_topic_config(overrides: Mapping[str, str], broker: KafkaConfig) ->
                 effective[name] = TOPIC_KEYS[name].parse(raw)
             except ConfigError:
                 continue
-    return effective
+    return {name: to_text(value) for name, value in effective.items()}
 
 
 def topic_default(key: AnyKey, broker: KafkaConfig) -> Value:
