@@ -117,7 +117,7 @@ class _Writer:
 
     def literal(self, value: Any) -> str:
         if value is None or isinstance(value, bool | int | str | bytes) or value == ():
-            return "[]" if value == () else repr(value)
+            return repr(value)
         return self.constant("default", value)
 
     def value(self, t: Type, target: str, name: str) -> None:
