@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from klamm.protocol.frames import encode_request_header
+from klamm.protocol.frames import RequestHeader, encode_request_frame
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from klamm.protocol.record_batch import Record, build_batch
-from klamm.protocol.wire import Message, encode_bytes
+from klamm.protocol.wire import Message
 
 PRODUCE_VERSION, FETCH_VERSION, LIST_OFFSETS_VERSION = 7, 11, 4
 
@@ -27,9 +26,7 @@ class ProduceFrame:
 
 
 def frame(message: Message, version: int, correlation_id: int = 1) -> bytes:
-    header = encode_request_header(message.KEY, version, correlation_id, "bench", type(message))
-    body = encode_bytes(message, version)
-    return struct.pack(">i", len(header) + len(body)) + header + body
+    return b"".join(encode_request_frame(RequestHeader(message.KEY, version, correlation_id, "bench"), message))
 
 
 def batch(size_bytes: int, record_bytes: int = 1000) -> bytes:

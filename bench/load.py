@@ -6,6 +6,7 @@ import asyncio
 import struct
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import uvloop
 
@@ -86,7 +87,7 @@ async def _run(port: int, frames: list[bytes], in_flight: int, requests: int) ->
     dones = [loop.create_future() for _ in frames]
     start = time.perf_counter()
     pairs = [
-        await loop.create_connection(lambda f=frame, d=done: _Connection(f, in_flight, each, d), "127.0.0.1", port)
+        await loop.create_connection(partial(_Connection, frame, in_flight, each, done), "127.0.0.1", port)
         for frame, done in zip(frames, dones, strict=True)
     ]
     await asyncio.wait_for(asyncio.gather(*dones), 300)

@@ -1,8 +1,8 @@
 """Runs the clients of the folders beside this file against a klamm broker: `python compat/run.py [--quick] [NAME ...]`.
 
 A folder holds `run.sh`, which is called twice, as `run.sh before` and `run.sh after`; in between the broker is
-restarted. It prints a line a check, `ok NAME` or `not ok NAME: reason`. `known-failures.txt` lists the names that may fail, with
-the reason: a name that fails and is not listed breaks the run, and so does a listed one that passes.
+restarted. It prints a line a check, `ok NAME` or `not ok NAME: reason`. `known-failures.txt` lists the names that may
+fail, with the reason: a name that fails and is not listed breaks the run, and so does a listed one that passes.
 """
 
 from __future__ import annotations

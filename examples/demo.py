@@ -1,8 +1,8 @@
 """The main job end to end, with a real client: `make demo`.
 
 A broker starts, a topic is made, records are produced and consumed by a group, the broker is killed with SIGKILL in the
-middle of it and comes back; nothing that was acknowledged is lost. Every step prints a line, and the exit code is 0 only
-if all of them held.
+middle of it and comes back; nothing that was acknowledged is lost. Every step prints a line, and the exit code is 0
+only if all of them held.
 """
 
 from __future__ import annotations
