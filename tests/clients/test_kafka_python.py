@@ -17,11 +17,11 @@ from klamm.testing import LocalCluster
 Name = Callable[[str], str]
 
 
-def make_topic(servers: str, topic: str, partitions: int = 1, **config: str) -> None:
+def make_topic(servers: str, topic: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
     with_admin(
         servers,
         lambda admin: admin.create_topics(
-            {topic: {"num_partitions": partitions, "replication_factor": 1, "configs": config}}
+            {topic: {"num_partitions": partitions, "replication_factor": 1, "configs": config or {}}}
         ),
     )
 
@@ -139,7 +139,7 @@ def test_an_idempotent_producer_writes_each_message_once(servers: str, name: Nam
 
 def test_admin_and_config(servers: str, name: Name) -> None:
     topic = name("admin")
-    make_topic(servers, topic, partitions=2, **{"retention.ms": "4321"})
+    make_topic(servers, topic, partitions=2, config={"retention.ms": "4321"})
     with pytest.raises(TopicAlreadyExistsError):
         make_topic(servers, topic)
     (described,) = with_admin(servers, lambda a: a.describe_topics([topic]))
@@ -157,6 +157,6 @@ def test_admin_and_config(servers: str, name: Name) -> None:
     entries = next(iter(next(iter(configs.values())).values()))
     assert entries["retention.ms"]["value"] == "9999"
     with pytest.raises(InvalidConfigurationError):
-        make_topic(servers, name("bad"), **{"retention.ms": "soon"})
+        make_topic(servers, name("bad"), config={"retention.ms": "soon"})
     with_admin(servers, lambda a: a.delete_topics([topic]))
     assert topic not in with_admin(servers, lambda a: a.list_topics())
