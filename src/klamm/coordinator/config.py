@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
 
-OFFSETS_TOPIC_COMPRESSION_CODEC: Final = 0
-"""Records of `__consumer_offsets` are written uncompressed unless `offsets.topic.compression.codec` says otherwise."""
+from klamm.config import KafkaConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +23,24 @@ class GroupConfig:
     offsets_topic_num_partitions: int = 50
     offsets_topic_replication_factor: int = 3
     offsets_topic_segment_bytes: int = 100 * 1024 * 1024
-    offsets_topic_compression_codec: int = OFFSETS_TOPIC_COMPRESSION_CODEC
+    offsets_topic_compression_codec: int = 0
 
     @classmethod
-    def from_kafka(cls, get: Callable[[str], Any]) -> GroupConfig:
-        """The settings as `get("group.max.size")` and so on gives them."""
+    def from_kafka(cls, config: KafkaConfig) -> GroupConfig:
         return cls(
-            min_session_timeout_ms=get("group.min.session.timeout.ms"),
-            max_session_timeout_ms=get("group.max.session.timeout.ms"),
-            initial_rebalance_delay_ms=get("group.initial.rebalance.delay.ms"),
-            max_size=get("group.max.size"),
-            offset_metadata_max_bytes=get("offset.metadata.max.bytes"),
-            offsets_load_buffer_size=get("offsets.load.buffer.size"),
-            offsets_retention_ms=get("offsets.retention.minutes") * 60_000,
-            offsets_retention_check_interval_ms=get("offsets.retention.check.interval.ms"),
-            offsets_commit_timeout_ms=get("offsets.commit.timeout.ms"),
-            offsets_topic_num_partitions=get("offsets.topic.num.partitions"),
-            offsets_topic_replication_factor=get("offsets.topic.replication.factor"),
-            offsets_topic_segment_bytes=get("offsets.topic.segment.bytes"),
-            offsets_topic_compression_codec=get("offsets.topic.compression.codec"),
+            min_session_timeout_ms=config.group_min_session_timeout_ms,
+            max_session_timeout_ms=config.group_max_session_timeout_ms,
+            initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+            max_size=config.group_max_size,
+            offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+            offsets_load_buffer_size=config.offsets_load_buffer_size,
+            offsets_retention_ms=config.offsets_retention_minutes * 60_000,
+            offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+            offsets_commit_timeout_ms=config.offsets_commit_timeout_ms,
+            offsets_topic_num_partitions=config.offsets_topic_num_partitions,
+            offsets_topic_replication_factor=config.offsets_topic_replication_factor,
+            offsets_topic_segment_bytes=config.offsets_topic_segment_bytes,
+            offsets_topic_compression_codec=config.offsets_topic_compression_codec,
         )
 
     @property

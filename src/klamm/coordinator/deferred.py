@@ -6,7 +6,7 @@ It is completed once. Whoever waits gives a function; on an event loop `deliver`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
@@ -46,6 +46,30 @@ class Deferred(Generic[T]):
             callback(self.value)
         else:
             self._callbacks.append(callback)
+
+    def map(self, convert: Callable[[T], R]) -> Deferred[R]:
+        """The converted value, once it is there."""
+        converted: Deferred[R] = Deferred()
+        self.then(lambda value: converted.complete(convert(value)))
+        return converted
+
+
+def all_of(parts: Sequence[Deferred[T]]) -> Deferred[list[T]]:
+    """The values of all parts, in their order, when the last is there."""
+    whole: Deferred[list[T]] = Deferred()
+    missing = len(parts)
+    if not missing:
+        whole.complete([])
+
+    def on_part(_: T) -> None:
+        nonlocal missing
+        missing -= 1
+        if not missing:
+            whole.complete([part.value for part in parts])
+
+    for part in parts:
+        part.then(on_part)
+    return whole
 
 
 def deliver(loop: asyncio.AbstractEventLoop, deferred: Deferred[T], convert: Callable[[T], R]) -> R | asyncio.Future[R]:

@@ -48,6 +48,8 @@ class InitialDelay:
 @dataclass(slots=True)
 class GroupMetadata:
     group_id: str
+    partition: int
+    """Its partition of `__consumer_offsets`."""
     state: GroupState = GroupState.EMPTY
     state_since_ms: int | None = None
     """When the state was entered; None when the log that it came from did not say."""
@@ -70,6 +72,7 @@ class GroupMetadata:
     storing_generation: int | None = None
     """The generation whose assignment is being written; a second one of the same generation is not taken."""
     wake_ms: int | None = None
+    scheduled_wake_ms: int | None = None
     offsets: GroupOffsets = field(default_factory=GroupOffsets)
     effects: list[Effect] = field(default_factory=list)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 
 def java_string_hash(text: str) -> int:
     """Java's `String.hashCode()`: over UTF-16 code units, in signed 32-bit arithmetic."""
@@ -12,6 +14,7 @@ def java_string_hash(text: str) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
+@lru_cache(maxsize=4096)
 def partition_for(group_id: str, partition_count: int) -> int:
     """abs(hash) % count, where the one number without an absolute value counts as 0."""
     value = java_string_hash(group_id)

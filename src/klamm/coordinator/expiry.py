@@ -1,0 +1,35 @@
+"""When a committed offset is forgotten (KIP-211)."""
+
+from __future__ import annotations
+
+from klamm.coordinator.group_metadata import GroupMetadata, GroupState
+from klamm.coordinator.offset_records import OffsetAndMetadata
+from klamm.model import TopicPartition
+
+
+def expired_offsets(group: GroupMetadata, retention_ms: int, *, timestamp_ms: int, now_ms: int) -> list[TopicPartition]:
+    """Offsets whose retention is over.
+
+    It counts, for a group that lost its members, from the time it became empty; for a stable consumer group, and only
+    for topics it no longer subscribes to, from the commit; for a group that never had members, from the commit. An
+    offset committed with its own expiry (OffsetCommit v2 to v4) keeps to that.
+    """
+    if group.state is GroupState.EMPTY and group.protocol_type is not None:
+        since_ms = group.state_since_ms
+        empty_since_ms = None if since_ms is None else timestamp_ms - (now_ms - since_ms)
+        return group.offsets.expired(
+            timestamp_ms,
+            retention_ms,
+            base_timestamp_ms=lambda value: value.commit_timestamp_ms if empty_since_ms is None else empty_since_ms,
+        )
+    if group.state is GroupState.STABLE and group.is_consumer_group and group.subscribed_topics is not None:
+        return group.offsets.expired(
+            timestamp_ms, retention_ms, base_timestamp_ms=_commit_timestamp, subscribed=group.subscribed_topics
+        )
+    if group.protocol_type is None:
+        return group.offsets.expired(timestamp_ms, retention_ms, base_timestamp_ms=_commit_timestamp)
+    return []
+
+
+def _commit_timestamp(value: OffsetAndMetadata) -> int:
+    return value.commit_timestamp_ms

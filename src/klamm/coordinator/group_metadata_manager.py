@@ -1,0 +1,293 @@
+"""Owner of the groups: which offsets partitions this broker leads, their groups, loading, writing, forgetting.
+
+A partition is loaded when this broker becomes its leader and unloaded when it is not any more; leader epochs order
+the two, so that a late notification does not undo a newer one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from klamm.clock import Clock
+from klamm.coordinator import rebalance
+from klamm.coordinator.config import GroupConfig
+from klamm.coordinator.deferred import Deferred
+from klamm.coordinator.effects import Answer, Store
+from klamm.coordinator.expiry import expired_offsets
+from klamm.coordinator.group_metadata import GroupMetadata, GroupState
+from klamm.coordinator.group_writer import GroupWriter
+from klamm.coordinator.metrics import GroupMetrics
+from klamm.coordinator.offset_records import OffsetAndMetadata
+from klamm.coordinator.offsets_loader import OffsetsLoader
+from klamm.coordinator.offsets_log import OffsetsLog
+from klamm.coordinator.partitioning import partition_for
+from klamm.coordinator.scheduler import Scheduler, Wakeups
+from klamm.errors import ErrorCode, ProtocolError
+from klamm.model import TopicPartition
+from klamm.protocol.record_batch import batches
+
+_log = logging.getLogger("klamm.coordinator")
+
+LOAD_SLICE_BYTES: Final = 256 * 1024
+"""How much of a log is read and applied before other work gets its turn."""
+GROUPS_PER_SLICE: Final = 200
+
+
+@dataclass(slots=True, eq=False)
+class OffsetsPartition:
+    """One partition of `__consumer_offsets` that this broker leads."""
+
+    index: int
+    is_loading: bool = True
+    groups: dict[str, GroupMetadata] = field(default_factory=dict)
+    open_transactions: dict[int, dict[str, None]] = field(default_factory=dict)
+
+
+class GroupMetadataManager:
+    def __init__(
+        self,
+        log: OffsetsLog,
+        clock: Clock,
+        config: GroupConfig,
+        scheduler: Scheduler,
+        metrics: GroupMetrics,
+        known_partition_count: Callable[[], int | None],
+    ) -> None:
+        self._log = log
+        self._clock = clock
+        self._config = config
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._known_partition_count = known_partition_count
+        self._writer = GroupWriter(log, clock, config)
+        self._wakeups = Wakeups()
+        self._partitions: dict[int, OffsetsPartition] = {}
+        self._epochs: dict[int, int] = {}
+        metrics.register(self.groups)
+
+    def now_ms(self) -> int:
+        """The clock of sessions and deadlines: it never goes back."""
+        return int(self._clock.monotonic() * 1000)
+
+    # --- which groups are here -----------------------------------------------------------------------------------
+
+    def partition_for(self, group_id: str) -> int:
+        """By the partition count that all brokers see; before the topic exists, by the one it will be created with."""
+        return partition_for(group_id, self._known_partition_count() or self._config.offsets_topic_num_partitions)
+
+    def status(self, group_id: str) -> ErrorCode:
+        """NONE when this broker coordinates the group and has loaded it."""
+        partition = self._partitions.get(self.partition_for(group_id))
+        if partition is None:
+            return ErrorCode.NOT_COORDINATOR
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if partition.is_loading else ErrorCode.NONE
+
+    @property
+    def is_loading(self) -> bool:
+        return any(partition.is_loading for partition in self._partitions.values())
+
+    def groups(self) -> Iterator[GroupMetadata]:
+        for partition in list(self._partitions.values()):
+            yield from list(partition.groups.values())
+
+    def get(self, group_id: str) -> GroupMetadata | None:
+        partition = self._partitions.get(self.partition_for(group_id))
+        return None if partition is None else partition.groups.get(group_id)
+
+    def get_or_add(self, group_id: str) -> GroupMetadata:
+        """The group, made if need be; its partition must be loaded."""
+        partition = self._partitions[self.partition_for(group_id)]
+        group = partition.groups.get(group_id)
+        if group is None:
+            group = GroupMetadata(group_id, partition.index, state_since_ms=self.now_ms())
+            partition.groups[group_id] = group
+        return group
+
+    # --- effects and time ----------------------------------------------------------------------------------------
+
+    def perform(self, group: GroupMetadata) -> None:
+        """Carries out what the rules left behind: answers, writes, and the group's next waking."""
+        while group.effects:
+            for effect in group.take_effects():
+                if isinstance(effect, Answer):
+                    effect.waiter.complete(effect.result)
+                else:
+                    self._store(group, effect)
+        if self._wakeups.schedule(group) and group.wake_ms is not None:
+            self._scheduler.wake_at(group.wake_ms)
+
+    def _store(self, group: GroupMetadata, store: Store) -> None:
+        def on_stored(error: ErrorCode) -> None:
+            if error is not ErrorCode.NONE:
+                _log.warning("group %s generation %d was not written: %s", group.group_id, store.generation_id, error)
+            rebalance.on_stored(group, store, error, self._config, self.now_ms())
+            self.perform(group)
+
+        self._writer.store_group(group, store, self.now_ms()).then(on_stored)
+
+    def advance(self) -> int | None:
+        """Does what is due; returns when to come back."""
+        now_ms = self.now_ms()
+        while (group := self._wakeups.pop_due(now_ms)) is not None:
+            rebalance.advance(group, self._config, now_ms)
+            self.perform(group)
+        return self._wakeups.next_ms()
+
+    # --- offsets -------------------------------------------------------------------------------------------------
+
+    def commit(
+        self, group: GroupMetadata, offsets: dict[TopicPartition, OffsetAndMetadata]
+    ) -> Deferred[dict[TopicPartition, ErrorCode]]:
+        self._metrics.offset_commits.mark(len(offsets))
+        return self._writer.commit(group, offsets)
+
+    def delete_offsets(self, group: GroupMetadata, partitions: Sequence[TopicPartition]) -> Deferred[ErrorCode]:
+        return self._writer.delete(group, partitions, with_group=False)
+
+    def delete_group(self, group: GroupMetadata) -> Deferred[ErrorCode]:
+        """Nobody can join a dead group. It is gone once the tombstones are written; if they cannot be, it lives on."""
+        assert group.state is GroupState.EMPTY
+        since_ms = group.state_since_ms
+        group.transition_to(GroupState.DEAD, self.now_ms())
+        owner = self._partitions.get(group.partition)
+
+        def on_deleted(error: ErrorCode) -> ErrorCode:
+            is_here = owner is not None and owner is self._partitions.get(group.partition)
+            if error is ErrorCode.NONE and is_here and owner is not None:
+                owner.groups.pop(group.group_id, None)
+            elif is_here:
+                group.state, group.state_since_ms = GroupState.EMPTY, since_ms
+            return error
+
+        return self._writer.delete(group, list(_all_partitions(group)), with_group=True).map(on_deleted)
+
+    def expire_offsets(self) -> Iterator[None]:
+        """The cleaning pass: expired offsets, and empty groups without offsets, in slices."""
+        timestamp_ms, now_ms = self._clock.now_ms(), self.now_ms()
+        removed = 0
+        for i, group in enumerate(list(self.groups())):
+            if group.state is not GroupState.DEAD:
+                expired = expired_offsets(
+                    group, self._config.offsets_retention_ms, timestamp_ms=timestamp_ms, now_ms=now_ms
+                )
+                removed += len(expired)
+                self._remove(group, expired)
+            if i % GROUPS_PER_SLICE == GROUPS_PER_SLICE - 1:
+                yield
+        self._metrics.offset_expirations.mark(removed)
+        yield
+
+    def _remove(self, group: GroupMetadata, partitions: Sequence[TopicPartition]) -> None:
+        """Deletes these offsets; with the last of them an empty group goes too."""
+        is_last = len(partitions) == len(group.offsets.committed)
+        others_pending = group.offsets.pending or group.offsets.pending_transactional or group.pending_members
+        if group.state is GroupState.EMPTY and is_last and not others_pending:
+            self.delete_group(group)
+        elif partitions:
+            self.delete_offsets(group, partitions)
+
+    def remove_deleted_partitions(self, deleted: Iterable[TopicPartition]) -> Iterator[None]:
+        """The topics are gone: so are the offsets committed for them, in every group."""
+        partitions = list(deleted)
+        for i, group in enumerate(list(self.groups())):
+            if group.state is not GroupState.DEAD and (known := group.offsets.known(partitions)):
+                self._remove(group, known)
+            if i % GROUPS_PER_SLICE == GROUPS_PER_SLICE - 1:
+                yield
+        yield
+
+    def complete_transaction(self, producer_id: int, partitions: Iterable[int], *, commit: bool) -> None:
+        """A transaction's marker is in these offsets partitions: its offsets count now, or never."""
+        for index in partitions:
+            partition = self._partitions.get(index)
+            if partition is None:
+                continue
+            for group_id in partition.open_transactions.pop(producer_id, ()):
+                if (group := partition.groups.get(group_id)) is not None:
+                    group.offsets.complete_transaction(producer_id, commit=commit)
+
+    # --- leadership ----------------------------------------------------------------------------------------------
+
+    def on_election(self, index: int, leader_epoch: int) -> None:
+        """This broker leads the offsets partition: its groups are loaded, unless they already are."""
+        if leader_epoch < self._epochs.get(index, leader_epoch):
+            return
+        self._epochs[index] = leader_epoch
+        if index not in self._partitions:
+            partition = self._partitions[index] = OffsetsPartition(index)
+            self._scheduler.spawn(self._load(partition))
+
+    def on_resignation(self, index: int, leader_epoch: int | None) -> None:
+        """Another broker leads the offsets partition, or none: its groups are forgotten here, waiters sent away."""
+        if leader_epoch is not None:
+            if leader_epoch < self._epochs.get(index, leader_epoch):
+                return
+            self._epochs[index] = leader_epoch
+        partition = self._partitions.pop(index, None)
+        if partition is None:
+            return
+        now_ms = self.now_ms()
+        for group in partition.groups.values():
+            rebalance.unload(group, now_ms)
+            self.perform(group)
+
+    def resign_all(self) -> None:
+        for index in list(self._partitions):
+            self.on_resignation(index, None)
+
+    def _load(self, partition: OffsetsPartition) -> Iterator[None]:
+        started = self._clock.monotonic()
+        loader = OffsetsLoader(partition.index)
+        yield
+        for error in self._read(partition.index, loader):
+            if self._partitions.get(partition.index) is not partition:
+                return
+            if error is not ErrorCode.NONE:
+                _log.error("__consumer_offsets-%d cannot be read: %s", partition.index, error.name)
+                del self._partitions[partition.index]
+                return
+            yield
+        now_ms = self.now_ms()
+        partition.open_transactions = loader.open_transactions
+        partition.groups = {group.group_id: group for group in loader.groups(now_ms, self._clock.now_ms())}
+        partition.is_loading = False
+        for group in list(partition.groups.values()):
+            rebalance.on_loaded(group, self._config, now_ms)
+            self.perform(group)
+        self._metrics.on_loaded((self._clock.monotonic() - started) * 1000)
+
+    def _read(self, index: int, loader: OffsetsLoader) -> Iterator[ErrorCode]:
+        """Feeds the whole log to `loader`; yields after each slice, at last an error if there is one."""
+        bounds = self._log.bounds(index)
+        if isinstance(bounds, ErrorCode):
+            yield bounds
+            return
+        offset, end_offset = bounds
+        max_bytes = min(LOAD_SLICE_BYTES, self._config.offsets_load_buffer_size)
+        while offset < end_offset:
+            data = self._log.read(index, offset, max_bytes)
+            if isinstance(data, ErrorCode):
+                yield data
+                return
+            next_offset = offset
+            try:
+                for batch in batches(data):
+                    loader.add(batch)
+                    next_offset = batch.next_offset
+            except ProtocolError:
+                _log.exception("__consumer_offsets-%d is not a log from offset %d on", index, next_offset)
+            if next_offset == offset:
+                return
+            offset = next_offset
+            yield ErrorCode.NONE
+
+
+def _all_partitions(group: GroupMetadata) -> dict[TopicPartition, None]:
+    offsets = group.offsets
+    partitions = dict.fromkeys((*offsets.committed, *offsets.pending))
+    for pending in offsets.pending_transactional.values():
+        partitions.update(dict.fromkeys(pending))
+    return partitions

@@ -1,0 +1,131 @@
+"""Writes groups and offsets to `__consumer_offsets`: one batch a change, answered when the log has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from klamm.clock import Clock
+from klamm.coordinator.config import GroupConfig
+from klamm.coordinator.deferred import Deferred, all_of
+from klamm.coordinator.effects import Store, StoreAssignment
+from klamm.coordinator.group_metadata import GroupMetadata
+from klamm.coordinator.offset_records import (
+    NO_TIMESTAMP,
+    GroupMetadataValue,
+    MemberValue,
+    OffsetAndMetadata,
+    encode_group_key,
+    encode_group_value,
+    encode_offset_key,
+    encode_offset_value,
+)
+from klamm.coordinator.offsets_log import Appended, OffsetsLog, group_store_error, offset_commit_error
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.protocol.record_batch import Record, build_batch
+
+TOMBSTONES_PER_BATCH: Final = 2_000
+"""Keeps a batch of tombstones well under the usual `max.message.bytes`."""
+_LONGEST_STRING_BYTES: Final = 32_767
+
+
+class GroupWriter:
+    def __init__(self, log: OffsetsLog, clock: Clock, config: GroupConfig) -> None:
+        self._log = log
+        self._clock = clock
+        self._config = config
+
+    def store_group(self, group: GroupMetadata, store: Store, now_ms: int) -> Deferred[ErrorCode]:
+        """Writes the group as it is now, with the assignment that `store` brings or that its members have."""
+        assignment = store.assignment if isinstance(store, StoreAssignment) else None
+        value = encode_group_value(self._group_value(group, assignment, now_ms))
+        record = Record(timestamp=self._clock.now_ms(), key=encode_group_key(group.group_id), value=value)
+        return self._append(group, [record]).map(lambda appended: group_store_error(appended.error))
+
+    def _group_value(
+        self, group: GroupMetadata, assignment: Mapping[str, bytes] | None, now_ms: int
+    ) -> GroupMetadataValue:
+        protocol = group.protocol_name
+        members = tuple(
+            MemberValue(
+                m.member_id,
+                m.group_instance_id,
+                m.client_id,
+                m.client_host,
+                m.rebalance_timeout_ms,
+                m.session_timeout_ms,
+                b"" if protocol is None else m.metadata(protocol),
+                m.assignment if assignment is None else assignment.get(m.member_id, b""),
+            )
+            for m in group.members.values()
+        )
+        since_ms = group.state_since_ms
+        timestamp_ms = NO_TIMESTAMP if since_ms is None else self._clock.now_ms() - (now_ms - since_ms)
+        return GroupMetadataValue(
+            group.protocol_type or "", group.generation_id, protocol, group.leader_id, timestamp_ms, members
+        )
+
+    def commit(
+        self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> Deferred[dict[TopicPartition, ErrorCode]]:
+        """Writes those of `offsets` whose metadata is not too long; they count as committed once the log has them."""
+        errors = {
+            tp: ErrorCode.NONE if self._metadata_fits(value.metadata) else ErrorCode.OFFSET_METADATA_TOO_LARGE
+            for tp, value in offsets.items()
+        }
+        accepted = {tp: offsets[tp] for tp, error in errors.items() if error is ErrorCode.NONE}
+        if not accepted:
+            return Deferred.of(errors)
+        group.offsets.prepare(accepted)
+
+        def on_appended(appended: Appended) -> dict[TopicPartition, ErrorCode]:
+            if appended.error is ErrorCode.NONE:
+                group.offsets.complete(accepted, appended.base_offset)
+            else:
+                group.offsets.fail(accepted)
+            error = offset_commit_error(appended.error)
+            return {tp: error if tp in accepted else code for tp, code in errors.items()}
+
+        timestamp_ms = self._clock.now_ms()
+        records = [
+            Record(timestamp=timestamp_ms, key=encode_offset_key(group.group_id, tp), value=encode_offset_value(value))
+            for tp, value in accepted.items()
+        ]
+        return self._append(group, records).map(on_appended)
+
+    def _metadata_fits(self, metadata: str) -> bool:
+        """Kafka counts UTF-16 code units; the record's string must also fit its int16 length."""
+        units = len(metadata.encode("utf-16-le", "surrogatepass")) // 2
+        return units <= self._config.offset_metadata_max_bytes and len(metadata.encode()) <= _LONGEST_STRING_BYTES
+
+    def delete(
+        self, group: GroupMetadata, partitions: Sequence[TopicPartition], *, with_group: bool
+    ) -> Deferred[ErrorCode]:
+        """Writes tombstones, the group's own as the last, and forgets the offsets; done when all are written."""
+        known = group.offsets.known(partitions)
+        chunks = [known[i : i + TOMBSTONES_PER_BATCH] for i in range(0, len(known), TOMBSTONES_PER_BATCH)]
+        group_keys = [encode_group_key(group.group_id)] if with_group and group.generation_id > 0 else []
+        if group_keys and not chunks:
+            chunks.append([])
+        last = len(chunks) - 1
+        writes = []
+        for i, chunk in enumerate(chunks):
+            keys = [encode_offset_key(group.group_id, tp) for tp in chunk]
+            writes.append(self._delete_chunk(group, chunk, [*keys, *group_keys] if i == last else keys))
+        return all_of(writes).map(lambda errors: next((e for e in errors if e is not ErrorCode.NONE), ErrorCode.NONE))
+
+    def _delete_chunk(
+        self, group: GroupMetadata, chunk: Sequence[TopicPartition], keys: Sequence[bytes]
+    ) -> Deferred[ErrorCode]:
+        def on_appended(appended: Appended) -> ErrorCode:
+            if appended.error is ErrorCode.NONE:
+                group.offsets.remove(chunk, before_offset=appended.base_offset)
+            return offset_commit_error(appended.error)
+
+        timestamp_ms = self._clock.now_ms()
+        return self._append(group, [Record(timestamp=timestamp_ms, key=key) for key in keys]).map(on_appended)
+
+    def _append(self, group: GroupMetadata, records: list[Record]) -> Deferred[Appended]:
+        batch = build_batch(records, compression=self._config.offsets_topic_compression_codec)
+        return self._log.append(group.partition, batch, self._config.offsets_commit_timeout_ms)

@@ -1,0 +1,142 @@
+"""Rebuilds groups and offsets from the records of one offsets partition, in the order they were written.
+
+Offsets written in a transaction are pending until its marker is read. A record that cannot be read is skipped with a
+warning: one bad record must not take the partition's other groups away.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from klamm.coordinator.group_metadata import GroupMetadata, GroupState
+from klamm.coordinator.member_metadata import MemberMetadata
+from klamm.coordinator.offset_records import (
+    NO_TIMESTAMP,
+    GroupKey,
+    GroupMetadataValue,
+    OffsetKey,
+    UnknownKey,
+    decode_group_value,
+    decode_key,
+    decode_offset_value,
+)
+from klamm.coordinator.offsets import CommittedOffset, GroupOffsets
+from klamm.errors import ProtocolError
+from klamm.protocol.record_batch import Record, RecordBatch, records
+
+_log = logging.getLogger("klamm.coordinator")
+
+_COMMIT_MARKER = 1
+
+
+@dataclass(slots=True)
+class OffsetsLoader:
+    partition: int
+    values: dict[str, GroupMetadataValue] = field(default_factory=dict)
+    offsets: dict[str, GroupOffsets] = field(default_factory=dict)
+    open_transactions: dict[int, dict[str, None]] = field(default_factory=dict)
+    """The groups that a producer's unfinished transaction has offsets for."""
+
+    def add(self, batch: RecordBatch) -> None:
+        if batch.is_control:
+            self._end_transaction(batch)
+            return
+        try:
+            for record in records(batch):
+                self._add_record(record, batch)
+        except ProtocolError as error:
+            _log.warning("__consumer_offsets-%d: %s is skipped: %s", self.partition, batch, error)
+
+    def _add_record(self, record: Record, batch: RecordBatch) -> None:
+        try:
+            key = decode_key(record.key or b"")
+            if isinstance(key, OffsetKey):
+                self._add_offset(key, record, batch)
+            elif isinstance(key, GroupKey):
+                self._add_group(key, record)
+            elif isinstance(key, UnknownKey):
+                _log.warning("__consumer_offsets-%d: key version %d is unknown", self.partition, key.version)
+        except ProtocolError as error:
+            _log.warning("__consumer_offsets-%d: record %d is skipped: %s", self.partition, record.offset, error)
+
+    def _add_offset(self, key: OffsetKey, record: Record, batch: RecordBatch) -> None:
+        offsets = self.offsets.setdefault(key.group_id, GroupOffsets())
+        target = offsets.committed
+        if batch.is_transactional:
+            target = offsets.pending_transactional.setdefault(batch.producer_id, {})
+            self.open_transactions.setdefault(batch.producer_id, {})[key.group_id] = None
+        if record.value is None:
+            target.pop(key.topic_partition, None)
+        else:
+            target[key.topic_partition] = CommittedOffset(decode_offset_value(record.value), batch.base_offset)
+
+    def _add_group(self, key: GroupKey, record: Record) -> None:
+        if record.value is None:
+            self.values.pop(key.group_id, None)
+            return
+        value = decode_group_value(record.value)
+        if value.members and value.protocol is None:
+            raise ProtocolError(f"group {key.group_id} has members and no protocol")
+        self.values[key.group_id] = value
+
+    def _end_transaction(self, batch: RecordBatch) -> None:
+        """A marker's key is int16 version, int16 type: 1 commits, 0 aborts."""
+        try:
+            key = next((record.key for record in records(batch)), None) or b""
+        except ProtocolError as error:
+            _log.warning("__consumer_offsets-%d: marker %s is skipped: %s", self.partition, batch, error)
+            return
+        commit = int.from_bytes(key[2:4], "big") == _COMMIT_MARKER
+        for group_id in self.open_transactions.pop(batch.producer_id, ()):
+            self.offsets[group_id].complete_transaction(batch.producer_id, commit=commit)
+
+    def groups(self, now_ms: int, timestamp_ms: int) -> list[GroupMetadata]:
+        """Every group that has a record or an offset. One that has only offsets is empty and of no protocol type."""
+        loaded = []
+        for group_id in dict.fromkeys((*self.values, *self.offsets)):
+            value = self.values.get(group_id)
+            offsets = self.offsets.get(group_id) or GroupOffsets()
+            offsets.pending_transactional = {p: o for p, o in offsets.pending_transactional.items() if o}
+            if value is not None:
+                loaded.append(_loaded_group(group_id, self.partition, value, offsets, now_ms, timestamp_ms))
+            elif not offsets.is_empty:
+                loaded.append(GroupMetadata(group_id, self.partition, state_since_ms=now_ms, offsets=offsets))
+        return loaded
+
+
+def _loaded_group(
+    group_id: str, partition: int, value: GroupMetadataValue, offsets: GroupOffsets, now_ms: int, timestamp_ms: int
+) -> GroupMetadata:
+    since_timestamp_ms = value.current_state_timestamp_ms
+    age_ms = max(timestamp_ms - since_timestamp_ms, 0)
+    group = GroupMetadata(
+        group_id,
+        partition,
+        state=GroupState.STABLE if value.members else GroupState.EMPTY,
+        state_since_ms=None if since_timestamp_ms == NO_TIMESTAMP else now_ms - age_ms,
+        generation_id=value.generation,
+        protocol_type=value.protocol_type or None,
+        protocol_name=value.protocol,
+        offsets=offsets,
+    )
+    for member in value.members:
+        if member.member_id in group.members or member.group_instance_id in group.static_members:
+            continue
+        group.add(
+            MemberMetadata(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host,
+                member.rebalance_timeout_ms,
+                member.session_timeout_ms,
+                ((value.protocol or "", member.subscription),),
+                member.assignment,
+            ),
+            value.protocol_type,
+        )
+    if value.leader in group.members:
+        group.leader_id = value.leader
+    group.compute_subscribed_topics()
+    return group

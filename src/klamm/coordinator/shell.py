@@ -1,0 +1,146 @@
+"""Joins the coordinator to a broker: its event loop, its replicas, its metadata, its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from klamm.clock import Clock
+from klamm.config import KafkaConfig
+from klamm.coordinator.config import GroupConfig
+from klamm.coordinator.deferred import Deferred
+from klamm.coordinator.group_coordinator import GroupCoordinator
+from klamm.coordinator.group_metadata_manager import GroupMetadataManager
+from klamm.coordinator.metrics import GroupMetrics
+from klamm.coordinator.offsets_log import Appended
+from klamm.errors import ErrorCode
+from klamm.log import AppendOrigin
+from klamm.metadata import MetadataCache
+from klamm.metrics import MetricsRegistry
+from klamm.model import GROUP_METADATA_TOPIC, TopicPartition
+
+if TYPE_CHECKING:
+    from klamm.replica.append_path import AppendResults
+    from klamm.replica.replica_manager import ReplicaManager
+
+_log = logging.getLogger("klamm.coordinator")
+
+
+class LoopScheduler:
+    """One timer and the background jobs, on an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._advance: Callable[[], None] = lambda: None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline_ms = 0
+        self._jobs: dict[asyncio.Task[None], None] = {}
+
+    def start(self, advance: Callable[[], None]) -> None:
+        self._advance = advance
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for task in list(self._jobs):
+            task.cancel()
+
+    def wake_at(self, deadline_ms: int) -> None:
+        if self._timer is not None:
+            if self._deadline_ms <= deadline_ms:
+                return
+            self._timer.cancel()
+        self._deadline_ms = deadline_ms
+        # A millisecond more: the deadline is in whole milliseconds and must be past when the timer fires.
+        delay_ms = max(deadline_ms - self._clock.monotonic() * 1000, 0) + 1
+        self._timer = self._loop.call_later(delay_ms / 1000, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._advance()
+
+    def spawn(self, job: Iterator[None]) -> None:
+        task = self._loop.create_task(_run(job))
+        self._jobs[task] = None
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._jobs.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a background job of the group coordinator failed", exc_info=error)
+
+
+async def _run(job: Iterator[None]) -> None:
+    for _ in job:
+        await asyncio.sleep(0)
+
+
+class ReplicaOffsetsLog:
+    """The partitions of `__consumer_offsets` as the ReplicaManager has them."""
+
+    def __init__(self, replicas: ReplicaManager) -> None:
+        self._replicas = replicas
+
+    def append(self, partition: int, batch: bytes, timeout_ms: int) -> Deferred[Appended]:
+        tp = TopicPartition(GROUP_METADATA_TOPIC, partition)
+        outcome = self._replicas.append_records(-1, True, AppendOrigin.COORDINATOR, {tp: batch}, timeout_ms)
+        if not isinstance(outcome, asyncio.Future):
+            return Deferred.of(_appended(outcome, tp))
+        appended: Deferred[Appended] = Deferred()
+        outcome.add_done_callback(lambda done: appended.complete(_appended_later(done, tp)))
+        return appended
+
+    def bounds(self, partition: int) -> tuple[int, int] | ErrorCode:
+        log = self._replicas.leader_log(TopicPartition(GROUP_METADATA_TOPIC, partition))
+        return log if isinstance(log, ErrorCode) else (log.log_start_offset, log.log_end_offset)
+
+    def read(self, partition: int, offset: int, max_bytes: int) -> bytes | memoryview | ErrorCode:
+        log = self._replicas.leader_log(TopicPartition(GROUP_METADATA_TOPIC, partition))
+        if isinstance(log, ErrorCode):
+            return log
+        result = log.read(offset, max_bytes, max_offset=log.log_end_offset)
+        return result if isinstance(result, ErrorCode) else result.records
+
+
+def _appended(results: AppendResults, tp: TopicPartition) -> Appended:
+    result = results[tp]
+    return Appended(ErrorCode(result.error), result.base_offset)
+
+
+def _appended_later(done: asyncio.Future[AppendResults], tp: TopicPartition) -> Appended:
+    if done.cancelled() or done.exception() is not None:
+        return Appended(ErrorCode.REQUEST_TIMED_OUT)
+    return _appended(done.result(), tp)
+
+
+def create_group_coordinator(
+    *,
+    config: KafkaConfig,
+    replicas: ReplicaManager,
+    metadata: MetadataCache,
+    clock: Clock,
+    loop: asyncio.AbstractEventLoop,
+    metrics: MetricsRegistry,
+    new_uuid: Callable[[], str] = lambda: str(uuid4()),
+) -> GroupCoordinator:
+    """The coordinator of a broker, listening to leadership changes. `startup()` and `shutdown()` are the broker's."""
+    group_config = GroupConfig.from_kafka(config)
+    scheduler = LoopScheduler(loop, clock)
+    group_metrics = GroupMetrics(metrics)
+    manager = GroupMetadataManager(
+        ReplicaOffsetsLog(replicas),
+        clock,
+        group_config,
+        scheduler,
+        group_metrics,
+        lambda: metadata.partition_count(GROUP_METADATA_TOPIC),
+    )
+    coordinator = GroupCoordinator(manager, group_config, scheduler, group_metrics, new_uuid)
+    scheduler.start(coordinator.advance)
+    replicas.leadership_listeners.append(coordinator.on_leadership_change)
+    return coordinator
