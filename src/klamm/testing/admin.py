@@ -1,0 +1,165 @@
+"""What a test asks of a running cluster: topics, the controller, leaders and in-sync replicas, over Kafka's protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, TypeVar
+
+from klamm.errors import ErrorCode, KlammError
+from klamm.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from klamm.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from klamm.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponsePartition,
+)
+from klamm.protocol.wire import Message
+from klamm.testing.wire_client import send_request
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Message)
+Addresses = Mapping[int, tuple[str, int]]
+
+_REQUEST_TIMEOUT_S: Final = 10.0
+_POLL_S: Final = 0.02
+_RETRIABLE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
+
+
+class ClusterAdmin:
+    """`answering` gives the addresses of the brokers that run now, `on_wait` may raise why waiting is in vain."""
+
+    def __init__(
+        self, answering: Callable[[], Addresses], *, timeout_s: float, on_wait: Callable[[str, bool], None]
+    ) -> None:
+        self._answering = answering
+        self._timeout_s = timeout_s
+        self._on_wait = on_wait
+
+    def create_topic(self, name: str, partitions: int, replication_factor: int, config: Mapping[str, object]) -> None:
+        configs = [CreatableTopicConfig(name=key, value=str(value)) for key, value in config.items()]
+        topic = CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replication_factor,
+            assignments=(),
+            configs=configs,
+        )
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=int(_REQUEST_TIMEOUT_S * 1000))
+
+        def attempt() -> tuple[int, str | None]:
+            result = self._ask_controller(request, 5, CreateTopicsResponse).topics[0]
+            return result.error_code, result.error_message
+
+        self._until_accepted(f"Topic {name} was not created", attempt)
+        self.wait(
+            lambda: all(self._knows_leaders(broker_id, name, partitions) for broker_id in self._answering()),
+            f"Not every broker learnt the leaders of {name}",
+        )
+
+    def delete_topic(self, name: str) -> None:
+        request = DeleteTopicsRequest(topic_names=[name], timeout_ms=int(_REQUEST_TIMEOUT_S * 1000))
+
+        def attempt() -> tuple[int, str | None]:
+            return self._ask_controller(request, 4, DeleteTopicsResponse).responses[0].error_code, None
+
+        self._until_accepted(f"Topic {name} was not deleted", attempt)
+
+    def controller_id(self) -> int:
+        return self.wait(self._controller, "There is no controller")
+
+    def leader(self, topic: str, partition: int) -> int:
+        def find() -> int | None:
+            found = self._partition(topic, partition)
+            return found.leader_id if found is not None and found.leader_id >= 0 else None
+
+        return self.wait(find, f"{topic}-{partition} has no leader")
+
+    def isr(self, topic: str, partition: int) -> list[int]:
+        found = self.wait(lambda: self._partition(topic, partition), f"{topic}-{partition} is not known")
+        return list(found.isr_nodes)
+
+    def wait_until_acquainted(self, running: Collection[int], deadline: float) -> None:
+        """Until every running broker knows all the others and a controller."""
+
+        def known() -> bool:
+            return all(
+                (view := self._metadata(broker_id)) is not None
+                and view.controller_id >= 0
+                and {broker.node_id for broker in view.brokers} >= set(running)
+                for broker_id in sorted(running)
+            )
+
+        self.wait(known, "The brokers did not find each other", deadline)
+
+    def wait(self, condition: Callable[[], T | None], problem: str, deadline: float | None = None) -> T:
+        """The first result that is neither None nor False."""
+        deadline = time.monotonic() + self._timeout_s if deadline is None else deadline
+        while (result := condition()) is None or result is False:
+            self._on_wait(problem, time.monotonic() > deadline)
+            time.sleep(_POLL_S)
+        return result
+
+    def _metadata(self, broker_id: int, topic: str | None = None) -> MetadataResponse | None:
+        topics = [] if topic is None else [MetadataRequestTopic(name=topic)]
+        request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+        address = self._answering().get(broker_id)
+        if address is None:
+            return None
+        with contextlib.suppress(OSError):
+            return send_request(address, request, 7, MetadataResponse, _REQUEST_TIMEOUT_S)
+        return None
+
+    def _views(self, topic: str | None = None) -> Iterable[MetadataResponse]:
+        views = (self._metadata(broker_id, topic) for broker_id in self._answering())
+        return (view for view in views if view is not None)
+
+    def _controller(self) -> int | None:
+        """What most brokers say: one that has just lost its connection may still believe in an old controller."""
+        said = [view.controller_id for view in self._views() if view.controller_id in self._answering()]
+        return max(set(said), key=lambda broker_id: (said.count(broker_id), broker_id)) if said else None
+
+    def _partition(self, topic: str, partition: int) -> MetadataResponsePartition | None:
+        """The newest that any running broker knows of a partition: the state with the highest leader epoch."""
+        found = [
+            candidate
+            for view in self._views(topic)
+            for described in view.topics
+            for candidate in described.partitions
+            if described.error_code == ErrorCode.NONE and candidate.partition_index == partition
+        ]
+        return max(found, key=lambda candidate: candidate.leader_epoch) if found else None
+
+    def _knows_leaders(self, broker_id: int, topic: str, partitions: int) -> bool:
+        view = self._metadata(broker_id, topic)
+        if view is None or not view.topics or view.topics[0].error_code != ErrorCode.NONE:
+            return False
+        known = view.topics[0].partitions
+        return len(known) == partitions and all(part.leader_id >= 0 for part in known)
+
+    def _ask_controller(self, request: Message, version: int, answer: type[R]) -> R:
+        address = self._answering().get(self.controller_id())
+        if address is None:
+            raise ConnectionRefusedError("the controller has gone")
+        return send_request(address, request, version, answer, 3 * _REQUEST_TIMEOUT_S)
+
+    def _until_accepted(self, problem: str, attempt: Callable[[], tuple[int, str | None]]) -> None:
+        def accepted() -> bool | None:
+            try:
+                code, message = attempt()
+            except OSError:
+                return None
+            if code in _RETRIABLE:
+                return None
+            if code != ErrorCode.NONE:
+                raise KlammError(f"{problem}: {ErrorCode(code).name}{f' ({message})' if message else ''}.")
+            return True
+
+        self.wait(accepted, problem)

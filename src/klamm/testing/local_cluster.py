@@ -1,0 +1,351 @@
+"""A cluster of real processes on this machine: one embedded ZooKeeper server and as many brokers as asked for.
+
+    with LocalCluster(brokers=3) as cluster:
+        cluster.create_topic("orders", partitions=3, replication_factor=3)
+        cluster.kill(cluster.leader("orders", 0))
+
+Broker ids count from 1. Ports are free ones, and a broker keeps its port over restarts. Everything ends with the
+`with` block, and with the process that made the cluster, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from klamm.errors import KlammError
+from klamm.testing.admin import ClusterAdmin
+from klamm.testing.ports import LOOPBACK, ReservedPort
+from klamm.testing.processes import ChildProcess
+
+BrokerConfigs = Mapping[str, object] | Mapping[int, Mapping[str, object]]
+
+TEST_DEFAULTS: Final[Mapping[str, object]] = {
+    "zookeeper.session.timeout.ms": 2000,
+    "replica.lag.time.max.ms": 2000,
+    "replica.fetch.wait.max.ms": 200,
+    "replica.fetch.backoff.ms": 100,
+    "controlled.shutdown.retry.backoff.ms": 100,
+    "group.initial.rebalance.delay.ms": 0,
+    "offsets.topic.num.partitions": 4,
+}
+"""Short times, so that tests of failures take seconds. `broker_configs` overrides them."""
+
+
+class LocalCluster:
+    """`broker_configs` are Kafka's keys for all brokers, or by broker id; keys of all and of one can be mixed.
+
+    Without `data_dir` the data lives in a temporary directory and goes with the cluster. `zookeeper` names a real
+    ensemble (`host:port/chroot`) to use in place of the embedded server.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        *,
+        data_dir: Path | str | None = None,
+        broker_configs: BrokerConfigs | None = None,
+        zookeeper: str | None = None,
+        ports: Iterable[int] = (),
+        defaults: Mapping[str, object] = TEST_DEFAULTS,
+        start_timeout_s: float = 60.0,
+        stop_timeout_s: float = 60.0,
+    ) -> None:
+        if brokers < 1:
+            raise KlammError("A cluster needs at least one broker.")
+        self.broker_ids: tuple[int, ...] = tuple(range(1, brokers + 1))
+        self._configs = dict(broker_configs or {})
+        self._defaults = {"offsets.topic.replication.factor": min(3, brokers), **defaults}
+        self._temporary = data_dir is None
+        self.data_dir = Path(tempfile.mkdtemp(prefix="klamm-") if data_dir is None else data_dir).resolve()
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._wanted_ports = dict(zip(self.broker_ids, ports, strict=False))
+        self._external_zookeeper = zookeeper
+        self._ports: dict[int, ReservedPort] = {}
+        self._zookeeper_port: ReservedPort | None = None
+        self._zookeeper: ChildProcess | None = None
+        self._brokers: dict[int, ChildProcess] = {}
+        self._unclean: set[int] = set()
+        self._admin = ClusterAdmin(self._answering, timeout_s=start_timeout_s, on_wait=self._on_wait)
+
+    def __enter__(self) -> LocalCluster:
+        self.start_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> LocalCluster:
+        await asyncio.to_thread(self.start_all)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    # --- the whole cluster ---
+
+    def start_all(self) -> None:
+        """Starts ZooKeeper and all brokers at the same time; returns when every broker knows all the others."""
+        try:
+            deadline = time.monotonic() + self._start_timeout_s
+            had_data = (self.data_dir / "zookeeper").exists()
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self._reserve_ports()
+            self._start_zookeeper()
+            if had_data and self._zookeeper is not None:
+                self._zookeeper.wait_ready(deadline)
+                self._unclean = set(self.broker_ids)
+            for broker_id in self.broker_ids:
+                self._spawn(broker_id, deadline)
+            for broker_id in self.broker_ids:
+                self._brokers[broker_id].wait_ready(deadline)
+            self._admin.wait_until_acquainted(self._running(), deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stops everything, the brokers first and in a controlled way, and removes a temporary data directory."""
+        problems: list[str] = []
+        running = [*self._brokers.values(), *([self._zookeeper] if self._zookeeper is not None else [])]
+        for process in running:
+            try:
+                process.stop(self._stop_timeout_s)
+            except KlammError as error:
+                problems.append(str(error))
+        self._brokers.clear()
+        self._zookeeper = None
+        for port in [*self._ports.values(), *([self._zookeeper_port] if self._zookeeper_port is not None else [])]:
+            port.close()
+        self._ports.clear()
+        self._zookeeper_port = None
+        if self._temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+        if problems:
+            raise KlammError("\n".join(problems))
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(f"{port.host}:{port.number}" for port in self._ports.values())
+
+    @property
+    def zookeeper_connect(self) -> str:
+        if self._external_zookeeper is not None:
+            return self._external_zookeeper
+        assert self._zookeeper_port is not None, "the cluster is not started"
+        return f"{LOOPBACK}:{self._zookeeper_port.number}"
+
+    # --- one broker ---
+
+    def kill(self, broker_id: int) -> None:
+        """SIGKILL, as if the machine had lost its power."""
+        self._broker(broker_id).kill()
+        self._unclean.add(broker_id)
+
+    def stop(self, broker_id: int) -> None:
+        """SIGTERM: leaderships are handed over, logs are flushed."""
+        self._broker(broker_id).stop(self._stop_timeout_s)
+
+    def start(self, broker_id: int) -> None:
+        """Starts a stopped or killed broker on the port it had; returns when it answers."""
+        deadline = time.monotonic() + self._start_timeout_s
+        self._spawn(broker_id, deadline)
+        self._brokers[broker_id].wait_ready(deadline)
+        self._admin.wait_until_acquainted(self._running(), deadline)
+
+    def pause(self, broker_id: int) -> None:
+        """SIGSTOP: the process is there but does nothing, as in a long stop of the machine."""
+        self._broker(broker_id).pause()
+
+    def resume(self, broker_id: int) -> None:
+        self._broker(broker_id).resume()
+
+    def is_running(self, broker_id: int) -> bool:
+        return self._broker(broker_id).is_running
+
+    def pid(self, broker_id: int) -> int:
+        return self._broker(broker_id).pid
+
+    def port(self, broker_id: int) -> int:
+        return self._ports[broker_id].number
+
+    def logs(self, broker_id: int) -> Path:
+        """The file with what the broker writes about itself."""
+        return self.data_dir / f"broker-{broker_id}.log"
+
+    # --- topics and leaders ---
+
+    def unique_topic_name(self, stem: str = "topic") -> str:
+        return f"{stem}-{uuid.uuid4().hex[:12]}"
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = 1,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        """Returns when every running broker knows the topic and the leader of each partition."""
+        self._admin.create_topic(name, partitions, replication_factor, config or {})
+
+    def delete_topic(self, name: str) -> None:
+        self._admin.delete_topic(name)
+
+    @property
+    def controller_id(self) -> int:
+        """The broker that is the controller now; waits for an election to end."""
+        return self._admin.controller_id()
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """The leader of a partition now; waits for an election to end."""
+        return self._admin.leader(topic, partition)
+
+    def isr(self, topic: str, partition: int = 0) -> list[int]:
+        """The in-sync replicas of a partition, as the running brokers know them now."""
+        return self._admin.isr(topic, partition)
+
+    # --- how it is done ---
+
+    def _reserve_ports(self) -> None:
+        for broker_id in self.broker_ids:
+            wanted = self._wanted_ports.get(broker_id, 0)
+            try:
+                self._ports[broker_id] = ReservedPort(wanted)
+            except OSError as error:
+                raise KlammError(f"Port {wanted} cannot be used: {error.strerror}. Choose another one.") from None
+        if self._external_zookeeper is None:
+            self._zookeeper_port = ReservedPort()
+
+    def _start_zookeeper(self) -> None:
+        if self._zookeeper_port is None:
+            return
+        port = self._zookeeper_port.number
+        arguments = ["--data-dir", str(self.data_dir / "zookeeper"), "--host", LOOPBACK, "--port", str(port)]
+        self._zookeeper = ChildProcess(
+            "ZooKeeper",
+            "klamm.zk.server",
+            arguments,
+            self.data_dir / "zookeeper.log",
+            lambda: _accepts_connections(port),
+        )
+        self._zookeeper.spawn()
+
+    def _spawn(self, broker_id: int, deadline: float) -> None:
+        if broker_id in self._unclean:
+            self._wait_until_unregistered(broker_id, deadline)
+            self._unclean.discard(broker_id)
+        process = self._brokers.get(broker_id)
+        if process is None:
+            self._brokers[broker_id] = process = self._new_broker(broker_id)
+        self._ready_file(broker_id).unlink(missing_ok=True)
+        self._write_config(broker_id)
+        process.spawn()
+
+    def _new_broker(self, broker_id: int) -> ChildProcess:
+        if broker_id not in self.broker_ids:
+            raise KlammError(f"There is no broker {broker_id}: the cluster has {', '.join(map(str, self.broker_ids))}.")
+        ready = self._ready_file(broker_id)
+        arguments = ["--config", str(self._config_file(broker_id)), "--ready-file", str(ready)]
+        return ChildProcess(
+            f"Broker {broker_id}",
+            "klamm.server",
+            arguments,
+            self.logs(broker_id),
+            lambda: _is_json(ready),
+        )
+
+    def _write_config(self, broker_id: int) -> None:
+        shared = {key: value for key, value in self._configs.items() if isinstance(key, str)}
+        own = self._configs.get(broker_id, {})  # type: ignore[call-overload]
+        assert isinstance(own, Mapping)
+        properties = {
+            "broker.id": broker_id,
+            "listeners": f"PLAINTEXT://{LOOPBACK}:{self.port(broker_id)}",
+            "log.dirs": self.data_dir / f"broker-{broker_id}",
+            "zookeeper.connect": self.zookeeper_connect,
+            **self._defaults,
+            **shared,
+            **own,
+        }
+        text = "".join(f"{key}={_property(value)}\n" for key, value in properties.items())
+        self._config_file(broker_id).write_text(text, encoding="utf-8")
+
+    def _config_file(self, broker_id: int) -> Path:
+        return self.data_dir / f"broker-{broker_id}.properties"
+
+    def _ready_file(self, broker_id: int) -> Path:
+        return self.data_dir / f"broker-{broker_id}.ready"
+
+    def _broker(self, broker_id: int) -> ChildProcess:
+        if broker_id not in self._brokers:
+            raise KlammError(f"Broker {broker_id} was not started; brokers are {', '.join(map(str, self.broker_ids))}.")
+        return self._brokers[broker_id]
+
+    def _wait_until_unregistered(self, broker_id: int, deadline: float) -> None:
+        """A broker that was killed stays registered until its session ends; its successor would be refused before."""
+        from kazoo.client import KazooClient
+
+        client = KazooClient(hosts=self.zookeeper_connect)
+        client.start(timeout=self._start_timeout_s)
+        try:
+            self._admin.wait(
+                lambda: client.exists(f"/brokers/ids/{broker_id}") is None or None,
+                f"The earlier session of broker {broker_id} did not end",
+                deadline,
+            )
+        finally:
+            client.stop()
+            client.close()
+
+    def _running(self) -> list[int]:
+        return [broker_id for broker_id, process in self._brokers.items() if process.is_running]
+
+    def _answering(self) -> dict[int, tuple[str, int]]:
+        """Where the brokers are that run and are not paused."""
+        running = self._brokers.items()
+        return {
+            broker_id: (LOOPBACK, self.port(broker_id))
+            for broker_id, process in running
+            if process.is_running and not process.is_paused
+        }
+
+    def _on_wait(self, problem: str, is_late: bool) -> None:
+        for process in self._brokers.values():
+            if process.has_crashed:
+                raise KlammError(f"{problem}: {process.name} has ended by itself.\n{process.log_tail()}")
+        if is_late:
+            tails = [process.log_tail() for process in self._brokers.values()]
+            raise KlammError("\n".join([f"{problem} in time.", *tails]))
+
+
+def _accepts_connections(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), 1.0):
+        return True
+    return False
+
+
+def _is_json(path: Path) -> bool:
+    """Whether the file is there and written to its end."""
+    with contextlib.suppress(OSError, ValueError):
+        json.loads(path.read_text())
+        return True
+    return False
+
+
+def _property(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

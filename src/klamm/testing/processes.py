@@ -1,0 +1,157 @@
+"""Broker and ZooKeeper processes: started, watched until they are ready, stopped, and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+from klamm.errors import KlammError
+from klamm.testing.child import PARENT_VARIABLE
+
+_POLL_S: Final = 0.005
+_TAIL_LINES: Final = 25
+
+
+class _Spawner:
+    """One thread that starts all children: Linux ties a child's life to the thread that started it."""
+
+    def __init__(self) -> None:
+        self._orders: queue.SimpleQueue[tuple[Callable[[], subprocess.Popen[bytes]], Future[subprocess.Popen[bytes]]]]
+        self._orders = queue.SimpleQueue()
+        self._pid = -1
+
+    def spawn(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            threading.Thread(target=self._run, name="klamm-spawner", daemon=True).start()
+        done: Future[subprocess.Popen[bytes]] = Future()
+        self._orders.put((start, done))
+        return done.result()
+
+    def _run(self) -> None:
+        while True:
+            start, done = self._orders.get()
+            try:
+                done.set_result(start())
+            except OSError as error:
+                done.set_exception(error)
+
+
+_SPAWNER: Final = _Spawner()
+
+
+class ChildProcess:
+    """A klamm process. `ready` says whether it answers; its output goes to `log_path`."""
+
+    def __init__(
+        self, name: str, module: str, arguments: Sequence[str], log_path: Path, ready: Callable[[], bool]
+    ) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._command = [sys.executable, "-m", "klamm.testing.child", module, *arguments]
+        self._ready = ready
+        self._process: subprocess.Popen[bytes] | None = None
+        self._paused = False
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise KlammError(f"{self.name} is not running.")
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether it ended although nobody stopped or killed it."""
+        return self._process is not None and self._process.poll() is not None
+
+    def spawn(self) -> None:
+        if self.is_running:
+            raise KlammError(f"{self.name} is running already.")
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        env = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+
+        def start() -> subprocess.Popen[bytes]:
+            with self.log_path.open("ab") as output:
+                return subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=env,
+                    start_new_session=True,
+                )
+
+        self._process = _SPAWNER.spawn(start)
+        self._paused = False
+
+    def wait_ready(self, deadline: float) -> None:
+        while not self._ready():
+            if not self.is_running:
+                code = self._process.returncode if self._process is not None else None
+                raise KlammError(f"{self.name} ended with code {code} while starting.\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise KlammError(f"{self.name} did not become ready in time.\n{self.log_tail()}")
+            time.sleep(_POLL_S)
+
+    def log_tail(self) -> str:
+        try:
+            lines = self.log_path.read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        return "\n".join([f"The end of {self.log_path}:", *(f"  {line}" for line in lines[-_TAIL_LINES:])])
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is flushed, nothing is said."""
+        self._signal(signal.SIGKILL)
+        self._reap(timeout_s=None)
+
+    def stop(self, timeout_s: float) -> None:
+        """SIGTERM: a controlled shutdown. A process that does not end in time is killed, and that is an error."""
+        if not self.is_running:
+            self._reap(timeout_s=None)
+            return
+        if self._paused:
+            self.resume()
+        self._signal(signal.SIGTERM)
+        try:
+            self._reap(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise KlammError(f"{self.name} did not stop within {timeout_s:g} s.\n{self.log_tail()}") from None
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+        self._paused = True
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+        self._paused = False
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None:
+            raise KlammError(f"{self.name} is not running.")
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def _reap(self, timeout_s: float | None) -> None:
+        if self._process is not None:
+            self._process.wait(timeout_s)
+            self._process = None

@@ -1,0 +1,39 @@
+"""One request, one response, over a blocking socket: what the test cluster asks its brokers."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import struct
+from typing import TypeVar
+
+from klamm.errors import KlammError
+from klamm.protocol.frames import RequestHeader, decode_response_header, encode_request_frame
+from klamm.protocol.wire import Message, decode
+
+R = TypeVar("R", bound=Message)
+_CORRELATION_IDS = itertools.count(1)
+
+
+def send_request(address: tuple[str, int], request: Message, version: int, answer: type[R], timeout_s: float) -> R:
+    """Raises OSError when the broker cannot be reached or does not answer in time."""
+    header = RequestHeader(request.KEY, version, next(_CORRELATION_IDS), "klamm-testing")
+    with socket.create_connection(address, timeout_s) as connection:
+        connection.sendall(b"".join(encode_request_frame(header, request)))
+        (size,) = struct.unpack(">i", _read(connection, 4))
+        frame = _read(connection, size)
+    correlation_id, position = decode_response_header(request.KEY, version, frame)
+    if correlation_id != header.correlation_id:
+        raise KlammError(f"The broker at {address[0]}:{address[1]} answered another request than ours.")
+    response, _ = decode(answer, version, frame, position)
+    return response
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionResetError("the broker closed the connection")
+        data += part
+    return bytes(data)
