@@ -1,0 +1,84 @@
+"""/brokers/ids/ID: how a broker says where it can be reached. Versions 1 to 5 are read, 4 and 5 are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from klamm.model import BrokerEndPoints, EndPoint, SecurityProtocol
+from klamm.zk import paths
+from klamm.zk.znodes import ZnodeFormatError, from_json, parse, to_json
+
+_ENDPOINT: Final = re.compile(r"(?P<listener>[^:/]+)://(?:\[(?P<v6>[^]]*)\]|(?P<host>[^\[\]]*)):(?P<port>-?\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerInfo:
+    """A registration: the broker, and what only its znode says."""
+
+    broker: BrokerEndPoints
+    version: int = 5
+    jmx_port: int = -1
+
+
+def encode_broker(broker: BrokerEndPoints, timestamp_ms: int, *, version: int = 5, jmx_port: int = -1) -> bytes:
+    """Version 5 from inter-broker protocol 2.7 on, version 4 before it. Host and port repeat the PLAINTEXT endpoint."""
+    plain = next((e for e in broker.endpoints if e.security_protocol == SecurityProtocol.PLAINTEXT), None)
+    value: dict[str, Any] = {"features": {}} if version >= 5 else {}
+    value |= {
+        "listener_security_protocol_map": {e.listener: e.security_protocol.name for e in broker.endpoints},
+        "endpoints": [_encode_endpoint(e) for e in broker.endpoints],
+        "jmx_port": jmx_port,
+        "port": -1 if plain is None else plain.port,
+        "host": None if plain is None else plain.host,
+        "version": version,
+    }
+    if broker.rack is not None:
+        value["rack"] = broker.rack
+    return to_json(value | {"timestamp": str(timestamp_ms)})
+
+
+def _encode_endpoint(endpoint: EndPoint) -> str:
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    return f"{endpoint.listener}://{host}:{endpoint.port}"
+
+
+def decode_broker(broker_id: int, data: bytes | None, epoch: int) -> BrokerInfo:
+    """`epoch` is the czxid of the znode. Raises ZnodeFormatError, also for two endpoints of one listener."""
+    path = paths.broker_path(broker_id)
+    value = from_json(path, data)
+
+    def build() -> BrokerInfo:
+        version = int(value["version"])
+        if version < 1:
+            raise ZnodeFormatError(path, f"version {version} of a broker registration does not exist")
+        endpoints = _endpoints(path, version, value)
+        rack = value.get("rack")
+        broker = BrokerEndPoints(broker_id, endpoints, None if rack is None else str(rack), epoch)
+        return BrokerInfo(broker, version, int(value.get("jmx_port", -1)))
+
+    return parse(path, build)
+
+
+def _endpoints(path: str, version: int, value: Mapping[str, Any]) -> tuple[EndPoint, ...]:
+    if version == 1:
+        return (EndPoint("PLAINTEXT", str(value["host"]), int(value["port"])),)
+    protocols = value.get("listener_security_protocol_map") or {}
+    endpoints = tuple(_decode_endpoint(path, str(text), protocols) for text in value["endpoints"])
+    if len({e.listener for e in endpoints}) != len(endpoints):
+        raise ZnodeFormatError(path, "two endpoints have the same listener name")
+    return endpoints
+
+
+def _decode_endpoint(path: str, text: str, protocols: Mapping[str, str]) -> EndPoint:
+    match = _ENDPOINT.fullmatch(text)
+    if match is None:
+        raise ZnodeFormatError(path, f"endpoint {text!r} is not listener://host:port")
+    listener = match["listener"].upper()
+    protocol = protocols.get(listener) or protocols.get(match["listener"]) or listener
+    if protocol not in SecurityProtocol.__members__:
+        raise ZnodeFormatError(path, f"listener {listener} has no security protocol")
+    host = match["v6"] if match["v6"] is not None else match["host"]
+    return EndPoint(listener, host, int(match["port"]), SecurityProtocol[protocol])
