@@ -1,4 +1,4 @@
-"""What a test asks of a running cluster: topics, the controller, leaders and in-sync replicas, over Kafka's protocol."""
+"""What a test asks of a running cluster, over Kafka's protocol: topics, the controller, leaders, in-sync replicas."""
 
 from __future__ import annotations
 
