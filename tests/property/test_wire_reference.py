@@ -1,0 +1,48 @@
+"""The compiled codec and a slow interpretive one say the same of good bytes and of bad ones."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.wire.kio_bridge import Case, case_id, cases, our_class
+from tests.wire.reference import Malformed, reference_decode, reference_encode
+from tests.wire.samples import random_message
+
+from klamm.errors import ProtocolError
+from klamm.protocol.wire import Message, decode, encode_bytes
+
+FEW = settings(max_examples=10, derandomize=True, deadline=None, database=None)
+
+
+@pytest.mark.parametrize("case", cases(), ids=case_id)
+@FEW
+@given(seed=st.integers(0, 2**32 - 1))
+def test_compiled_equals_reference(case: Case, seed: int) -> None:
+    cls, version, rng = our_class(case), case[2], Random(seed)
+    message = random_message(cls, version, rng, spread=2)
+    raw = encode_bytes(message, version)
+    assert raw == reference_encode(message, version)
+    assert decode(cls, version, raw) == reference_decode(cls, version, raw)
+    for view in (bytearray(raw), memoryview(raw), memoryview(b"?" + raw)[1:]):
+        assert decode(cls, version, view) == reference_decode(cls, version, raw)
+    for _ in range(4):
+        damaged = bytearray(raw)
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            if damaged:
+                damaged[rng.randrange(len(damaged))] = rng.choice((0, 1, 2, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        assert_same_verdict(
+            cls, version, bytes(damaged[: rng.randint(0, len(damaged))] if rng.random() < 0.3 else damaged)
+        )
+
+
+def assert_same_verdict(cls: type[Message], version: int, raw: bytes) -> None:
+    try:
+        expected = reference_decode(cls, version, raw)
+    except Malformed:
+        with pytest.raises(ProtocolError):
+            decode(cls, version, raw)
+        return
+    assert decode(cls, version, raw) == expected
