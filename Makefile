@@ -1,0 +1,73 @@
+# make help lists the targets. A fresh machine needs Python 3.11 or newer and make; the rest is fetched.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST_ARGS ?=
+QUICK ?=
+SEED ?=
+SEEDS ?= 2000
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench compat docs sim lock clean java compat-tools
+
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## the environment in .venv, from requirements/test.lock
+
+# The lock decides: the environment is made again when it changes.
+$(STAMP): requirements/test.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "klamm needs Python 3.11 or newer; name one with make PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "The venv module is missing: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements/test.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+demo: $(STAMP) ## start a broker, use it with a real client, say what happened
+	$(BIN)/klamm demo
+
+test: $(STAMP) java ## every test: format, lint, types, and all of tests/
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: $(STAMP) ## format, lint, types and the tidy tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/tidy
+
+format: $(STAMP) ## put the code into its form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## one broker beside the ceiling of this machine
+	$(BIN)/python -m bench.one_broker
+
+compat: $(STAMP) compat-tools ## clients of other languages; QUICK=1 for the short form
+	$(BIN)/python compat/run.py $(if $(QUICK),--quick)
+
+docs: $(STAMP) ## write the generated parts of docs/
+	$(BIN)/python -m klamm.cli.generate_docs
+
+sim: $(STAMP) ## the simulator: SEED=7 for one seed, SEEDS=2000 for many
+	$(BIN)/klamm simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+lock: ## write the lock files anew from pyproject.toml (needs uv)
+	uv pip compile --quiet --no-header --no-annotate --python-version 3.11 pyproject.toml -o requirements/core.lock
+	uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --extra test pyproject.toml -o requirements/test.lock
+
+clean: ## remove the environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Debian packages, only where they are missing and only for what needs them.
+java:
+	@command -v javac >/dev/null || ./requirements/debian.sh openjdk-17-jdk-headless
+
+compat-tools:
+	@command -v kcat >/dev/null || ./requirements/debian.sh kcat
+	@command -v npm >/dev/null || ./requirements/debian.sh nodejs npm
