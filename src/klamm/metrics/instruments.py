@@ -157,26 +157,38 @@ class Timer:
 class BusyRatio:
     """How much of the time its owner does not work (`ratio.busy_seconds += ...`).
 
-    `idle_ns` only grows and is exact; `value` is its rate, weighted over the last minute like Kafka's OneMinuteRate.
+    `count_ns`, the idle time, only grows and is exact; `value` is its rate, weighted over the last minute as Kafka's
+    OneMinuteRate is.
     With `inverted` it is the share of time spent, not spared (`AcceptorBlockedPercent`).
     """
 
-    __slots__ = ("_clock", "_inverted", "_read_at", "_read_ns", "_started_at", "_value", "busy_seconds")
+    __slots__ = ("_began_at", "_clock", "_inverted", "_read_at", "_read_ns", "_started_at", "_value", "busy_seconds")
 
     def __init__(self, clock: Clock, *, inverted: bool = False) -> None:
         self.busy_seconds = 0.0
+        self._began_at: float | None = None
         self._clock = clock
         self._inverted = inverted
         self._started_at = self._read_at = clock.monotonic()
         self._read_ns = 0
         self._value: float | None = None
 
+    def begin(self) -> None:
+        """Work begins that lasts over several loop turns; readers see it while it goes on."""
+        if self._began_at is None:
+            self._began_at = self._clock.monotonic()
+
+    def end(self) -> None:
+        if self._began_at is not None:
+            self.busy_seconds += self._clock.monotonic() - self._began_at
+            self._began_at = None
+
     @property
     def count_ns(self) -> int:
-        if self._inverted:
-            return int(self.busy_seconds * 1e9)
-        elapsed = self._clock.monotonic() - self._started_at
-        return max(0, int((elapsed - self.busy_seconds) * 1e9))
+        now = self._clock.monotonic()
+        busy = self.busy_seconds + (now - self._began_at if self._began_at is not None else 0.0)
+        seconds = busy if self._inverted else max(0.0, now - self._started_at - busy)
+        return int(seconds * 1e9)
 
     @property
     def value(self) -> float:

@@ -1,0 +1,185 @@
+"""Acceptor: lets connections of one listener in, within the quotas, and numbers them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from klamm.errors import ConfigError
+from klamm.metrics import MetricsRegistry
+from klamm.model import EndPoint
+from klamm.network.connection import Connection
+from klamm.network.connection_quotas import Admission, ConnectionQuotas
+from klamm.network.processor import Processor
+
+OS_DEFAULT: Final = -1
+"""A socket buffer size that leaves the choice to the system."""
+MAX_CONNECTION_INDEX: Final = 2**31 - 1
+
+_log = logging.getLogger(__name__)
+
+
+class Acceptor:
+    """A connection that may not come in yet waits unread, at most `backlog` of them; more are closed.
+
+    `AcceptorBlockedPercent` is the share of time in which a connection waited for a place.
+    """
+
+    def __init__(
+        self,
+        endpoint: EndPoint,
+        processor: Processor,
+        *,
+        quotas: ConnectionQuotas,
+        registry: MetricsRegistry,
+        backlog: int,
+        send_buffer_bytes: int,
+        evict: Callable[[str], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        self.endpoint = endpoint
+        self.processor = processor
+        self.port = endpoint.port
+        processor.acceptor = self
+        self._quotas = quotas
+        self._backlog = backlog
+        self._send_buffer_bytes = send_buffer_bytes
+        self._evict = evict
+        self._on_room = on_room
+        self._server: asyncio.Server | None = None
+        self._is_started = False
+        self._waiting: deque[Connection] = deque()
+        self._open: dict[Connection, None] = {}
+        self._next_index = 0
+        prefix = "ControlPlane" if processor.is_control_plane else ""
+        tags = {"listener": endpoint.listener}
+        name = f"{prefix}AcceptorBlockedPercent"
+        self._blocked = registry.busy_ratio("kafka.network", "Acceptor", name, tags, inverted=True)
+
+    async def bind(self, loop: asyncio.AbstractEventLoop, receive_buffer_bytes: int) -> None:
+        endpoint = self.endpoint
+        try:
+            server = await loop.create_server(
+                lambda: Connection(self.processor),
+                endpoint.host or None,
+                endpoint.port,
+                backlog=self._backlog,
+            )
+        except OSError as error:
+            where = f"{endpoint.host}:{endpoint.port}"
+            raise ConfigError(f"listener {endpoint.listener} cannot be bound to {where}: {error.strerror}") from error
+        self._server = server
+        for sock in getattr(server, "sockets", ()):
+            self.port = sock.getsockname()[1]
+            if receive_buffer_bytes != OS_DEFAULT:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+
+    def start_processing(self) -> None:
+        self._is_started = True
+        self.admit_waiting()
+
+    # Connections call these.
+
+    def on_connection(self, connection: Connection, transport: asyncio.Transport) -> None:
+        self._open[connection] = None
+        self._identify(connection, transport)
+        _tune(transport.get_extra_info("socket"), self._send_buffer_bytes)
+        if self._waiting or not self._try_admit(connection):
+            self._wait(connection)
+
+    def on_connection_lost(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
+        if connection.is_admitted:
+            self.processor.remove(connection)
+            self._quotas.release(self.endpoint.listener, connection.context.client_host)
+            self._on_room()
+
+    def admit_waiting(self) -> None:
+        """Lets in those who wait, in their order, as far as the quotas allow."""
+        while self._waiting and self._is_started:
+            connection = self._waiting[0]
+            if not connection.is_closed and not self._try_admit(connection):
+                return
+            self._waiting.popleft()
+        self._blocked.end()
+
+    def _identify(self, connection: Connection, transport: asyncio.Transport) -> None:
+        local = _address(transport.get_extra_info("sockname"), (self.endpoint.host, self.port))
+        remote = _address(transport.get_extra_info("peername"), ("unknown", 0))
+        context = connection.context
+        connection.index = self._next_index
+        self._next_index = (self._next_index + 1) % MAX_CONNECTION_INDEX
+        context.connection_id = f"{local[0]}:{local[1]}-{remote[0]}:{remote[1]}-{connection.index}"
+        context.listener_name = self.endpoint.listener
+        context.security_protocol = self.endpoint.security_protocol
+        context.client_host, context.client_port = remote
+
+    def _try_admit(self, connection: Connection) -> bool:
+        """True when the matter is settled: let in, or refused for good."""
+        if not self._is_started:
+            return False
+        match self._quotas.acquire(self.endpoint.listener, connection.context.client_host):
+            case Admission.WAIT:
+                return False
+            case Admission.REFUSE:
+                _log.info("Refusing connection %s: too many from its address", connection.context.connection_id)
+                connection.abort()
+                return True
+            case Admission.ADMIT_AND_EVICT:
+                self._admit(connection)
+                self._evict(self.endpoint.listener)
+            case Admission.ADMIT:
+                self._admit(connection)
+        return True
+
+    def _admit(self, connection: Connection) -> None:
+        connection.is_admitted = True
+        self.processor.add(connection)
+        connection.admit()
+
+    def _wait(self, connection: Connection) -> None:
+        if len(self._waiting) >= self._backlog:
+            _log.info("Refusing connection %s: %d others wait", connection.context.connection_id, self._backlog)
+            connection.abort()
+            return
+        if self._is_started:
+            self._blocked.begin()
+        self._waiting.append(connection)
+
+    # The end.
+
+    def close(self) -> None:
+        """Accepts nothing more; connections stay."""
+        if self._server is not None:
+            self._server.close()
+
+    async def shutdown(self) -> None:
+        self.close()
+        self._is_started = False
+        self._waiting.clear()
+        for connection in list(self._open):
+            connection.close()
+        await asyncio.sleep(0)
+        for connection in list(self._open):
+            connection.abort()
+        self.processor.shutdown()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+
+def _address(address: Any, unknown: tuple[str, int]) -> tuple[str, int]:
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) and len(address) >= 2 else unknown
+
+
+def _tune(sock: socket.socket | None, send_buffer_bytes: int) -> None:
+    """Options of an accepted socket; a simulated transport has no socket."""
+    if sock is None:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if send_buffer_bytes != OS_DEFAULT:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)

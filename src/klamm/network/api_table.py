@@ -1,0 +1,101 @@
+"""The APIs a broker serves, resolved once per version so that a request costs one lookup."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from klamm.metrics import Meter, MetricsRegistry
+from klamm.network.request import ApiSpec, Plane, RequestContext
+from klamm.network.request_metrics import RequestMetrics, error_code_reader
+from klamm.protocol.wire import Message
+
+API_VERSIONS_KEY: Final = 18
+CONTROLLED_SHUTDOWN_KEY: Final = 7
+
+
+class VersionedApi:
+    """One API at one version: everything the hot path needs without asking again."""
+
+    __slots__ = (
+        "_spec",
+        "dispatch",
+        "has_client_id",
+        "is_control",
+        "is_request_flexible",
+        "is_response_header_flexible",
+        "key",
+        "metric_name",
+        "metrics",
+        "name",
+        "read_error_codes",
+        "request",
+        "requests",
+        "version",
+    )
+
+    def __init__(self, spec: ApiSpec, version: int, metrics: RequestMetrics) -> None:
+        self._spec = spec
+        self.key = spec.key
+        self.name = spec.name
+        self.version = version
+        self.request: type[Message] = spec.request
+        self.is_control = spec.plane is Plane.CONTROL
+        self.is_request_flexible = version >= spec.request.FLEXIBLE
+        self.has_client_id = not (spec.key == CONTROLLED_SHUTDOWN_KEY and version == 0)
+        self.is_response_header_flexible = self.is_request_flexible and spec.key != API_VERSIONS_KEY
+        self.dispatch: Callable[[RequestContext, Any], Message | asyncio.Future[Any] | None] = spec.dispatch
+        self.metric_name: Callable[[Any], str] | None = getattr(spec, "metric_name", None)
+        self.metrics = metrics
+        self.requests: Meter | None = None
+        self.read_error_codes: Callable[[Any], Iterable[int]] = self._first_error_codes
+
+    def _first_error_codes(self, response: Message) -> Iterable[int]:
+        """Compiles the reader at the first response: a start that touches no API pays for none."""
+        own: Callable[[Any], Iterable[int]] | None = getattr(self._spec, "error_codes", None)
+        self.read_error_codes = own if own is not None else error_code_reader(self._spec.response)
+        return self.read_error_codes(response)
+
+    def mark_request(self) -> None:
+        meter = self.requests
+        if meter is None:
+            meter = self.requests = self.metrics.requests(self.version)
+        meter.count += 1
+
+
+class ApiTable:
+    """Finds an `VersionedApi` by key and version."""
+
+    def __init__(self, specs: Iterable[ApiSpec], registry: MetricsRegistry) -> None:
+        self._registry = registry
+        self._metrics: dict[str, RequestMetrics] = {}
+        self._ranges: dict[int, tuple[int, int]] = {}
+        self.by_code: dict[int, VersionedApi] = {}
+        for spec in specs:
+            self._add(spec)
+
+    def _add(self, spec: ApiSpec) -> None:
+        if spec.key in self._ranges:
+            raise ValueError(f"API key {spec.key} is declared twice")
+        low, high = spec.versions
+        self._ranges[spec.key] = (low, high)
+        metrics = self.metrics(spec.name)
+        for version in range(low, high + 1):
+            self.by_code[code_of(spec.key, version)] = VersionedApi(spec, version, metrics)
+
+    def metrics(self, name: str) -> RequestMetrics:
+        """The metrics of an API name, or of one half of a split API; made when first asked for."""
+        metrics = self._metrics.get(name)
+        if metrics is None:
+            metrics = self._metrics[name] = RequestMetrics(self._registry, name)
+        return metrics
+
+    def versions(self, key: int) -> tuple[int, int] | None:
+        """The versions of a key that are served, or None when the key is not."""
+        return self._ranges.get(key)
+
+
+def code_of(key: int, version: int) -> int:
+    """Key and version as one number, as they stand in the first four bytes of a request."""
+    return key << 16 | version

@@ -1,0 +1,368 @@
+"""One accepted connection: bytes in, requests to the channel, responses out in the order of their requests.
+
+A client may pipeline. Up to `MAX_IN_FLIGHT` requests of a connection are in the broker at once; they are handled in
+the order in which they came (per plane), and a later one may be handled while an earlier one still waits for its
+future. Its response then waits here for its turn. Reading stops for a reason (see `muting`) and goes on when the last
+reason is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from klamm.errors import ErrorCode, ProtocolError
+from klamm.network.api_table import API_VERSIONS_KEY, VersionedApi
+from klamm.network.muting import CLOSING, IN_FLIGHT, MEMORY, NOT_ADMITTED, QUEUE_FULL, WRITE, MutableProtocol
+from klamm.network.request import ChannelContext, Request
+from klamm.protocol.frames import Frame, FrameReader, decode_request_header
+from klamm.protocol.wire import BytesLike, Message, decode, encode
+
+if TYPE_CHECKING:
+    from klamm.network.processor import Processor
+
+MAX_IN_FLIGHT: Final = 10
+"""Requests of one connection that are in the broker at once. Clients keep 5, or 1 when they insist on order."""
+FLUSH_BYTES: Final = 64 * 1024
+"""Responses up to this size are sent together at the end of a turn and as one piece; larger ones at once, uncopied."""
+
+_log = logging.getLogger(__name__)
+_HEADER = Struct(">hhih")
+_RESPONSE = Struct(">ii")
+_UNSUPPORTED_API_VERSIONS = Struct(">iihihhh")
+
+
+class Connection(MutableProtocol):
+    """Owner: the broker loop."""
+
+    def __init__(self, processor: Processor) -> None:
+        super().__init__(processor.loop)
+        self.processor = processor
+        self.channel = processor.channel
+        self.is_control_plane = processor.is_control_plane
+        self.context = ChannelContext()
+        self.index = -1
+        self.is_admitted = False
+        self.is_closed = False
+        self.is_write_paused = False
+        self.last_active_at = 0.0
+        self._pool = processor.channel.memory_pool if processor.channel.memory_pool.limit_bytes > 0 else None
+        self.in_flight: deque[Request] = deque()
+        self._monotonic = processor.clock.monotonic
+        self._by_code = processor.apis.by_code
+        self._reader = FrameReader(processor.max_request_bytes, processor.scratch)
+        self.get_buffer = self._reader.get_buffer  # type: ignore[method-assign]
+        self._frames: deque[Frame] = deque()
+        self._parked: Request | None = None
+        self._held: deque[Request] = deque()
+        self._unsent: list[tuple[Request, float]] = []
+        self._is_ready = False
+        self._client_id_bytes: bytes = b""
+        self._client_id: str | None = ""
+
+    # The transport calls these.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=0)
+        self.last_active_at = self._monotonic()
+        self.pause(NOT_ADMITTED)
+        self.processor.acceptor.on_connection(self, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Requests that were received are still handled, as Kafka does; their responses go nowhere."""
+        if self.is_closed:
+            return
+        self._release()
+        if not self.paused & CLOSING and self.is_admitted:
+            self.paused &= QUEUE_FULL | MEMORY | IN_FLIGHT
+            self._process(self._monotonic())
+
+    def buffer_updated(self, nbytes: int) -> None:
+        now = self.last_active_at = self._monotonic()
+        processor = self.processor
+        processor.incoming_bytes += nbytes
+        try:
+            frames = self._reader.buffer_updated(nbytes)
+        except ProtocolError as error:
+            self._refuse(str(error))
+            return
+        if frames:
+            self._frames.extend(frames)
+            self._process(now)
+        processor.idle.busy_seconds += self._monotonic() - now
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+        self.pause(WRITE)
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        if self._unsent:
+            now = self._monotonic()
+            for request, flushed_at in self._unsent:
+                self.processor.record(request, flushed_at, now)
+            self._unsent.clear()
+        if self._held:
+            self.channel.put_back(self._held)
+        self._mark_ready()
+        self.resume(WRITE)
+
+    # Requests.
+
+    def _process_received(self) -> None:
+        if self._frames:
+            self._process(self._monotonic())
+
+    def _process(self, now: float) -> None:
+        frames = self._frames
+        while frames and not self.paused:
+            if self._pool is not None and self._pool.is_depleted:
+                self._pool.waiting[self] = None
+                self.pause(MEMORY)
+                return
+            frame = frames.popleft()
+            try:
+                self._receive(frame, now)
+            except ProtocolError as error:
+                self._refuse(str(error))
+
+    def _receive(self, frame: Frame, now: float) -> None:
+        if len(frame) < 10:
+            raise ProtocolError(f"a request of {len(frame)} bytes has no header")
+        key, version, correlation_id, length = _HEADER.unpack_from(frame)
+        api = self._by_code.get(key << 16 | version)
+        if api is None:
+            self._refuse_api(key, version, correlation_id, now)
+            return
+        client_id, pos = self._read_client_id(frame, length, api) if api.has_client_id else (None, 8)
+        if self.is_control_plane and not api.is_control and api.key != API_VERSIONS_KEY:
+            raise ProtocolError(f"{api.name} is not served on the control plane")
+        message, _ = decode(api.request, api.version, frame, pos)
+        request = Request(self, api, correlation_id, client_id, message, len(frame), now)
+        if api.metric_name is not None:
+            request.split_name = api.metric_name(message)
+        if api.key == API_VERSIONS_KEY:
+            self._note_client_software(message)
+        self._submit(request)
+
+    def _read_client_id(self, frame: Frame, length: int, api: VersionedApi) -> tuple[str | None, int]:
+        """The client id and where the body begins. A client says the same id each time: it is decoded once."""
+        end = 10 + length
+        raw = frame[10:end]
+        if raw == self._client_id_bytes and length == len(raw) and end < len(frame):
+            if not api.is_request_flexible:
+                return self._client_id, end
+            if frame[end] == 0:
+                return self._client_id, end + 1
+        header, pos = decode_request_header(frame)
+        self._client_id_bytes, self._client_id = bytes(raw), header.client_id
+        return header.client_id, pos
+
+    def _note_client_software(self, message: Message) -> None:
+        self.context.client_software_name = getattr(message, "client_software_name", "") or "unknown"
+        self.context.client_software_version = getattr(message, "client_software_version", "") or "unknown"
+
+    def _submit(self, request: Request) -> None:
+        self.in_flight.append(request)
+        channel = self.channel
+        channel.in_flight += 1
+        if len(self.in_flight) >= MAX_IN_FLIGHT:
+            self.pause(IN_FLIGHT)
+        if self._pool is not None:
+            self._pool.used_bytes += request.size_bytes
+        if not channel.send_request(request):
+            self._parked = request
+            self.pause(QUEUE_FULL)
+
+    def take_parked_request(self) -> Request | None:
+        request, self._parked = self._parked, None
+        return request
+
+    def on_queue_room(self) -> None:
+        self.resume(QUEUE_FULL)
+
+    def on_memory_available(self) -> None:
+        self.resume(MEMORY)
+
+    def hold(self, request: Request) -> None:
+        """Keeps a request that was about to be handled: the client does not read its responses."""
+        self._held.append(request)
+
+    # Refusals.
+
+    def _refuse_api(self, key: int, version: int, correlation_id: int, now: float) -> None:
+        """Closes the connection, except that an ApiVersions of an unknown version gets an answer it can read (v0)."""
+        versions = self.processor.apis.versions(key)
+        if key != API_VERSIONS_KEY or versions is None:
+            what = f"API key {key}" if versions is None else f"version {version} of API key {key}"
+            raise ProtocolError(f"{what} is not served")
+        low, high = versions
+        request = Request(self, self._by_code[key << 16 | low], correlation_id, None, None, 0, now)
+        code = int(ErrorCode.UNSUPPORTED_VERSION)
+        body = _UNSUPPORTED_API_VERSIONS.pack(16, correlation_id, code, 1, API_VERSIONS_KEY, low, high)
+        request.dequeued_at = request.local_done_at = request.remote_done_at = now
+        self.in_flight.append(request)
+        self.channel.in_flight += 1
+        request.api.metrics.count_errors((code,))
+        self._finish(request, [body], len(body))
+
+    def _refuse(self, reason: str) -> None:
+        """The peer does not speak the protocol: earlier requests are answered, then the connection closes."""
+        _log.warning("Closing connection %s: %s", self.context.connection_id, reason)
+        self._frames.clear()
+        self.pause(CLOSING)
+        if not self.in_flight:
+            self.close()
+
+    # Responses.
+
+    def complete(self, request: Request, response: Message | None) -> None:
+        """The response (or its absence) is known. Raises ValueError when it cannot be encoded: a bug of the handler."""
+        if response is None:
+            self._finish(request, None, 0)
+            return
+        api = request.api
+        codes = api.read_error_codes(response)
+        body = encode(response, api.version)
+        size = 4 + sum(map(len, body))
+        if api.is_response_header_flexible:
+            size += 1
+            head = _RESPONSE.pack(size, request.correlation_id) + b"\0"
+        else:
+            head = _RESPONSE.pack(size, request.correlation_id)
+        body.insert(0, head)
+        api.metrics.count_errors(codes)
+        self._finish(request, body, size + 4)
+
+    def complete_with_close(self, request: Request) -> None:
+        """The connection ends where this response would stand."""
+        request.close_connection()
+        if not request.is_complete:
+            self._finish(request, None, 0)
+
+    def _finish(self, request: Request, parts: list[BytesLike] | None, size: int) -> None:
+        request.response_parts = parts
+        request.response_size_bytes = size
+        request.is_complete = True
+        self.processor.response_queue_size += 1
+        if self.in_flight[0] is request:
+            if size > FLUSH_BYTES:
+                self.flush()
+            else:
+                self._mark_ready()
+
+    def _mark_ready(self) -> None:
+        if not self._is_ready and self.in_flight and self.in_flight[0].is_complete:
+            self._is_ready = True
+            self.channel.response_ready(self)
+
+    def flush(self) -> None:
+        """Sends the responses whose turn it is; stops while the client does not read."""
+        self._is_ready = False
+        in_flight = self.in_flight
+        while in_flight and in_flight[0].is_complete and not self.is_write_paused:
+            self._send_some()
+        if self.paused:
+            self._after_send()
+
+    def _send_some(self) -> None:
+        """One write: small responses together, or one large one."""
+        in_flight = self.in_flight
+        now = self._monotonic()
+        sent: list[Request] = []
+        parts: list[BytesLike] = []
+        size = 0
+        while in_flight and in_flight[0].is_complete and size <= FLUSH_BYTES:
+            request = in_flight.popleft()
+            sent.append(request)
+            if request.response_parts is not None:
+                parts += request.response_parts
+                size += request.response_size_bytes
+                request.response_parts = None
+            if request.throttle_time_ms or request.closes_connection:
+                break
+        if parts:
+            self._write(parts, size)
+        self._after_write(sent, now)
+
+    def _write(self, parts: list[BytesLike], size: int) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self.processor.outgoing_bytes += size
+        if size <= FLUSH_BYTES:
+            transport.write(b"".join(parts))
+        else:
+            transport.writelines(parts)
+
+    def _after_write(self, sent: list[Request], flushed_at: float) -> None:
+        processor = self.processor
+        processor.response_queue_size -= len(sent)
+        self.channel.note_sent(len(sent))
+        now = self.last_active_at = self._monotonic()
+        processor.idle.busy_seconds += now - flushed_at
+        if self.is_write_paused:
+            self._unsent.extend((request, flushed_at) for request in sent)
+        else:
+            for request in sent:
+                processor.record(request, flushed_at, now)
+        last = sent[-1]
+        if last.throttle_time_ms and not self.is_closed:
+            self._throttle(now, last.throttle_time_ms)
+        if last.closes_connection:
+            self.close()
+
+    def _after_send(self) -> None:
+        if self.paused & CLOSING:
+            if not self.in_flight:
+                self.close()
+        elif self.paused & IN_FLIGHT and len(self.in_flight) < MAX_IN_FLIGHT:
+            self.resume(IN_FLIGHT)
+
+    # Muting.
+
+    def admit(self) -> None:
+        self.resume(NOT_ADMITTED)
+
+    def stop_reading(self) -> None:
+        """Takes no further request; those in flight are answered."""
+        self._frames.clear()
+        self.pause(CLOSING)
+
+    # The end.
+
+    def is_idle_since(self, moment: float) -> bool:
+        """Nothing came or left since then, and nothing is under way but what the client does not read."""
+        return self.last_active_at <= moment and (not self.in_flight or self.is_write_paused)
+
+    def close(self) -> None:
+        """Closes after what was written has left; what is in flight goes on without this connection."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            self.paused |= CLOSING
+            transport.close()
+
+    def abort(self) -> None:
+        """Closes at once."""
+        if self._transport is not None:
+            self.paused |= CLOSING
+            self._transport.abort()
+
+    def _release(self) -> None:
+        self.is_closed = True
+        self.is_write_paused = False
+        self._cancel_throttle()
+        for request, flushed_at in self._unsent:
+            self.processor.record(request, flushed_at, self._monotonic())
+        self._unsent.clear()
+        if self.paused & CLOSING:
+            self._frames.clear()
+        if self._held:
+            self.channel.put_back(self._held)
+        self._mark_ready()
+        self.processor.acceptor.on_connection_lost(self)

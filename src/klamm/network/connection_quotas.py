@@ -1,0 +1,75 @@
+"""ConnectionQuotas: how many connections the broker, a listener and an address may have. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+NO_LIMIT: Final = 2**31 - 1
+
+
+class Admission(Enum):
+    """What happens to a new connection."""
+
+    ADMIT = "admit"
+    WAIT = "wait"
+    """Until another connection closes: the broker or the listener is full."""
+    ADMIT_AND_EVICT = "admit and evict"
+    """The broker is full but the listener is protected: the least recently used connection of another one must go."""
+    REFUSE = "refuse"
+    """The address has its share."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    max_connections: int = NO_LIMIT
+    max_connections_per_ip: int = NO_LIMIT
+    max_connections_per_ip_overrides: Mapping[str, int] = field(default_factory=dict)
+    listener_max_connections: Mapping[str, int] = field(default_factory=dict)
+
+
+class ConnectionQuotas:
+    """Counts connections. The inter-broker listener is protected from the broker-wide limit if there are others."""
+
+    def __init__(self, limits: ConnectionLimits, *, protected_listener: str | None = None) -> None:
+        self.limits = limits
+        self._protected_listener = protected_listener
+        self._total = 0
+        self._by_listener: dict[str, int] = {}
+        self._by_ip: dict[str, int] = {}
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    def connections_of(self, ip: str) -> int:
+        return self._by_ip.get(ip, 0)
+
+    def acquire(self, listener: str, ip: str) -> Admission:
+        """Decides on a new connection; it is counted when it is admitted."""
+        limits = self.limits
+        per_ip = limits.max_connections_per_ip_overrides.get(ip, limits.max_connections_per_ip)
+        if self._by_ip.get(ip, 0) >= per_ip:
+            return Admission.REFUSE
+        if self._by_listener.get(listener, 0) >= limits.listener_max_connections.get(listener, NO_LIMIT):
+            return Admission.WAIT
+        admission = Admission.ADMIT
+        if self._total >= limits.max_connections:
+            if listener != self._protected_listener:
+                return Admission.WAIT
+            admission = Admission.ADMIT_AND_EVICT
+        self._total += 1
+        self._by_listener[listener] = self._by_listener.get(listener, 0) + 1
+        self._by_ip[ip] = self._by_ip.get(ip, 0) + 1
+        return admission
+
+    def release(self, listener: str, ip: str) -> None:
+        assert self._by_ip.get(ip, 0) > 0 and self._by_listener.get(listener, 0) > 0
+        self._total -= 1
+        self._by_listener[listener] -= 1
+        if self._by_ip[ip] == 1:
+            del self._by_ip[ip]
+        else:
+            self._by_ip[ip] -= 1

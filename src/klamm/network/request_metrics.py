@@ -1,0 +1,86 @@
+"""RequestMetrics: how often each API is called, how it fails, and where its time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from klamm.errors import ErrorCode
+from klamm.metrics import Meter, MetricsRegistry, SampleTable
+from klamm.protocol.schema import Type, plan
+from klamm.protocol.wire import Message
+
+_GROUP: Final = "kafka.network"
+_TYPE: Final = "RequestMetrics"
+
+COLUMNS: Final = (
+    "RequestQueueTimeMs",
+    "LocalTimeMs",
+    "RemoteTimeMs",
+    "ThrottleTimeMs",
+    "ResponseQueueTimeMs",
+    "ResponseSendTimeMs",
+    "TotalTimeMs",
+    "RequestBytes",
+)
+"""The histograms of an API, in the order of a row of its table."""
+
+
+class RequestMetrics:
+    """The metrics of one API name. `record` takes a row of `COLUMNS`."""
+
+    def __init__(self, registry: MetricsRegistry, name: str) -> None:
+        self.name = name
+        self._registry = registry
+        self._errors: dict[int, Meter] = {}
+        self.table = SampleTable()
+        for index, column in enumerate(COLUMNS):
+            registry.register(_GROUP, _TYPE, column, {"request": name}, self.table.column(index))
+
+    def requests(self, version: int) -> Meter:
+        tags = {"request": self.name, "version": str(version)}
+        return self._registry.meter(_GROUP, _TYPE, "RequestsPerSec", tags)
+
+    def record(self, version: int, row: tuple[float, ...]) -> None:
+        self.table.append(row)
+        self.requests(version).count += 1
+
+    def count_errors(self, codes: Iterable[int]) -> None:
+        errors = self._errors
+        for code in codes:
+            meter = errors.get(code)
+            if meter is None:
+                meter = errors[int(code)] = self._error_meter(code)
+            meter.count += 1
+
+    def _error_meter(self, code: int) -> Meter:
+        try:
+            name = ErrorCode(code).name
+        except ValueError:
+            name = ErrorCode.UNKNOWN_SERVER_ERROR.name
+        return self._registry.meter(_GROUP, _TYPE, "ErrorsPerSec", {"request": self.name, "error": name})
+
+
+def error_code_reader(response: type[Message]) -> Callable[[Any], list[int]]:
+    """A function that lists the `error_code`s of a response, made once from its schema."""
+    lines = ["def error_codes(v0):", "    codes = []"]
+    lines += _reader_lines(plan(response, response.VERSIONS[-1]), 0)
+    lines.append("    return codes")
+    env: dict[str, Any] = {}
+    exec("\n".join(lines), env)
+    reader: Callable[[Any], list[int]] = env["error_codes"]
+    return reader
+
+
+def _reader_lines(struct: Type, depth: int) -> list[str]:
+    """Statements that append the codes of the struct in `v<depth>`; nothing for parts that hold none."""
+    lines, indent = [], "    " * (depth + 1)
+    for slot in struct.fields:
+        if slot.name == "error_code":
+            lines.append(f"{indent}codes.append(v{depth}.error_code)")
+        elif slot.type.is_array and slot.type.element is not None and slot.type.element.struct is not None:
+            inner = _reader_lines(slot.type.element, depth + 1)
+            if inner:
+                lines.append(f"{indent}for v{depth + 1} in v{depth}.{slot.name} or ():")
+                lines += inner
+    return lines

@@ -1,0 +1,208 @@
+"""SocketServer: named listeners, each with an Acceptor and a Processor, all on the broker loop.
+
+The listeners are bound first (`bind`), so that a broker can be registered under ports that are really its own;
+connections that come early wait unread until `start_processing`. The control plane listener, if there is one, serves
+control APIs and ApiVersions only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from klamm.clock import Clock
+from klamm.errors import ConfigError
+from klamm.metrics import MetricsRegistry
+from klamm.model import EndPoint, SecurityProtocol
+from klamm.network.acceptor import Acceptor
+from klamm.network.api_table import ApiTable
+from klamm.network.connection_quotas import ConnectionLimits, ConnectionQuotas
+from klamm.network.processor import Processor
+from klamm.network.request import ApiSpec
+from klamm.network.request_channel import RequestChannel
+from klamm.network.request_handler import KafkaRequestHandlerPool
+from klamm.protocol.frames import SCRATCH_BYTES
+
+_log = logging.getLogger(__name__)
+_GROUP: Final = "kafka.network"
+
+
+@dataclass(frozen=True, slots=True)
+class SocketServerConfig:
+    """The settings of the network layer, under Kafka's names."""
+
+    num_io_threads: int = 8
+    queued_max_requests: int = 500
+    queued_max_request_bytes: int = -1
+    socket_request_max_bytes: int = 104_857_600
+    socket_send_buffer_bytes: int = 102_400
+    socket_receive_buffer_bytes: int = 102_400
+    socket_listen_backlog_size: int = 50
+    connections_max_idle_ms: int = 600_000
+    connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+
+
+class SocketServer:
+    """The network layer of a broker. Owner: the broker loop."""
+
+    def __init__(
+        self,
+        endpoints: Iterable[EndPoint],
+        apis: Iterable[ApiSpec],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        registry: MetricsRegistry,
+        config: SocketServerConfig | None = None,
+        control_plane_listener: str | None = None,
+        inter_broker_listener: str | None = None,
+    ) -> None:
+        self._endpoints = tuple(endpoints)
+        _check(self._endpoints, control_plane_listener)
+        self._loop = loop
+        self._clock = clock
+        self._registry = registry
+        self.config = config if config is not None else SocketServerConfig()
+        self.apis = ApiTable(apis, registry)
+        self.channel = RequestChannel(
+            loop,
+            registry,
+            queued_max_requests=self.config.queued_max_requests,
+            queued_max_request_bytes=self.config.queued_max_request_bytes,
+        )
+        self.handler_pool = KafkaRequestHandlerPool(self.channel, loop, clock, registry, self.config.num_io_threads)
+        protected = inter_broker_listener if len(self._endpoints) > 1 else None
+        self.quotas = ConnectionQuotas(self.config.connection_limits, protected_listener=protected)
+        scratch = bytearray(SCRATCH_BYTES)
+        self.acceptors = tuple(
+            self._acceptor(index, endpoint, scratch, is_control_plane=endpoint.listener == control_plane_listener)
+            for index, endpoint in enumerate(self._endpoints)
+        )
+        self._register()
+
+    def _acceptor(self, index: int, endpoint: EndPoint, scratch: bytearray, *, is_control_plane: bool) -> Acceptor:
+        config = self.config
+        processor = Processor(
+            index,
+            endpoint.listener,
+            is_control_plane=is_control_plane,
+            loop=self._loop,
+            clock=self._clock,
+            registry=self._registry,
+            channel=self.channel,
+            apis=self.apis,
+            scratch=scratch,
+            max_request_bytes=config.socket_request_max_bytes,
+            connections_max_idle_ms=config.connections_max_idle_ms,
+        )
+        return Acceptor(
+            endpoint,
+            processor,
+            quotas=self.quotas,
+            registry=self._registry,
+            backlog=config.socket_listen_backlog_size,
+            send_buffer_bytes=config.socket_send_buffer_bytes,
+            evict=self._evict_for,
+            on_room=self._on_connection_room,
+        )
+
+    def _register(self) -> None:
+        for prefix, is_control in (("", False), ("ControlPlane", True)):
+            processors = [a.processor for a in self.acceptors if a.processor.is_control_plane == is_control]
+            self._register_plane(prefix, processors)
+
+    def _register_plane(self, prefix: str, processors: list[Processor]) -> None:
+        def gauge(type_: str, name: str, fn: Any) -> None:
+            self._registry.gauge(_GROUP, type_, prefix + name, fn)
+
+        gauge("RequestChannel", "ResponseQueueSize", lambda: sum(p.response_queue_size for p in processors))
+        gauge(
+            "SocketServer",
+            "ExpiredConnectionsKilledCount",
+            lambda: sum(p.expired_connections_killed for p in processors),
+        )
+        gauge("SocketServer", "NetworkProcessorAvgIdlePercent", lambda: _mean([p.idle.value for p in processors]))
+
+    @property
+    def endpoints(self) -> tuple[EndPoint, ...]:
+        """The listeners with the ports they are bound to."""
+        return tuple(replace(a.endpoint, port=a.port) for a in self.acceptors)
+
+    def bound_port(self, listener: str) -> int:
+        return next(a.port for a in self.acceptors if a.endpoint.listener == listener)
+
+    @property
+    def connection_count(self) -> int:
+        return sum(len(a.processor.connections) for a in self.acceptors)
+
+    async def bind(self) -> None:
+        """Binds every listener, or none: an address in use is a ConfigError that names the listener."""
+        try:
+            for acceptor in self.acceptors:
+                await acceptor.bind(self._loop, self.config.socket_receive_buffer_bytes)
+        except BaseException:
+            for acceptor in self.acceptors:
+                acceptor.close()
+            raise
+
+    def start_processing(self) -> None:
+        """Begins to read connections and to handle requests."""
+        self.handler_pool.start()
+        for acceptor in self.acceptors:
+            acceptor.start_processing()
+
+    def stop_accepting(self) -> None:
+        for acceptor in self.acceptors:
+            acceptor.close()
+
+    async def shutdown(self, timeout_ms: int = 5_000) -> None:
+        """Stops accepting and reading, answers what is in flight for a bounded time, then closes everything."""
+        self.stop_accepting()
+        for acceptor in self.acceptors:
+            acceptor.processor.stop_reading()
+        try:
+            await asyncio.wait_for(self.channel.drained(), timeout_ms / 1000)
+        except TimeoutError:
+            _log.warning("%d requests were not answered within %d ms of shutdown", self.channel.in_flight, timeout_ms)
+        self.handler_pool.shutdown()
+        for acceptor in self.acceptors:
+            await acceptor.shutdown()
+
+    def update_limits(self, limits: ConnectionLimits) -> None:
+        """Applies changed connection limits to connections that come from now on."""
+        self.quotas.limits = limits
+        self._on_connection_room()
+
+    def _evict_for(self, listener: str) -> None:
+        """Closes the least recently used connection of another listener: a protected one took its place."""
+        oldest = [a.processor.least_recently_used() for a in self.acceptors if a.endpoint.listener != listener]
+        victim = min((c for c in oldest if c is not None), key=lambda c: c.last_active_at, default=None)
+        if victim is not None:
+            _log.info("Closing connection %s: max.connections is reached", victim.context.connection_id)
+            victim.abort()
+
+    def _on_connection_room(self) -> None:
+        for acceptor in self.acceptors:
+            acceptor.admit_waiting()
+
+
+def _check(endpoints: tuple[EndPoint, ...], control_plane_listener: str | None) -> None:
+    names = [e.listener for e in endpoints]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"listeners must name at least one listener, each once: {', '.join(names) or 'none given'}")
+    if control_plane_listener is not None and control_plane_listener not in names:
+        raise ConfigError(
+            f"control.plane.listener.name is {control_plane_listener!r}, listeners are {', '.join(names)}"
+        )
+    for endpoint in endpoints:
+        if endpoint.security_protocol is not SecurityProtocol.PLAINTEXT:
+            raise ConfigError(
+                f"listener {endpoint.listener} asks for {endpoint.security_protocol.name}; only PLAINTEXT is supported"
+            )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
