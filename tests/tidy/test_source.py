@@ -1,0 +1,112 @@
+"""The habits that can be counted: sizes, locks, hidden time and chance, docstrings, words that do not belong."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from tests.support.source_tree import ROOT, Module, modules, text_files
+
+MAX_FILE_LINES = 450
+MAX_FUNCTION_LINES = 90
+P95_FUNCTION_LINES = 35
+MEDIAN_FUNCTION_LINES = 13
+
+LOCKS = {"asyncio.Lock", "asyncio.Semaphore", "asyncio.Condition", "threading.Lock", "threading.RLock"}
+LOCKS |= {"threading.Condition", "threading.Semaphore"}
+MAY_LOCK: frozenset[str] = frozenset()
+
+HIDDEN_INPUT = re.compile(
+    r"\b(time\.(time|time_ns|monotonic|monotonic_ns|perf_counter)\(|random\.|uuid4\(|datetime\.now|os\.urandom)"
+)
+PURE = ("klamm.controller", "klamm.coordinator", "klamm.metadata", "klamm.zk.tree", "klamm.protocol", "klamm.replica")
+SHELL = frozenset({"klamm.controller.event_manager", "klamm.controller.channel_manager"})
+
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK|WIP|NotImplementedError|to be done|placeholder|stub)\b", re.I)
+MACHINE_PATHS = re.compile(r"(?<![\w.])/(work|home|root|Users)/[a-z]|/tmp/plan")
+
+
+def functions() -> list[tuple[int, str]]:
+    return [
+        ((node.end_lineno or node.lineno) - node.lineno + 1, f"{module.place}:{node.lineno} {node.name}")
+        for module in modules()
+        for node in module.functions()
+    ]
+
+
+def test_files_are_short() -> None:
+    long = [f"{m.place}: {count}" for m in modules() if (count := m.text.count("\n")) > MAX_FILE_LINES]
+    assert not long, "\n".join(long)
+
+
+def test_functions_are_short() -> None:
+    sizes = sorted(functions())
+    lines = [size for size, _ in sizes]
+    assert statistics.median(lines) <= MEDIAN_FUNCTION_LINES
+    assert lines[int(len(lines) * 0.95)] <= P95_FUNCTION_LINES
+    longest = [f"{where}: {size} lines" for size, where in sizes if size > MAX_FUNCTION_LINES]
+    assert not longest, "\n".join(longest)
+
+
+def test_nothing_is_locked() -> None:
+    wrong = [
+        f"{module.place}:{node.lineno}: {name}"
+        for module in modules()
+        if module.name not in MAY_LOCK
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in LOCKS
+    ]
+    wrong += [
+        f"{module.place}:{line}: {name}"
+        for module in modules()
+        for name, line in module.imports()
+        if name in LOCKS and module.name not in MAY_LOCK
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_core_has_no_hidden_time_or_chance() -> None:
+    wrong = [
+        f"{module.place}:{number}: {line.strip()}"
+        for module in modules()
+        if module.name.startswith(PURE) and module.name not in SHELL
+        for number, line in enumerate(module.text.splitlines(), 1)
+        if HIDDEN_INPUT.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def api_modules() -> list[Module]:
+    return [m for m in modules() if m.name.startswith("klamm.apis.") and re.search(r"^API\b.*= Api\(", m.text, re.M)]
+
+
+@pytest.mark.parametrize("module", api_modules(), ids=lambda module: module.name.rpartition(".")[2])
+def test_an_apis_docstring_names_its_versions(module: Module) -> None:
+    declared = re.search(r"versions=\((\d+), (\d+)\)", module.text)
+    assert declared is not None, "declare the versions as versions=(first, last)"
+    first, last = declared.groups()
+    wanted = f"{first}-{last}" if first != last else f"v{first}"
+    assert wanted in (ast.get_docstring(module.tree) or ""), f"the docstring does not say {wanted}"
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [m.place for m in modules() if m.text.strip() and not ast.get_docstring(m.tree)]
+    assert not silent, "\n".join(silent)
+
+
+@pytest.mark.parametrize("pattern", [UNFINISHED, MACHINE_PATHS], ids=["unfinished", "machine paths"])
+def test_words_that_do_not_belong(pattern: re.Pattern[str]) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
+        for path in text_files()
+        if path != Path(__file__)
+        if path.suffix in (".py", ".md", ".toml", ".sh", ".js", ".java", ".txt", "")
+        and "node_modules" not in path.parts
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)
