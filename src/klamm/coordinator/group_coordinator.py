@@ -73,6 +73,8 @@ class GroupCoordinator:
         self._new_uuid = new_uuid
         self._is_active = False
         self._next_expiry_ms = 0
+        self.is_creating_topic = False
+        """FindCoordinator has asked for `__consumer_offsets` and has no answer yet."""
 
     def startup(self) -> None:
         self._is_active = True
@@ -82,6 +84,7 @@ class GroupCoordinator:
     def shutdown(self) -> None:
         """Everybody who waits is answered; from now on every request is COORDINATOR_NOT_AVAILABLE."""
         self._is_active = False
+        self._scheduler.stop()
         self._manager.resign_all()
 
     def advance(self) -> None:

@@ -100,7 +100,8 @@ def heartbeat(
 def leave(group: GroupMetadata, identity: MemberIdentity, config: GroupConfig, now_ms: int) -> ErrorCode:
     member_id = identity.member_id
     if member_id == UNKNOWN_MEMBER_ID:
-        current = group.static_members.get(identity.group_instance_id or "")
+        instance_id = identity.group_instance_id
+        current = None if instance_id is None else group.static_members.get(instance_id)
         if current is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
         rebalance.remove_member_and_update(group, current, config, now_ms)

@@ -16,6 +16,9 @@ class Scheduler(Protocol):
     def spawn(self, job: Iterator[None]) -> None:
         """Steps through `job` to its end, letting other work run between two steps."""
 
+    def stop(self) -> None:
+        """Nothing is called any more."""
+
 
 class Wakeups:
     """The groups by the time at which they want to be woken. A group that moved has stale entries, skipped later."""

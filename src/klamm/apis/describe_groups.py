@@ -1,0 +1,58 @@
+"""DescribeGroups (15): state, protocol and members of groups that this broker coordinates.
+
+v0-5: throttling before the wait v2 (KIP-219); authorized operations v3 (KIP-430; there is no authorizer, so all that
+a group knows, and the smallest int32 when they were not asked for); group instance ids v4 (KIP-345); flexible v5. A
+group that does not exist is described as Dead, without an error. Metadata and assignments are shown when it is
+Stable.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.coordinator.group_coordinator import GroupCoordinator, MemberSummary
+from klamm.errors import ErrorCode
+from klamm.protocol.messages.describe_groups import (
+    DescribedGroup,
+    DescribedGroupMember,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+)
+
+_NOT_ASKED: Final = -(1 << 31)
+_READ, _DELETE, _DESCRIBE = 3, 6, 8
+_GROUP_OPERATIONS: Final = 1 << _READ | 1 << _DELETE | 1 << _DESCRIBE
+
+
+def handle(broker: Broker, ctx: RequestContext, req: DescribeGroupsRequest) -> DescribeGroupsResponse:
+    groups: GroupCoordinator = broker.groups
+    asked = req.include_authorized_operations
+    return DescribeGroupsResponse(groups=[_describe(groups, group_id, asked) for group_id in req.groups])
+
+
+def _describe(groups: GroupCoordinator, group_id: str, operations_asked: bool) -> DescribedGroup:
+    error, summary = groups.describe_group(group_id)
+    return DescribedGroup(
+        error_code=error,
+        group_id=group_id,
+        group_state=summary.state,
+        protocol_type=summary.protocol_type,
+        protocol_data=summary.protocol,
+        members=[_member(member) for member in summary.members],
+        authorized_operations=_GROUP_OPERATIONS if operations_asked and error is ErrorCode.NONE else _NOT_ASKED,
+    )
+
+
+def _member(member: MemberSummary) -> DescribedGroupMember:
+    return DescribedGroupMember(
+        member_id=member.member_id,
+        group_instance_id=member.group_instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        member_metadata=member.metadata,
+        member_assignment=member.assignment,
+    )
+
+
+API = Api(DescribeGroupsRequest, DescribeGroupsResponse, versions=(0, 5), plane=Plane.DATA, handle=handle)

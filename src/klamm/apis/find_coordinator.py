@@ -1,0 +1,81 @@
+"""FindCoordinator (10): which broker coordinates a group.
+
+v0-6: key type v1 (KIP-98: 0 group, 1 transaction); throttling before the wait v2 (KIP-219); flexible v3; several keys
+in one request v4 (KIP-699), every one of them echoed with its own error; v5 and v6 (KIP-890, KIP-932) change nothing
+here. The coordinator of a group is the leader of its partition of `__consumer_offsets`. When that topic is missing
+the controller is asked to create it, and the client gets COORDINATOR_NOT_AVAILABLE and asks again. Left out:
+transactions (key type 1 is COORDINATOR_NOT_AVAILABLE) and share groups (key type 2, INVALID_REQUEST).
+"""
+
+from __future__ import annotations
+
+from klamm.apis import topic_creation
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.coordinator.group_coordinator import GroupCoordinator
+from klamm.errors import ErrorCode
+from klamm.model import GROUP_METADATA_TOPIC
+from klamm.protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+
+_GROUP = 0
+_TRANSACTION = 1
+
+_MESSAGES = {
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: "The coordinator is not available.",
+    ErrorCode.INVALID_REQUEST: "Coordinators are found for groups (key type 0) only.",
+}
+
+
+def handle(broker: Broker, ctx: RequestContext, req: FindCoordinatorRequest) -> FindCoordinatorResponse:
+    if ctx.api_version >= 4:
+        found = [_find(broker, ctx, req.key_type, key) for key in req.coordinator_keys]
+        return FindCoordinatorResponse(coordinators=found)
+    found_one = _find(broker, ctx, req.key_type, req.key)
+    return FindCoordinatorResponse(
+        error_code=found_one.error_code,
+        error_message=found_one.error_message,
+        node_id=found_one.node_id,
+        host=found_one.host,
+        port=found_one.port,
+    )
+
+
+def _find(broker: Broker, ctx: RequestContext, key_type: int, key: str) -> Coordinator:
+    if key_type != _GROUP:
+        is_known = key_type == _TRANSACTION
+        return _failed(key, ErrorCode.COORDINATOR_NOT_AVAILABLE if is_known else ErrorCode.INVALID_REQUEST)
+    groups: GroupCoordinator = broker.groups
+    snapshot = broker.metadata.snapshot
+    if snapshot.topic(GROUP_METADATA_TOPIC) is None:
+        _create_offsets_topic(broker, groups)
+        return _failed(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    partition = snapshot.partition(GROUP_METADATA_TOPIC, groups.partition_for(key))
+    endpoint = None if partition is None else snapshot.endpoint(partition.leader, ctx.listener_name)
+    if partition is None or endpoint is None:
+        return _failed(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    return Coordinator(
+        key=key,
+        node_id=partition.leader,
+        host=endpoint.host,
+        port=endpoint.port,
+        error_code=ErrorCode.NONE,
+        error_message="" if ctx.api_version >= 4 else "NONE",
+    )
+
+
+def _create_offsets_topic(broker: Broker, groups: GroupCoordinator) -> None:
+    """Asks once; the next request after the controller's answer may ask again."""
+    if groups.is_creating_topic:
+        return
+    groups.is_creating_topic = True
+
+    def on_answer(_: object) -> None:
+        groups.is_creating_topic = False
+
+    topic_creation.create_missing(broker, [GROUP_METADATA_TOPIC]).add_done_callback(on_answer)
+
+
+def _failed(key: str, error: ErrorCode) -> Coordinator:
+    return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=_MESSAGES[error])
+
+
+API = Api(FindCoordinatorRequest, FindCoordinatorResponse, versions=(0, 6), plane=Plane.DATA, handle=handle)

@@ -1,0 +1,60 @@
+"""JoinGroup (11): a client becomes, or remains, a member of a group; the answer waits for the rebalance.
+
+v0-9: a rebalance timeout of its own v1 (KIP-62; before, the session timeout); from v4 a member without an id is given
+one with MEMBER_ID_REQUIRED and joins again with it (KIP-394), unless it has a group instance id v5 (KIP-345);
+flexible v6; protocol type in the answer, and a protocol name that may be null, v7 (KIP-559); the client's reason v8
+(KIP-800), which is not kept; skip_assignment for a static leader that returns to a stable group v9 (KIP-814).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.coordinator.deferred import deliver
+from klamm.coordinator.effects import JoinGroupResult
+from klamm.coordinator.group_coordinator import GroupCoordinator
+from klamm.coordinator.join import JoinGroup
+from klamm.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: JoinGroupRequest
+) -> JoinGroupResponse | asyncio.Future[JoinGroupResponse]:
+    version = ctx.api_version
+    join = JoinGroup(
+        member_id=req.member_id,
+        group_instance_id=req.group_instance_id,
+        client_id=ctx.client_id or "",
+        client_host=f"/{ctx.client_host}",
+        rebalance_timeout_ms=req.session_timeout_ms if version == 0 else req.rebalance_timeout_ms,
+        session_timeout_ms=req.session_timeout_ms,
+        protocol_type=req.protocol_type,
+        protocols=tuple((protocol.name, bytes(protocol.metadata)) for protocol in req.protocols),
+        require_known_member_id=version >= 4,
+        supports_skipping_assignment=version >= 9,
+    )
+    groups: GroupCoordinator = broker.groups
+    return deliver(broker.loop, groups.join_group(req.group_id, join), lambda result: _response(result, version))
+
+
+def _response(result: JoinGroupResult, version: int) -> JoinGroupResponse:
+    members = [
+        JoinGroupResponseMember(
+            member_id=member.member_id, group_instance_id=member.group_instance_id, metadata=member.metadata
+        )
+        for member in result.members
+    ]
+    return JoinGroupResponse(
+        error_code=result.error,
+        generation_id=result.generation_id,
+        protocol_type=result.protocol_type,
+        protocol_name=result.protocol_name if version >= 7 else result.protocol_name or "",
+        leader=result.leader,
+        skip_assignment=result.skip_assignment,
+        member_id=result.member_id,
+        members=members,
+    )
+
+
+API = Api(JoinGroupRequest, JoinGroupResponse, versions=(0, 9), plane=Plane.DATA, handle=handle)

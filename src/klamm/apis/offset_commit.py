@@ -1,0 +1,86 @@
+"""OffsetCommit (8): a group's positions, kept in `__consumer_offsets`; the answer waits until they are written.
+
+v0-9: member and generation v1 (v0, which Kafka kept in ZooKeeper, is treated like a v1 without them); a commit
+timestamp in v1 only; a retention time for the offsets in v2 to v4 (KIP-211 took it away); leader epoch v6 (KIP-320);
+group instance id v7 (KIP-345); flexible v8; v9 (KIP-848) is the same for classic groups. Generation -1 without a
+member is a consumer that manages itself: accepted while the group is empty. Unknown topics and partitions are
+UNKNOWN_TOPIC_OR_PARTITION, metadata above `offset.metadata.max.bytes` OFFSET_METADATA_TOO_LARGE, each for its
+partition alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.coordinator.deferred import deliver
+from klamm.coordinator.group_coordinator import GroupCoordinator
+from klamm.coordinator.offset_records import OffsetAndMetadata
+from klamm.errors import ErrorCode
+from klamm.metadata import MetadataSnapshot
+from klamm.model import TopicPartition
+from klamm.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: OffsetCommitRequest
+) -> OffsetCommitResponse | asyncio.Future[OffsetCommitResponse]:
+    timestamp_ms = broker.clock.now_ms()
+    expire_ms = None if req.retention_time_ms == -1 else timestamp_ms + req.retention_time_ms
+    offsets = _known_offsets(broker.metadata.snapshot, req, timestamp_ms, expire_ms)
+    if not offsets:
+        return _response(req, {})
+    groups: GroupCoordinator = broker.groups
+    committed = groups.commit_offsets(
+        req.group_id, req.member_id, req.group_instance_id, req.generation_id_or_member_epoch, offsets
+    )
+    return deliver(broker.loop, committed, lambda errors: _response(req, errors))
+
+
+def _known_offsets(
+    snapshot: MetadataSnapshot, req: OffsetCommitRequest, timestamp_ms: int, expire_ms: int | None
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {
+        TopicPartition(topic.name, partition.partition_index): _value(partition, timestamp_ms, expire_ms)
+        for topic in req.topics
+        for partition in topic.partitions
+        if snapshot.partition(topic.name, partition.partition_index) is not None
+    }
+
+
+def _value(partition: OffsetCommitRequestPartition, timestamp_ms: int, expire_ms: int | None) -> OffsetAndMetadata:
+    return OffsetAndMetadata(
+        partition.committed_offset,
+        partition.committed_leader_epoch,
+        partition.committed_metadata or "",
+        timestamp_ms if partition.commit_timestamp == -1 else partition.commit_timestamp,
+        expire_ms,
+    )
+
+
+def _response(req: OffsetCommitRequest, errors: dict[TopicPartition, ErrorCode]) -> OffsetCommitResponse:
+    topics = [
+        OffsetCommitResponseTopic(
+            name=topic.name,
+            partitions=[
+                OffsetCommitResponsePartition(
+                    partition_index=partition.partition_index,
+                    error_code=errors.get(
+                        TopicPartition(topic.name, partition.partition_index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    ),
+                )
+                for partition in topic.partitions
+            ],
+        )
+        for topic in req.topics
+    ]
+    return OffsetCommitResponse(topics=topics)
+
+
+API = Api(OffsetCommitRequest, OffsetCommitResponse, versions=(0, 9), plane=Plane.DATA, handle=handle)
