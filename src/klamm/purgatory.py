@@ -40,6 +40,7 @@ class DelayedOperationPurgatory:
         self._loop = loop
         self._watchers: dict[Hashable, dict[DelayedOperation[Any], None]] = {}
         self._size = 0
+        self._watched = 0
         self.expired_count = 0
 
     @property
@@ -50,7 +51,7 @@ class DelayedOperationPurgatory:
     @property
     def watched(self) -> int:
         """Entries over all watcher lists: Kafka's `PurgatorySize`."""
-        return sum(len(ops) for ops in self._watchers.values())
+        return self._watched
 
     def try_complete_else_watch(
         self,
@@ -71,6 +72,7 @@ class DelayedOperationPurgatory:
         for key in operation._keys:
             self._watchers.setdefault(key, {})[operation] = None
         self._size += 1
+        self._watched += len(operation._keys)
         future.add_done_callback(lambda _: self._forget(operation))
         return future
 
@@ -83,7 +85,13 @@ class DelayedOperationPurgatory:
         for operation in list(watchers):
             if operation.future.done():
                 continue
-            if (result := operation._try_complete()) is not None:
+            try:
+                result = operation._try_complete()
+            except Exception as failure:  # it is the waiting request's, not of whoever made the change
+                self._forget(operation)
+                operation.future.set_exception(failure)
+                continue
+            if result is not None:
                 self._forget(operation)
                 operation.future.set_result(result)
                 completed += 1
@@ -97,10 +105,12 @@ class DelayedOperationPurgatory:
     def _expire(self, operation: DelayedOperation[T]) -> None:
         if operation.future.done():
             return
-        result = operation._on_expire()
         self._forget(operation)
         self.expired_count += 1
-        operation.future.set_result(result)
+        try:
+            operation.future.set_result(operation._on_expire())
+        except Exception as failure:
+            operation.future.set_exception(failure)
 
     def _forget(self, operation: DelayedOperation[T]) -> None:
         if operation._timer is None:
@@ -108,6 +118,7 @@ class DelayedOperationPurgatory:
         operation._timer.cancel()
         operation._timer = None
         self._size -= 1
+        self._watched -= len(operation._keys)
         for key in operation._keys:
             ops = self._watchers.get(key)
             if ops is not None:

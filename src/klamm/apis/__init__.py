@@ -1,0 +1,83 @@
+"""One file an API. `ALL` lists them by hand; ApiVersions, dispatch, metrics and docs/apis.md read it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from klamm.apis import (
+    allocate_producer_ids,
+    alter_partition,
+    alter_partition_reassignments,
+    api_versions,
+    controlled_shutdown,
+    create_partitions,
+    create_topics,
+    delete_groups,
+    delete_records,
+    delete_topics,
+    describe_cluster,
+    describe_groups,
+    describe_log_dirs,
+    describe_producers,
+    elect_leaders,
+    fetch,
+    find_coordinator,
+    heartbeat,
+    init_producer_id,
+    join_group,
+    leader_and_isr,
+    leave_group,
+    list_groups,
+    list_offsets,
+    list_partition_reassignments,
+    metadata,
+    offset_commit,
+    offset_delete,
+    offset_fetch,
+    offset_for_leader_epoch,
+    produce,
+    stop_replica,
+    sync_group,
+    update_metadata,
+)
+from klamm.apis.registry import Api
+
+ALL: Final[tuple[Api[Any, Any], ...]] = (
+    produce.API,
+    fetch.API,
+    list_offsets.API,
+    metadata.API,
+    leader_and_isr.API,
+    stop_replica.API,
+    update_metadata.API,
+    controlled_shutdown.API,
+    offset_commit.API,
+    offset_fetch.API,
+    find_coordinator.API,
+    join_group.API,
+    heartbeat.API,
+    leave_group.API,
+    sync_group.API,
+    describe_groups.API,
+    list_groups.API,
+    api_versions.API,
+    create_topics.API,
+    delete_topics.API,
+    delete_records.API,
+    init_producer_id.API,
+    offset_for_leader_epoch.API,
+    describe_log_dirs.API,
+    create_partitions.API,
+    delete_groups.API,
+    elect_leaders.API,
+    alter_partition_reassignments.API,
+    list_partition_reassignments.API,
+    offset_delete.API,
+    alter_partition.API,
+    describe_cluster.API,
+    describe_producers.API,
+    allocate_producer_ids.API,
+)
+"""In the order of their keys. What is not here is not advertised."""
+
+assert len({api.key for api in ALL}) == len(ALL), "two APIs have the same key"

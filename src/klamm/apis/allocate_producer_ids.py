@@ -1,0 +1,28 @@
+"""AllocateProducerIds (67): a broker asks the controller for a block of producer ids.
+
+v0. A broker that is not the controller says NOT_CONTROLLER (41).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.controller import events
+from klamm.controller.replies import ProducerIdsBlock
+from klamm.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: AllocateProducerIdsRequest
+) -> asyncio.Future[AllocateProducerIdsResponse]:
+    return then(broker.controller.submit(events.AllocateProducerIds(req.broker_id, req.broker_epoch)), _response)
+
+
+def _response(block: ProducerIdsBlock) -> AllocateProducerIdsResponse:
+    return AllocateProducerIdsResponse(
+        throttle_time_ms=0, error_code=block.error, producer_id_start=block.start, producer_id_len=block.length
+    )
+
+
+API = Api(AllocateProducerIdsRequest, AllocateProducerIdsResponse, versions=(0, 0), plane=Plane.CONTROL, handle=handle)

@@ -1,0 +1,82 @@
+"""AlterPartition (56): a leader asks the controller to change its ISR (KIP-497).
+
+v0-3: recovery state v1; topics by id v2; broker epochs beside the ISR's ids v3. A broker that is not the controller
+says NOT_CONTROLLER (41), a request of an earlier life of the leader STALE_BROKER_EPOCH (77).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.controller import events
+from klamm.controller.replies import AlterPartitionResult, AlterPartitionResults
+from klamm.errors import ErrorCode
+from klamm.model import LeaderRecoveryState
+from klamm.protocol.messages.alter_partition import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    PartitionData,
+    ResponsePartitionData,
+    ResponseTopicData,
+    TopicData,
+)
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: AlterPartitionRequest
+) -> AlterPartitionResponse | asyncio.Future[AlterPartitionResponse]:
+    items = tuple(_item(ctx.api_version, topic, partition) for topic in req.topics for partition in topic.partitions)
+    event = events.AlterPartition(req.broker_id, req.broker_epoch, items, ctx.api_version)
+    return then(broker.controller.submit(event), _response)
+
+
+def _item(version: int, topic: TopicData, partition: PartitionData) -> events.AlterPartitionItem:
+    members = partition.new_isr_with_epochs
+    is_recovering = partition.leader_recovery_state == LeaderRecoveryState.RECOVERING
+    return events.AlterPartitionItem(
+        partition=partition.partition_index,
+        leader_epoch=partition.leader_epoch,
+        new_isr=tuple(partition.new_isr) if version < 3 else tuple(member.broker_id for member in members),
+        partition_epoch=partition.partition_epoch,
+        topic=topic.topic_name,
+        topic_id=topic.topic_id,
+        leader_recovery_state=LeaderRecoveryState.RECOVERING if is_recovering else LeaderRecoveryState.RECOVERED,
+        isr_broker_epochs=tuple(member.broker_epoch for member in members),
+    )
+
+
+def _response(results: AlterPartitionResults) -> AlterPartitionResponse:
+    topics: dict[object, ResponseTopicData] = {}
+    grouped: dict[object, list[ResponsePartitionData]] = {}
+    for result in results.partitions:
+        key = (result.topic, result.topic_id)
+        if key not in topics:
+            grouped[key] = []
+            topics[key] = ResponseTopicData(topic_name=result.topic, topic_id=result.topic_id, partitions=grouped[key])
+        grouped[key].append(_partition(result))
+    return AlterPartitionResponse(throttle_time_ms=0, error_code=results.error, topics=list(topics.values()))
+
+
+def _partition(result: AlterPartitionResult) -> ResponsePartitionData:
+    state = result.leader_and_isr
+    if state is None or result.error != ErrorCode.NONE:
+        return ResponsePartitionData(
+            partition_index=result.partition,
+            error_code=result.error,
+            leader_id=-1,
+            leader_epoch=-1,
+            partition_epoch=-1,
+        )
+    return ResponsePartitionData(
+        partition_index=result.partition,
+        error_code=ErrorCode.NONE,
+        leader_id=state.leader,
+        leader_epoch=state.leader_epoch,
+        isr=state.isr,
+        leader_recovery_state=state.leader_recovery_state,
+        partition_epoch=state.partition_epoch,
+    )
+
+
+API = Api(AlterPartitionRequest, AlterPartitionResponse, versions=(0, 3), plane=Plane.CONTROL, handle=handle)

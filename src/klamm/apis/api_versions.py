@@ -1,0 +1,40 @@
+"""ApiVersions (18): what this broker serves, derived from the declarations of all APIs.
+
+v0-4. A request of a higher version never reaches the handler: the network layer answers it in v0's format with
+UNSUPPORTED_VERSION (35) and this API's range, whatever was asked (KIP-511). From v3 on a client names its software,
+and a malformed name gets INVALID_REQUEST (42). Features (KIP-584): none are supported and none finalized.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.errors import ErrorCode
+from klamm.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+
+
+def handle(broker: Broker, ctx: RequestContext, req: ApiVersionsRequest) -> ApiVersionsResponse:
+    if ctx.api_version >= 3:
+        names = (req.client_software_name, req.client_software_version)
+        if not all(_SOFTWARE.fullmatch(name) for name in names):
+            return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST, api_keys=())
+        ctx.channel.client_software_name, ctx.channel.client_software_version = names
+    return ApiVersionsResponse(error_code=ErrorCode.NONE, api_keys=_api_keys())
+
+
+@cache
+def _api_keys() -> tuple[ApiVersion, ...]:
+    from klamm.apis import ALL  # this module is one of them
+
+    return tuple(
+        ApiVersion(api_key=api.key, min_version=api.versions[0], max_version=api.versions[1])
+        for api in sorted(ALL, key=lambda api: api.key)
+    )
+
+
+API = Api(ApiVersionsRequest, ApiVersionsResponse, versions=(0, 4), plane=Plane.DATA, handle=handle)

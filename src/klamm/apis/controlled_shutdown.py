@@ -1,0 +1,36 @@
+"""ControlledShutdown (7): a broker that wants to stop asks the controller to move its leaderships away.
+
+v0-3: broker epoch v2. The response lists the partitions that could not be moved; the broker may stop when it is empty.
+A broker that is not the controller says STALE_CONTROLLER_EPOCH (11), as Kafka does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.controller import events
+from klamm.controller.replies import ControlledShutdownResult
+from klamm.protocol.messages.controlled_shutdown import (
+    ControlledShutdownRequest,
+    ControlledShutdownResponse,
+    RemainingPartition,
+)
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: ControlledShutdownRequest
+) -> asyncio.Future[ControlledShutdownResponse]:
+    return then(broker.controller.submit(events.ControlledShutdown(req.broker_id, req.broker_epoch)), _response)
+
+
+def _response(result: ControlledShutdownResult) -> ControlledShutdownResponse:
+    return ControlledShutdownResponse(
+        error_code=result.error,
+        remaining_partitions=[
+            RemainingPartition(topic_name=tp.topic, partition_index=tp.partition) for tp in result.remaining
+        ],
+    )
+
+
+API = Api(ControlledShutdownRequest, ControlledShutdownResponse, versions=(0, 3), plane=Plane.CONTROL, handle=handle)

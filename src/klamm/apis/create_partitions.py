@@ -1,0 +1,83 @@
+"""CreatePartitions (37): the controller grows topics, this broker answers when it knows the leaders of all partitions.
+
+v0-3 (v3 may be throttled by a quota, which is left out). A topic named twice is INVALID_REQUEST (42); a broker that is
+not the controller says NOT_CONTROLLER (41).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.controller import events
+from klamm.controller.replies import TopicResult, TopicResults
+from klamm.errors import ErrorCode
+from klamm.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: CreatePartitionsRequest
+) -> CreatePartitionsResponse | asyncio.Future[CreatePartitionsResponse]:
+    counts = Counter(topic.name for topic in req.topics)
+    refused = {
+        name: TopicResult(name, ErrorCode.INVALID_REQUEST, "The topic is in the request more than once.")
+        for name, count in counts.items()
+        if count > 1
+    }
+    asked = {topic.name: topic for topic in req.topics if topic.name not in refused}
+    event = events.CreatePartitions(tuple(_event_topic(topic) for topic in asked.values()), req.validate_only)
+
+    def on_reply(reply: TopicResults) -> CreatePartitionsResponse | asyncio.Future[CreatePartitionsResponse]:
+        return _await_leaders(broker, req, asked, refused | {result.name: result for result in reply.topics})
+
+    return then(broker.controller.submit(event), on_reply)
+
+
+def _event_topic(topic: CreatePartitionsTopic) -> events.CreatablePartitions:
+    assignments = topic.assignments
+    return events.CreatablePartitions(
+        topic.name,
+        topic.count,
+        None if assignments is None else tuple(tuple(assigned.broker_ids) for assigned in assignments),
+    )
+
+
+def _await_leaders(
+    broker: Broker,
+    req: CreatePartitionsRequest,
+    asked: dict[str, CreatePartitionsTopic],
+    results: dict[str, TopicResult],
+) -> CreatePartitionsResponse | asyncio.Future[CreatePartitionsResponse]:
+    grown = [] if req.validate_only else [name for name, r in results.items() if r.error == ErrorCode.NONE]
+
+    def is_there(name: str) -> bool:
+        return broker.metadata.has_leaders(name, range(asked[name].count))
+
+    def try_complete() -> CreatePartitionsResponse | None:
+        return _response(results) if all(map(is_there, grown)) else None
+
+    def on_expire() -> CreatePartitionsResponse:
+        message = "The partitions are created, but not all of them have a leader yet."
+        late = {n: TopicResult(n, ErrorCode.REQUEST_TIMED_OUT, message) for n in grown if not is_there(n)}
+        return _response(results | late)
+
+    return broker.topics.try_complete_else_watch(grown, req.timeout_ms, try_complete, on_expire)
+
+
+def _response(results: dict[str, TopicResult]) -> CreatePartitionsResponse:
+    return CreatePartitionsResponse(
+        throttle_time_ms=0,
+        results=[
+            CreatePartitionsTopicResult(name=name, error_code=result.error, error_message=result.message)
+            for name, result in results.items()
+        ],
+    )
+
+
+API = Api(CreatePartitionsRequest, CreatePartitionsResponse, versions=(0, 3), plane=Plane.DATA, handle=handle)

@@ -1,0 +1,140 @@
+"""CreateTopics (19): the controller creates, this broker answers when its own metadata knows all leaders.
+
+v0-7: validate-only v1; defaults for both counts (-1) v4; effective configurations in the response v5; topic ids v7.
+A topic named twice is INVALID_REQUEST (42), a configuration that is not good INVALID_CONFIG (40), a broker that is
+not the controller says NOT_CONTROLLER (41). With the time run out the topic exists and REQUEST_TIMED_OUT (7) is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Final
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.config import TOPIC_KEYS, effective_topic_config, validate_topic_config
+from klamm.config.values import to_text
+from klamm.controller import events
+from klamm.controller.replies import TopicResult, TopicResults
+from klamm.errors import ErrorCode
+from klamm.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+
+_DEFAULT_CONFIG: Final = 5
+_DYNAMIC_TOPIC_CONFIG: Final = 1
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: CreateTopicsRequest
+) -> CreateTopicsResponse | asyncio.Future[CreateTopicsResponse]:
+    refused = _refusals(req)
+    asked = {topic.name: topic for topic in req.topics if topic.name not in refused}
+    event = events.CreateTopics(tuple(_event_topic(topic) for topic in asked.values()), req.validate_only)
+
+    def on_reply(reply: TopicResults) -> CreateTopicsResponse | asyncio.Future[CreateTopicsResponse]:
+        results = refused | {result.name: result for result in reply.topics}
+        return _await_leaders(broker, req, results)
+
+    return then(broker.controller.submit(event), on_reply)
+
+
+def _refusals(req: CreateTopicsRequest) -> dict[str, TopicResult]:
+    """Topics that need no controller to be refused."""
+    refused: dict[str, TopicResult] = {}
+    counts = Counter(topic.name for topic in req.topics)
+    for topic in req.topics:
+        if (refusal := _refusal(topic, counts[topic.name])) is not None:
+            refused[topic.name] = TopicResult(topic.name, *refusal)
+    return refused
+
+
+def _refusal(topic: CreatableTopic, count: int) -> tuple[ErrorCode, str] | None:
+    if count > 1:
+        return ErrorCode.INVALID_REQUEST, f"The topic {topic.name} is in the request {count} times."
+    if topic.assignments and (topic.num_partitions != -1 or topic.replication_factor != -1):
+        return ErrorCode.INVALID_REQUEST, "Give either the replica assignments or both counts, not both."
+    if len({a.partition_index for a in topic.assignments}) != len(topic.assignments):
+        return ErrorCode.INVALID_REPLICA_ASSIGNMENT, "A partition is assigned more than once."
+    configs = {config.name: config.value for config in topic.configs}
+    if (problem := validate_topic_config(configs)) is not None:
+        return ErrorCode.INVALID_CONFIG, problem
+    return None
+
+
+def _event_topic(topic: CreatableTopic) -> events.CreatableTopic:
+    return events.CreatableTopic(
+        topic.name,
+        topic.num_partitions,
+        topic.replication_factor,
+        tuple((assigned.partition_index, tuple(assigned.broker_ids)) for assigned in topic.assignments),
+        tuple((config.name, config.value) for config in topic.configs if config.value is not None),
+    )
+
+
+def _await_leaders(
+    broker: Broker, req: CreateTopicsRequest, results: dict[str, TopicResult]
+) -> CreateTopicsResponse | asyncio.Future[CreateTopicsResponse]:
+    created = [] if req.validate_only else [r for r in results.values() if r.error == ErrorCode.NONE]
+
+    def is_there(result: TopicResult) -> bool:
+        return broker.metadata.has_leaders(result.name, range(result.num_partitions))
+
+    def try_complete() -> CreateTopicsResponse | None:
+        return _response(broker, req, results, set()) if all(is_there(result) for result in created) else None
+
+    def on_expire() -> CreateTopicsResponse:
+        return _response(broker, req, results, {result.name for result in created if not is_there(result)})
+
+    names = [result.name for result in created]
+    return broker.topics.try_complete_else_watch(names, req.timeout_ms, try_complete, on_expire)
+
+
+def _response(
+    broker: Broker, req: CreateTopicsRequest, results: dict[str, TopicResult], timed_out: set[str]
+) -> CreateTopicsResponse:
+    topics = {topic.name: topic for topic in req.topics}
+    return CreateTopicsResponse(
+        topics=[_result(broker, topic, results[name], name in timed_out) for name, topic in topics.items()]
+    )
+
+
+def _result(broker: Broker, topic: CreatableTopic, result: TopicResult, is_late: bool) -> CreatableTopicResult:
+    if is_late:
+        return CreatableTopicResult(
+            name=topic.name,
+            error_code=ErrorCode.REQUEST_TIMED_OUT,
+            error_message="The topic is created, but not all its partitions have a leader yet.",
+        )
+    if result.error != ErrorCode.NONE:
+        return CreatableTopicResult(name=topic.name, error_code=result.error, error_message=result.message)
+    return CreatableTopicResult(
+        name=topic.name,
+        topic_id=result.topic_id,
+        error_code=ErrorCode.NONE,
+        num_partitions=result.num_partitions,
+        replication_factor=result.replication_factor,
+        configs=_configs(broker, topic),
+    )
+
+
+def _configs(broker: Broker, topic: CreatableTopic) -> list[CreatableTopicConfigs]:
+    overrides = {config.name: config.value for config in topic.configs if config.value is not None}
+    effective = effective_topic_config(overrides, broker.config)
+    return [
+        CreatableTopicConfigs(
+            name=name,
+            value=None if value is None else to_text(value),
+            read_only=False,
+            config_source=_DYNAMIC_TOPIC_CONFIG if name in overrides else _DEFAULT_CONFIG,
+            is_sensitive=TOPIC_KEYS[name].is_sensitive,
+        )
+        for name, value in effective.items()
+    ]
+
+
+API = Api(CreateTopicsRequest, CreateTopicsResponse, versions=(0, 7), plane=Plane.DATA, handle=handle)

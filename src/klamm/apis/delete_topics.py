@@ -1,0 +1,106 @@
+"""DeleteTopics (20): the controller deletes, this broker answers when its own metadata has forgotten the topics.
+
+v0-6: TOPIC_DELETION_DISABLED (73) instead of INVALID_REQUEST (42) v3; error messages v5; by topic id v6, where an
+unknown id is UNKNOWN_TOPIC_ID (100). A broker that is not the controller says NOT_CONTROLLER (41).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import NamedTuple
+from uuid import UUID
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.controller import events
+from klamm.controller.replies import TopicResult, TopicResults
+from klamm.errors import ErrorCode
+from klamm.model import ZERO_UUID
+from klamm.protocol.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
+
+
+class _Asked(NamedTuple):
+    """A topic of the request: `name` is None when its id is not known."""
+
+    name: str | None
+    topic_id: UUID
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest
+) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
+    if not broker.config.delete_topic_enable:
+        disabled = ErrorCode.INVALID_REQUEST if ctx.api_version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
+        asked = [each._replace(error=disabled, message="Topic deletion is disabled.") for each in _asked(broker, req)]
+        return _response(asked, {})
+    asked = _checked(broker, _asked(broker, req))
+    names = tuple(each.name for each in asked if each.name is not None and each.error == ErrorCode.NONE)
+
+    def on_reply(reply: TopicResults) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
+        return _await_gone(broker, req, asked, {result.name: result for result in reply.topics})
+
+    return then(broker.controller.submit(events.DeleteTopics(names)), on_reply)
+
+
+def _asked(broker: Broker, req: DeleteTopicsRequest) -> list[_Asked]:
+    by_name = [_Asked(name, ZERO_UUID) for name in req.topic_names]
+    return by_name + [_resolve(broker, topic.name, topic.topic_id) for topic in req.topics]
+
+
+def _resolve(broker: Broker, name: str | None, topic_id: UUID) -> _Asked:
+    if name is not None and topic_id != ZERO_UUID:
+        return _Asked(name, topic_id, ErrorCode.INVALID_REQUEST, "Give either a topic's name or its id, not both.")
+    if name is not None:
+        return _Asked(name, broker.metadata.topic_id(name))
+    known = broker.metadata.topic_name(topic_id)
+    if known is None:
+        return _Asked(None, topic_id, ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+    return _Asked(known, topic_id)
+
+
+def _checked(broker: Broker, asked: list[_Asked]) -> list[_Asked]:
+    """Topics named twice are refused; whether a topic exists is the controller's to say."""
+    counts = Counter(each.name for each in asked if each.name is not None)
+    return [
+        each._replace(error=ErrorCode.INVALID_REQUEST, message="The topic is in the request more than once.")
+        if each.name is not None and counts[each.name] > 1
+        else each
+        for each in asked
+    ]
+
+
+def _await_gone(
+    broker: Broker, req: DeleteTopicsRequest, asked: list[_Asked], results: dict[str, TopicResult]
+) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
+    deleted = [name for name, result in results.items() if result.error == ErrorCode.NONE]
+
+    def try_complete() -> DeleteTopicsResponse | None:
+        return None if any(broker.metadata.contains(name) for name in deleted) else _response(asked, results)
+
+    def on_expire() -> DeleteTopicsResponse:
+        late = {
+            name: TopicResult(name, ErrorCode.REQUEST_TIMED_OUT, "The topic is still being deleted.")
+            for name in deleted
+            if broker.metadata.contains(name)
+        }
+        return _response(asked, results | late)
+
+    return broker.topics.try_complete_else_watch(deleted, req.timeout_ms, try_complete, on_expire)
+
+
+def _response(asked: list[_Asked], results: dict[str, TopicResult]) -> DeleteTopicsResponse:
+    responses = []
+    for each in asked:
+        error, message = each.error, each.message
+        if error == ErrorCode.NONE and each.name is not None:
+            result = results[each.name]
+            error, message = result.error, result.message
+        responses.append(
+            DeletableTopicResult(name=each.name, topic_id=each.topic_id, error_code=error, error_message=message)
+        )
+    return DeleteTopicsResponse(responses=responses)
+
+
+API = Api(DeleteTopicsRequest, DeleteTopicsResponse, versions=(0, 6), plane=Plane.DATA, handle=handle)

@@ -1,0 +1,66 @@
+"""DescribeLogDirs (35): the log directories of this broker and the true sizes of the logs in them.
+
+v0-4: a top-level error v3; total and usable bytes of the volume v4. Null topics means all. A directory that has
+failed is listed with KAFKA_STORAGE_ERROR (56). Replicas are never moved between directories: `is_future_key` is false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.errors import ErrorCode
+from klamm.log.log import Log
+from klamm.model import TopicPartition
+from klamm.protocol.messages.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+
+
+def handle(broker: Broker, ctx: RequestContext, req: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+    by_dir: dict[str, list[Log]] = {}
+    for log in _asked_logs(broker, req):
+        by_dir.setdefault(log.log_dir, []).append(log)
+    results = [_live(broker, log_dir, by_dir.get(log_dir, [])) for log_dir in broker.logs.live_dirs]
+    results += [
+        DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=log_dir, topics=())
+        for log_dir in broker.logs.failed_dirs
+    ]
+    return DescribeLogDirsResponse(throttle_time_ms=0, results=results)
+
+
+def _asked_logs(broker: Broker, req: DescribeLogDirsRequest) -> Iterable[Log]:
+    if req.topics is None:
+        return broker.logs.logs()
+    asked = dict.fromkeys(TopicPartition(topic.topic, index) for topic in req.topics for index in topic.partitions)
+    return [log for tp in asked if (log := broker.logs.get_log(tp)) is not None]
+
+
+def _live(broker: Broker, log_dir: str, logs: list[Log]) -> DescribeLogDirsResult:
+    topics: dict[str, list[DescribeLogDirsPartition]] = {}
+    for log in logs:
+        topics.setdefault(log.topic_partition.topic, []).append(_partition(log))
+    total_bytes, usable_bytes = broker.logs.disk_usage(log_dir)
+    return DescribeLogDirsResult(
+        error_code=ErrorCode.NONE,
+        log_dir=log_dir,
+        topics=[DescribeLogDirsTopic(name=name, partitions=partitions) for name, partitions in topics.items()],
+        total_bytes=total_bytes,
+        usable_bytes=usable_bytes,
+    )
+
+
+def _partition(log: Log) -> DescribeLogDirsPartition:
+    return DescribeLogDirsPartition(
+        partition_index=log.topic_partition.partition,
+        partition_size=log.size_bytes,
+        offset_lag=max(0, log.high_watermark - log.log_end_offset),
+        is_future_key=False,
+    )
+
+
+API = Api(DescribeLogDirsRequest, DescribeLogDirsResponse, versions=(0, 4), plane=Plane.DATA, handle=handle)

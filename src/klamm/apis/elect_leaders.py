@@ -1,0 +1,81 @@
+"""ElectLeaders (43): asks for the preferred leaders, or for a leader out of sync where there is no other.
+
+v0-2: election type v1 (v0: preferred). Null partitions means all; those that need no election are then left out of
+the response. Answers when this broker's metadata shows the new leaders; NOT_CONTROLLER (41) elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.controller import events
+from klamm.controller.replies import PartitionResult, PartitionResults
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.protocol.messages import elect_leaders as wire
+from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, ReplicaElectionResult
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: ElectLeadersRequest
+) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse]:
+    if req.election_type not in (0, 1):
+        return ElectLeadersResponse(
+            throttle_time_ms=0, error_code=ErrorCode.INVALID_REQUEST, replica_election_results=()
+        )
+    asked = req.topic_partitions
+    partitions = None if asked is None else tuple(TopicPartition(t.topic, i) for t in asked for i in t.partitions)
+    event = events.ReplicaLeaderElection(partitions, events.ElectionType(req.election_type))
+
+    def on_reply(reply: PartitionResults) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse]:
+        return _await_leaders(broker, req, reply)
+
+    return then(broker.controller.submit(event), on_reply)
+
+
+def _await_leaders(
+    broker: Broker, req: ElectLeadersRequest, reply: PartitionResults
+) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse]:
+    elected = [result.partition for result in reply.partitions if result.error == ErrorCode.NONE]
+    is_preferred = req.election_type == events.ElectionType.PREFERRED.value
+
+    def is_seen(tp: TopicPartition) -> bool:
+        state = broker.metadata.partition(tp.topic, tp.partition)
+        if state is None or not state.replicas:
+            return True
+        return state.leader == state.replicas[0] if is_preferred else state.leader >= 0
+
+    def try_complete() -> ElectLeadersResponse | None:
+        return _response(req, reply, set()) if all(map(is_seen, elected)) else None
+
+    def on_expire() -> ElectLeadersResponse:
+        return _response(req, reply, {tp for tp in elected if not is_seen(tp)})
+
+    return broker.elections.try_complete_else_watch(elected, req.timeout_ms, try_complete, on_expire)
+
+
+def _response(req: ElectLeadersRequest, reply: PartitionResults, late: set[TopicPartition]) -> ElectLeadersResponse:
+    topics: dict[str, list[wire.PartitionResult]] = {}
+    for result in _told(req, reply.partitions):
+        error = ErrorCode.REQUEST_TIMED_OUT if result.partition in late else result.error
+        topics.setdefault(result.partition.topic, []).append(
+            wire.PartitionResult(
+                partition_id=result.partition.partition, error_code=error, error_message=result.message
+            )
+        )
+    return ElectLeadersResponse(
+        throttle_time_ms=0,
+        error_code=reply.error,
+        replica_election_results=[ReplicaElectionResult(topic=t, partition_result=ps) for t, ps in topics.items()],
+    )
+
+
+def _told(req: ElectLeadersRequest, results: Iterable[PartitionResult]) -> Iterable[PartitionResult]:
+    if req.topic_partitions is not None:
+        return results
+    return (result for result in results if result.error != ErrorCode.ELECTION_NOT_NEEDED)
+
+
+API = Api(ElectLeadersRequest, ElectLeadersResponse, versions=(0, 2), plane=Plane.DATA, handle=handle)

@@ -1,0 +1,172 @@
+"""Fetch (1): record batches from the partitions this broker leads, for consumers and for followers.
+
+v0-17: overall limit v3 (before it a batch above the partition's limit is cut off, from then on the first batch is
+always whole); isolation level v4; log start offset v5; sessions v7 (KIP-227); leader epoch v9; rack v11, where the
+preferred replica is always -1 (KIP-392 is left out); diverging epoch v12; topic ids v13; replica state v15; the
+current leader and its endpoint when this broker is not it v16; replica directory v17 (read and not used).
+A fetch with a broker's id as replica id reports that follower's progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from klamm.apis.fetch_context import FetchContext, open_context
+from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.protocol.messages.fetch import (
+    AbortedTransaction,
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionData,
+)
+from klamm.replica.fetch_path import FetchParams, Reads
+from klamm.replica.fetch_session import SessionPartition
+from klamm.replica.partition_reader import Isolation, PartitionRead
+
+
+def handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse | asyncio.Future[FetchResponse]:
+    context = open_context(broker, ctx.api_version, req)
+    if isinstance(context, ErrorCode):
+        return FetchResponse(error_code=context, responses=())
+    refused, asked = _sort_out(broker, context, ctx.api_version)
+    params = _params(ctx.api_version, req, has_refused=bool(refused))
+    reads = broker.replicas.fetch_messages(params, [(p.tp, p.fetch) for p in asked if p.tp is not None])
+    if isinstance(reads, asyncio.Future):
+        return then(reads, lambda done: _respond(broker, ctx, params, context, asked, done, refused))
+    return _respond(broker, ctx, params, context, asked, reads, refused)
+
+
+def _replica(version: int, req: FetchRequest) -> tuple[int, int]:
+    if version < 15:
+        return req.replica_id, -1
+    state = req.replica_state
+    return (-1, -1) if state is None else (state.replica_id, state.replica_epoch)
+
+
+def _params(version: int, req: FetchRequest, *, has_refused: bool) -> FetchParams:
+    replica_id, replica_epoch = _replica(version, req)
+    if replica_id >= 0:
+        isolation = Isolation.LOG_END
+    else:
+        isolation = Isolation.TXN_COMMITTED if req.isolation_level == 1 else Isolation.HIGH_WATERMARK
+    return FetchParams(
+        max_wait_ms=0 if has_refused else req.max_wait_ms,
+        min_bytes=req.min_bytes,
+        max_bytes=req.max_bytes,
+        isolation=isolation,
+        replica_id=replica_id,
+        replica_epoch=replica_epoch,
+        is_hard_limit=version <= 2,
+    )
+
+
+def _sort_out(
+    broker: Broker, context: FetchContext, version: int
+) -> tuple[list[tuple[SessionPartition, PartitionRead]], list[SessionPartition]]:
+    """Partitions whose topic id is unknown or not the one hosted here, and the ones to read."""
+    if version < 13:
+        return [], list(context.partitions())
+    refused: list[tuple[SessionPartition, PartitionRead]] = []
+    asked: list[SessionPartition] = []
+    hosted = broker.replicas.partitions
+    for partition in context.partitions():
+        known = None if partition.tp is None else hosted.get(partition.tp)
+        if known is None and broker.metadata.topic_name(partition.topic_id) is None:
+            refused.append((partition, PartitionRead(ErrorCode.UNKNOWN_TOPIC_ID)))
+        elif known is not None and known.topic_id != partition.topic_id and known.topic_id.int:
+            refused.append((partition, PartitionRead(ErrorCode.INCONSISTENT_TOPIC_ID)))
+        else:
+            asked.append(partition)
+    return refused, asked
+
+
+def _respond(
+    broker: Broker,
+    ctx: RequestContext,
+    params: FetchParams,
+    context: FetchContext,
+    asked: list[SessionPartition],
+    reads: Reads,
+    refused: list[tuple[SessionPartition, PartitionRead]],
+) -> FetchResponse:
+    results = refused + [(partition, read) for partition, (_, read) in zip(asked, reads, strict=True)]
+    _mark(broker, params, results)
+    hints = LeaderHints(broker, ctx) if ctx.api_version >= 16 else None
+    topics: list[FetchableTopicResponse] = []
+    last: object = None
+    for partition, read in context.to_send(results):
+        data = _partition_data(partition, read, hints)
+        topic = partition.topic_id if ctx.api_version >= 13 else partition.tp and partition.tp.topic
+        if topics and topic == last:
+            topics[-1].partitions.append(data)  # type: ignore[attr-defined]
+        else:
+            name = partition.tp.topic if partition.tp is not None else ""
+            topics.append(FetchableTopicResponse(topic=name, topic_id=partition.topic_id, partitions=[data]))
+            last = topic
+    response = FetchResponse(session_id=context.session_id, responses=topics)
+    if hints is not None and hints.endpoints:
+        response.node_endpoints = [
+            NodeEndpoint(node_id=node_id, host=endpoint.host, port=endpoint.port, rack=rack)
+            for node_id, (endpoint, rack) in hints.endpoints.items()
+        ]
+    return response
+
+
+def _partition_data(partition: SessionPartition, read: PartitionRead, hints: LeaderHints | None) -> PartitionData:
+    data = PartitionData(
+        partition_index=partition.index,
+        error_code=read.error,
+        high_watermark=read.high_watermark,
+        last_stable_offset=read.last_stable_offset,
+        log_start_offset=read.log_start_offset,
+        aborted_transactions=None,
+        records=read.records,
+    )
+    if read.aborted is not None:
+        data.aborted_transactions = [
+            AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset) for txn in read.aborted
+        ]
+    if read.diverging_epoch is not None:
+        epoch, end_offset = read.diverging_epoch
+        data.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end_offset)
+    if hints is not None and read.error in WRONG_LEADER:
+        _name_leader(data, partition.tp, hints)
+    return data
+
+
+def _name_leader(data: PartitionData, tp: TopicPartition | None, hints: LeaderHints) -> None:
+    if tp is not None and (state := hints.leader_of(tp)) is not None:
+        data.current_leader = LeaderIdAndEpoch(leader_id=state.leader, leader_epoch=state.leader_epoch)
+
+
+def _mark(broker: Broker, params: FetchParams, results: list[tuple[SessionPartition, PartitionRead]]) -> None:
+    stats = broker.replicas.topic_stats
+    for partition, read in results:
+        if partition.tp is None:
+            continue
+        topic, totals = stats.topic(partition.tp.topic), stats.all_topics
+        topic.total_fetch_requests.count += 1
+        totals.total_fetch_requests.count += 1
+        if read.size_bytes and params.is_from_follower:
+            stats.replication_bytes_out.count += read.size_bytes
+        elif read.size_bytes:
+            topic.bytes_out.count += read.size_bytes
+            totals.bytes_out.count += read.size_bytes
+        elif read.error == ErrorCode.UNKNOWN_SERVER_ERROR:
+            topic.failed_fetch_requests.mark()
+            totals.failed_fetch_requests.mark()
+
+
+def metric_name(req: FetchRequest) -> str:
+    is_follower = req.replica_id >= 0 or (req.replica_state is not None and req.replica_state.replica_id >= 0)
+    return "FetchFollower" if is_follower else "FetchConsumer"
+
+
+API = Api(FetchRequest, FetchResponse, versions=(0, 17), plane=Plane.DATA, handle=handle, metric_name=metric_name)

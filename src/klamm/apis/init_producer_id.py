@@ -1,0 +1,33 @@
+"""InitProducerId (22): an id for an idempotent producer.
+
+v0-5. Each call gives a new id with epoch 0; an epoch bump that names its id (v3+) gets a new id as well, which
+clients take. Transactions are left out: a transactional id is answered with TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+(53), which every client reports at once instead of trying again; an empty one is INVALID_REQUEST (42).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.errors import ErrorCode
+from klamm.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: InitProducerIdRequest
+) -> InitProducerIdResponse | asyncio.Future[InitProducerIdResponse]:
+    if req.transactional_id is not None:
+        is_empty = not req.transactional_id
+        return _response(ErrorCode.INVALID_REQUEST if is_empty else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    generated = broker.producer_ids.generate()
+    return then(generated, _response) if isinstance(generated, asyncio.Future) else _response(generated)
+
+
+def _response(generated: int | ErrorCode) -> InitProducerIdResponse:
+    if isinstance(generated, ErrorCode):
+        return InitProducerIdResponse(throttle_time_ms=0, error_code=generated, producer_id=-1, producer_epoch=-1)
+    return InitProducerIdResponse(throttle_time_ms=0, error_code=0, producer_id=generated, producer_epoch=0)
+
+
+API = Api(InitProducerIdRequest, InitProducerIdResponse, versions=(0, 5), plane=Plane.DATA, handle=handle)

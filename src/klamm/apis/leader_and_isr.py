@@ -1,0 +1,73 @@
+"""LeaderAndIsr (4): the controller tells this broker which partitions to lead and which to follow.
+
+v0-7: broker epoch and grouping by topic v2; adding and removing replicas v3; topic ids v5, from where the response
+names topics by id only; recovery state v6 (recovering counts as recovered); KRaft flag v7 (read and not used).
+A whole-request error (77 stale broker, 11 stale controller) is repeated for every partition.
+"""
+
+from __future__ import annotations
+
+from klamm.apis.control import check_broker_epoch
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.errors import ErrorCode
+from klamm.model import ZERO_UUID, TopicPartition
+from klamm.protocol.messages.leader_and_isr import (
+    LeaderAndIsrPartitionError,
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrResponse,
+    LeaderAndIsrTopicError,
+)
+from klamm.replica.state_change import TopicPartitionStates
+
+
+def handle(broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest) -> LeaderAndIsrResponse:
+    topics = _topics(req)
+    error = check_broker_epoch(broker, req.broker_epoch)
+    codes: dict[TopicPartition, ErrorCode] = {}
+    if error == ErrorCode.NONE:
+        result = broker.replicas.become_leader_or_follower(req.controller_epoch, topics)
+        error, codes = result.error, result.partitions
+    if error != ErrorCode.NONE:
+        codes = {TopicPartition(t.topic, state.partition_index): error for t in topics for state in t.states}
+    return _response(ctx.api_version, error, topics, codes)
+
+
+def _topics(req: LeaderAndIsrRequest) -> list[TopicPartitionStates]:
+    grouped: dict[str, list[LeaderAndIsrPartitionState]] = {}
+    for state in req.ungrouped_partition_states:
+        grouped.setdefault(state.topic_name, []).append(state)
+    topics = [TopicPartitionStates(name, ZERO_UUID, states) for name, states in grouped.items()]
+    return topics + [TopicPartitionStates(t.topic_name, t.topic_id, t.partition_states) for t in req.topic_states]
+
+
+def _response(
+    version: int, error: ErrorCode, topics: list[TopicPartitionStates], codes: dict[TopicPartition, ErrorCode]
+) -> LeaderAndIsrResponse:
+    if version < 5:
+        return LeaderAndIsrResponse(
+            error_code=error,
+            partition_errors=[
+                LeaderAndIsrPartitionError(topic_name=tp.topic, partition_index=tp.partition, error_code=code)
+                for tp, code in codes.items()
+            ],
+        )
+    return LeaderAndIsrResponse(
+        error_code=error,
+        topics=[
+            LeaderAndIsrTopicError(
+                topic_id=topic.topic_id,
+                partition_errors=[
+                    LeaderAndIsrPartitionError(
+                        partition_index=state.partition_index,
+                        error_code=codes[TopicPartition(topic.topic, state.partition_index)],
+                    )
+                    for state in topic.states
+                ],
+            )
+            for topic in topics
+        ],
+    )
+
+
+API = Api(LeaderAndIsrRequest, LeaderAndIsrResponse, versions=(0, 7), plane=Plane.CONTROL, handle=handle)

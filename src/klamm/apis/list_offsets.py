@@ -1,0 +1,133 @@
+"""ListOffsets (2): an offset by time, or the earliest, the latest, or that of the largest timestamp.
+
+v0-9: v0 answers with a list of offsets (the end, then the starts of segments); isolation level v2; leader epoch v4;
+OFFSET_NOT_AVAILABLE (78) instead of LEADER_NOT_AVAILABLE (5) right after an election v5; max timestamp (-3) v7;
+earliest local (-4) v8, the same as earliest; latest tiered (-5) v9, which is never known: there is no remote storage.
+A negative timestamp that the version does not have is UNSUPPORTED_VERSION (35).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+    ListOffsetsTopicResponse,
+)
+from klamm.replica.partition_reader import (
+    EARLIEST_LOCAL_TIMESTAMP,
+    EARLIEST_TIMESTAMP,
+    LATEST_TIERED_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
+    Isolation,
+    offset_for_timestamp,
+)
+
+_DEBUGGING_CONSUMER: Final = -2
+_TIMESTAMP_SINCE: Final = {
+    LATEST_TIMESTAMP: 1,
+    EARLIEST_TIMESTAMP: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL_TIMESTAMP: 8,
+    LATEST_TIERED_TIMESTAMP: 9,
+}
+
+
+def handle(broker: Broker, ctx: RequestContext, req: ListOffsetsRequest) -> ListOffsetsResponse:
+    asked_twice = _asked_twice(req)
+    return ListOffsetsResponse(
+        topics=[
+            ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=[_partition(broker, ctx, req, topic, p, asked_twice) for p in topic.partitions],
+            )
+            for topic in req.topics
+        ]
+    )
+
+
+def _asked_twice(req: ListOffsetsRequest) -> set[TopicPartition]:
+    counts = Counter(TopicPartition(t.name, p.partition_index) for t in req.topics for p in t.partitions)
+    return {tp for tp, count in counts.items() if count > 1}
+
+
+def _partition(
+    broker: Broker,
+    ctx: RequestContext,
+    req: ListOffsetsRequest,
+    topic: ListOffsetsTopic,
+    asked: ListOffsetsPartition,
+    asked_twice: set[TopicPartition],
+) -> ListOffsetsPartitionResponse:
+    tp = TopicPartition(topic.name, asked.partition_index)
+    if ctx.api_version == 0:
+        return _old_style(broker, req, tp, asked)
+    if tp in asked_twice:
+        return _failed(asked, ErrorCode.INVALID_REQUEST)
+    if asked.timestamp < 0 and ctx.api_version < _TIMESTAMP_SINCE.get(asked.timestamp, 1 << 15):
+        return _failed(asked, ErrorCode.UNSUPPORTED_VERSION)
+    partition = broker.replicas.partition_or_error(tp)
+    if isinstance(partition, ErrorCode):
+        return _failed(asked, partition)
+    found = offset_for_timestamp(
+        partition,
+        asked.timestamp,
+        _isolation(req),
+        asked.current_leader_epoch,
+        require_leader=req.replica_id != _DEBUGGING_CONSUMER,
+    )
+    if found.error == ErrorCode.OFFSET_NOT_AVAILABLE and ctx.api_version < 5:
+        return _failed(asked, ErrorCode.LEADER_NOT_AVAILABLE)
+    return ListOffsetsPartitionResponse(
+        partition_index=asked.partition_index,
+        error_code=found.error,
+        timestamp=found.timestamp,
+        offset=found.offset,
+        leader_epoch=found.leader_epoch,
+    )
+
+
+def _isolation(req: ListOffsetsRequest) -> Isolation:
+    if req.replica_id >= 0 or req.replica_id == _DEBUGGING_CONSUMER:
+        return Isolation.LOG_END
+    return Isolation.TXN_COMMITTED if req.isolation_level == 1 else Isolation.HIGH_WATERMARK
+
+
+def _failed(asked: ListOffsetsPartition, error: ErrorCode) -> ListOffsetsPartitionResponse:
+    return ListOffsetsPartitionResponse(partition_index=asked.partition_index, error_code=error)
+
+
+def _old_style(
+    broker: Broker, req: ListOffsetsRequest, tp: TopicPartition, asked: ListOffsetsPartition
+) -> ListOffsetsPartitionResponse:
+    log = broker.replicas.leader_log(tp)
+    if isinstance(log, ErrorCode):
+        return _failed(asked, log)
+    end = log.log_end_offset if req.replica_id >= 0 else log.high_watermark
+    if asked.timestamp == EARLIEST_TIMESTAMP:
+        offsets = [log.log_start_offset]
+    else:
+        is_latest = asked.timestamp == LATEST_TIMESTAMP
+        starts = [
+            max(segment.base_offset, log.log_start_offset)
+            for segment in log.segments
+            if is_latest or segment.largest_timestamp() <= asked.timestamp
+        ]
+        offsets = sorted({*starts, *([end] if is_latest else ())}, reverse=True)
+    return ListOffsetsPartitionResponse(
+        partition_index=tp.partition,
+        error_code=ErrorCode.NONE,
+        old_style_offsets=offsets[: max(0, asked.max_num_offsets)],
+    )
+
+
+API = Api(ListOffsetsRequest, ListOffsetsResponse, versions=(0, 9), plane=Plane.DATA, handle=handle)

@@ -1,0 +1,55 @@
+"""ListPartitionReassignments (46): the partitions that are being moved to other replicas now.
+
+v0 (KIP-455). Null topics means all. A broker that is not the controller says NOT_CONTROLLER (41).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.controller import events
+from klamm.controller.replies import Reassignments
+from klamm.model import TopicPartition
+from klamm.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
+)
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: ListPartitionReassignmentsRequest
+) -> asyncio.Future[ListPartitionReassignmentsResponse]:
+    asked = req.topics
+    partitions = None if asked is None else tuple(TopicPartition(t.name, i) for t in asked for i in t.partition_indexes)
+    return then(broker.controller.submit(events.ListPartitionReassignments(partitions)), _response)
+
+
+def _response(reassignments: Reassignments) -> ListPartitionReassignmentsResponse:
+    topics: dict[str, list[OngoingPartitionReassignment]] = {}
+    for tp, assignment in reassignments.partitions:
+        topics.setdefault(tp.topic, []).append(
+            OngoingPartitionReassignment(
+                partition_index=tp.partition,
+                replicas=assignment.replicas,
+                adding_replicas=assignment.adding_replicas,
+                removing_replicas=assignment.removing_replicas,
+            )
+        )
+    return ListPartitionReassignmentsResponse(
+        throttle_time_ms=0,
+        error_code=reassignments.error,
+        error_message=reassignments.message,
+        topics=[OngoingTopicReassignment(name=name, partitions=parts) for name, parts in topics.items()],
+    )
+
+
+API = Api(
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    versions=(0, 0),
+    plane=Plane.DATA,
+    handle=handle,
+)

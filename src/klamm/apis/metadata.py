@@ -1,0 +1,159 @@
+"""Metadata (3): the brokers, topics and leaders this broker knows of.
+
+v0-12: null topics (v1+; v0: an empty list) means all; auto creation may be forbidden from v4; offline replicas v5;
+LISTENER_NOT_FOUND instead of LEADER_NOT_AVAILABLE v6; leader epochs v7; authorized operations v8 (there is no
+authorizer: every operation is allowed); topic ids v10; topics asked for by id with a null name v12.
+Leaders are told as seen through the listener that the client came by. A missing topic is created when the request
+and `auto.create.topics.enable` allow it; the client meanwhile gets LEADER_NOT_AVAILABLE and asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from klamm.apis import topic_creation
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.errors import ErrorCode
+from klamm.metadata import MetadataSnapshot, PartitionState, TopicState
+from klamm.model import INTERNAL_TOPICS, NO_LEADER, ZERO_UUID
+from klamm.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+NOT_ASKED: Final = -(1 << 31)
+TOPIC_OPERATIONS: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
+CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: MetadataRequest
+) -> MetadataResponse | asyncio.Future[MetadataResponse]:
+    if req.topics is None or (ctx.api_version == 0 and not req.topics):
+        snapshot = broker.metadata.snapshot
+        answer = _Answer(broker, ctx, req, snapshot)
+        return answer.response([answer.topic(topic) for topic in snapshot.sorted_topics()])
+    missing = _to_create(broker, req)
+    if not missing:
+        return _named(broker, ctx, req, {})
+    return then(topic_creation.create_missing(broker, missing), lambda errors: _named(broker, ctx, req, errors))
+
+
+def _to_create(broker: Broker, req: MetadataRequest) -> list[str]:
+    """Names that are not known and may be created."""
+    if not (req.allow_auto_topic_creation and broker.config.auto_create_topics_enable):
+        return []
+    topics = broker.metadata.snapshot.topics
+    names = [topic.name for topic in req.topics or () if topic.name is not None and topic.topic_id == ZERO_UUID]
+    return [name for name in dict.fromkeys(names) if name not in topics and topic_creation.is_valid_name(name)]
+
+
+def _named(broker: Broker, ctx: RequestContext, req: MetadataRequest, errors: dict[str, ErrorCode]) -> MetadataResponse:
+    answer = _Answer(broker, ctx, req, broker.metadata.snapshot)
+    asked = {(topic.name, topic.topic_id): topic for topic in req.topics or ()}
+    return answer.response([answer.named_topic(topic, errors) for topic in asked.values()])
+
+
+class _Answer:
+    """One response, from one snapshot, for one listener and version."""
+
+    __slots__ = ("_broker", "_endpoint_ids", "_listener", "_req", "_snapshot", "_version")
+
+    def __init__(self, broker: Broker, ctx: RequestContext, req: MetadataRequest, snapshot: MetadataSnapshot) -> None:
+        self._broker = broker
+        self._req = req
+        self._snapshot = snapshot
+        self._listener = ctx.listener_name
+        self._version = ctx.api_version
+        self._endpoint_ids = {
+            broker_id for broker_id, node in snapshot.brokers.items() if node.endpoint(self._listener) is not None
+        }
+
+    def response(self, topics: list[MetadataResponseTopic]) -> MetadataResponse:
+        wants_operations = self._req.include_cluster_authorized_operations
+        return MetadataResponse(
+            brokers=self._brokers(),
+            cluster_id=self._broker.cluster_id,
+            controller_id=self._snapshot.controller_id,
+            topics=topics,
+            cluster_authorized_operations=CLUSTER_OPERATIONS if wants_operations else NOT_ASKED,
+        )
+
+    def _brokers(self) -> list[MetadataResponseBroker]:
+        found = ((node, node.endpoint(self._listener)) for node in self._snapshot.brokers.values())
+        return [
+            MetadataResponseBroker(node_id=node.id, host=endpoint.host, port=endpoint.port, rack=node.rack)
+            for node, endpoint in found
+            if endpoint is not None
+        ]
+
+    def named_topic(self, asked: MetadataRequestTopic, errors: dict[str, ErrorCode]) -> MetadataResponseTopic:
+        name = asked.name
+        if asked.topic_id != ZERO_UUID:
+            name = self._snapshot.topic_name(asked.topic_id)
+            if name is None:
+                return self._failed(None, ErrorCode.UNKNOWN_TOPIC_ID, asked)
+        if name is None:
+            return self._failed(None, ErrorCode.INVALID_REQUEST, asked)
+        topic = self._snapshot.topic(name)
+        if topic is not None:
+            return self.topic(topic)
+        if (error := errors.get(name)) is None:
+            valid = topic_creation.is_valid_name(name)
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if valid else ErrorCode.INVALID_TOPIC_EXCEPTION
+        return self._failed(name, error, asked)
+
+    def _failed(self, name: str | None, error: ErrorCode, asked: MetadataRequestTopic) -> MetadataResponseTopic:
+        if name is None and self._version < 12:
+            name = ""
+        return MetadataResponseTopic(
+            error_code=error, name=name, topic_id=asked.topic_id, is_internal=name in INTERNAL_TOPICS, partitions=()
+        )
+
+    def topic(self, topic: TopicState) -> MetadataResponseTopic:
+        wants_operations = self._req.include_topic_authorized_operations
+        return MetadataResponseTopic(
+            error_code=ErrorCode.NONE,
+            name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=topic.name in INTERNAL_TOPICS,
+            partitions=[self._partition(state) for state in topic.sorted_partitions()],
+            topic_authorized_operations=TOPIC_OPERATIONS if wants_operations else NOT_ASKED,
+        )
+
+    def _partition(self, state: PartitionState) -> MetadataResponsePartition:
+        replicas, isr = state.replicas, state.isr
+        error = ErrorCode.NONE
+        if self._version == 0:
+            replicas, isr, error = self._reachable(replicas, isr)
+        leader = state.leader
+        if leader not in self._endpoint_ids:
+            is_alive = leader in self._snapshot.brokers and self._version >= 6
+            error = ErrorCode.LISTENER_NOT_FOUND if is_alive else ErrorCode.LEADER_NOT_AVAILABLE
+            leader = NO_LEADER
+        return MetadataResponsePartition(
+            error_code=error,
+            partition_index=state.partition,
+            leader_id=leader,
+            leader_epoch=state.leader_epoch,
+            replica_nodes=replicas,
+            isr_nodes=isr,
+            offline_replicas=state.offline_replicas,
+        )
+
+    def _reachable(
+        self, replicas: tuple[int, ...], isr: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...], ErrorCode]:
+        """v0 clients cannot bear a broker id that the response does not list."""
+        known = self._endpoint_ids
+        is_complete = known.issuperset(replicas) and known.issuperset(isr)
+        error = ErrorCode.NONE if is_complete else ErrorCode.REPLICA_NOT_AVAILABLE
+        return tuple(r for r in replicas if r in known), tuple(r for r in isr if r in known), error
+
+
+API = Api(MetadataRequest, MetadataResponse, versions=(0, 12), plane=Plane.DATA, handle=handle)

@@ -1,0 +1,52 @@
+"""StopReplica (5): the controller takes partitions away from this broker, with or without their logs.
+
+v0-4: broker epoch and grouping by topic v1; a leader epoch and a delete flag a partition v3 (KIP-570), so that a
+stop that was overtaken by a LeaderAndIsr is refused (74); KRaft flag v4 (read and not used).
+A whole-request error (77, 11) comes without partitions.
+"""
+
+from __future__ import annotations
+
+from klamm.apis.control import check_broker_epoch
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.protocol.messages.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
+from klamm.replica.state_change import StopReplica
+
+
+def handle(broker: Broker, ctx: RequestContext, req: StopReplicaRequest) -> StopReplicaResponse:
+    if error := check_broker_epoch(broker, req.broker_epoch):
+        return StopReplicaResponse(error_code=error, partition_errors=())
+    result = broker.replicas.stop_replicas(req.controller_epoch, _stops(req))
+    if result.error == ErrorCode.NONE:
+        for tp in result.partitions:
+            broker.elections.check_and_complete(tp)
+    return StopReplicaResponse(
+        error_code=result.error,
+        partition_errors=[
+            StopReplicaPartitionError(topic_name=tp.topic, partition_index=tp.partition, error_code=code)
+            for tp, code in result.partitions.items()
+        ],
+    )
+
+
+def _stops(req: StopReplicaRequest) -> list[StopReplica]:
+    delete = req.delete_partitions
+    stops = [
+        StopReplica(TopicPartition(p.topic_name, p.partition_index), delete=delete) for p in req.ungrouped_partitions
+    ]
+    stops += [
+        StopReplica(TopicPartition(topic.name, index), delete=delete)
+        for topic in req.topics
+        for index in topic.partition_indexes
+    ]
+    stops += [
+        StopReplica(TopicPartition(topic.topic_name, p.partition_index), p.leader_epoch, p.delete_partition)
+        for topic in req.topic_states
+        for p in topic.partition_states
+    ]
+    return stops
+
+
+API = Api(StopReplicaRequest, StopReplicaResponse, versions=(0, 4), plane=Plane.CONTROL, handle=handle)

@@ -1,0 +1,56 @@
+"""Topics that come into being because somebody asked about them. The controller creates; this asks it to."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from klamm.apis.registry import Broker, then
+from klamm.controller.events import CreatableTopic, CreateTopics
+from klamm.controller.replies import TopicResults
+from klamm.errors import ErrorCode
+from klamm.model import GROUP_METADATA_TOPIC
+
+_LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._\-]{1,249}")
+
+
+def is_valid_name(name: str) -> bool:
+    return _LEGAL_NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
+def create_missing(broker: Broker, names: Iterable[str]) -> asyncio.Future[dict[str, ErrorCode]]:
+    """Asks the controller to create `names`; what to tell the client that asked for them, by name.
+
+    LEADER_NOT_AVAILABLE when the topic is on its way, so that the client asks again; the controller's error when it
+    cannot be; UNKNOWN_TOPIC_OR_PARTITION when this broker is not the controller and so could not ask.
+    """
+    event = CreateTopics(tuple(_creatable(broker, name) for name in names))
+
+    def errors(results: TopicResults) -> dict[str, ErrorCode]:
+        return {result.name: _told(result.error) for result in results.topics}
+
+    return then(broker.controller.submit(event), errors)
+
+
+def _creatable(broker: Broker, name: str) -> CreatableTopic:
+    config = broker.config
+    if name == GROUP_METADATA_TOPIC:
+        return CreatableTopic(
+            name,
+            config.offsets_topic_num_partitions,
+            config.offsets_topic_replication_factor,
+            configs=(
+                ("cleanup.policy", "compact"),
+                ("compression.type", "producer"),
+                ("segment.bytes", str(config.offsets_topic_segment_bytes)),
+            ),
+        )
+    return CreatableTopic(name)
+
+
+def _told(error: ErrorCode) -> ErrorCode:
+    if error in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.REQUEST_TIMED_OUT):
+        return ErrorCode.LEADER_NOT_AVAILABLE
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if error == ErrorCode.NOT_CONTROLLER else error

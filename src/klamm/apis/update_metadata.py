@@ -1,0 +1,94 @@
+"""UpdateMetadata (6): the controller tells this broker what the cluster looks like. The cache's only writer.
+
+v0-8: endpoints by security protocol v1, by listener name v3; rack v2; offline replicas v4; broker epoch and grouping
+by topic v5; topic ids v7; KRaft flag and type v8 (read and not used: they are for migrations).
+Errors: 77 stale broker, 11 stale controller. Afterwards whoever waits for a topic or a leader looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from klamm.apis.control import check_broker_epoch
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate
+from klamm.model import ZERO_UUID, BrokerEndPoints, EndPoint, SecurityProtocol
+from klamm.protocol.messages.update_metadata import (
+    UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+    UpdateMetadataResponse,
+)
+
+
+def handle(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> UpdateMetadataResponse:
+    if error := check_broker_epoch(broker, req.broker_epoch):
+        return UpdateMetadataResponse(error_code=error)
+    if error := broker.replicas.check_controller_epoch(req.controller_epoch):
+        return UpdateMetadataResponse(error_code=error)
+    update = to_update(ctx.api_version, req)
+    deleted = broker.metadata.update(update)
+    broker.replicas.on_metadata_change()
+    if deleted:
+        broker.groups.on_partitions_deleted(deleted)
+    _wake(broker, update)
+    return UpdateMetadataResponse(error_code=0)
+
+
+def _wake(broker: Broker, update: MetadataUpdate) -> None:
+    for topic in update.topics:
+        if broker.topics.size:
+            broker.topics.check_and_complete(topic.name)
+        if broker.elections.size:
+            for state in topic.partitions:
+                broker.elections.check_and_complete(state.topic_partition)
+
+
+def to_update(version: int, req: UpdateMetadataRequest) -> MetadataUpdate:
+    """The request as a value, whatever its version."""
+    grouped: dict[str, list[UpdateMetadataPartitionState]] = {}
+    for state in req.ungrouped_partition_states:
+        grouped.setdefault(state.topic_name, []).append(state)
+    topics = [TopicUpdate(name, _states(name, states), ZERO_UUID) for name, states in grouped.items()]
+    topics += [
+        TopicUpdate(t.topic_name, _states(t.topic_name, t.partition_states), t.topic_id) for t in req.topic_states
+    ]
+    return MetadataUpdate(
+        controller_id=req.controller_id,
+        controller_epoch=req.controller_epoch,
+        live_brokers=tuple(_broker(version, node) for node in req.live_brokers),
+        topics=tuple(topics),
+    )
+
+
+def _states(topic: str, states: Iterable[UpdateMetadataPartitionState]) -> tuple[PartitionState, ...]:
+    return tuple(
+        PartitionState(
+            topic,
+            state.partition_index,
+            state.controller_epoch,
+            state.leader,
+            state.leader_epoch,
+            tuple(state.isr),
+            state.zk_version,
+            tuple(state.replicas),
+            tuple(state.offline_replicas),
+        )
+        for state in states
+    )
+
+
+def _broker(version: int, node: UpdateMetadataBroker) -> BrokerEndPoints:
+    if version == 0:
+        return BrokerEndPoints(node.id_, (EndPoint("PLAINTEXT", node.v0_host, node.v0_port),))
+    return BrokerEndPoints(node.id_, tuple(_endpoint(version, endpoint) for endpoint in node.endpoints), node.rack)
+
+
+def _endpoint(version: int, endpoint: UpdateMetadataEndpoint) -> EndPoint:
+    known = endpoint.security_protocol in SecurityProtocol._value2member_map_
+    protocol = SecurityProtocol(endpoint.security_protocol) if known else SecurityProtocol.PLAINTEXT
+    return EndPoint(endpoint.listener if version >= 3 else protocol.name, endpoint.host, endpoint.port, protocol)
+
+
+API = Api(UpdateMetadataRequest, UpdateMetadataResponse, versions=(0, 8), plane=Plane.CONTROL, handle=handle)

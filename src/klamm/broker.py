@@ -1,0 +1,65 @@
+"""The broker as its API handlers see it: the owners of its state, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from klamm.clock import Clock
+from klamm.config import ConfigRepository, KafkaConfig
+from klamm.metadata import MetadataCache
+from klamm.metrics import MetricsRegistry
+from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH
+from klamm.purgatory import DelayedOperationPurgatory
+from klamm.replica.fetch_session import FetchSessionCache
+from klamm.replica.producer_ids import ProducerIdManager
+from klamm.replica.replica_manager import ReplicaManager
+
+if TYPE_CHECKING:
+    from klamm.controller.events import ControllerEvent
+    from klamm.log.log_manager import LogManager
+
+
+class Controller(Protocol):
+    """The facade of the controller on the broker loop: `submit` answers NOT_CONTROLLER when it is not active."""
+
+    @property
+    def is_active(self) -> bool: ...
+
+    def submit(self, event: ControllerEvent) -> asyncio.Future[Any]: ...
+
+
+@dataclass(slots=True)
+class Broker:
+    """`broker_epoch` is the czxid of the broker's znode, set when it has registered.
+
+    `topics` waits for topics to appear in or vanish from the metadata, `elections` for new leaders.
+    """
+
+    id: int
+    cluster_id: str
+    configs: ConfigRepository
+    clock: Clock
+    loop: asyncio.AbstractEventLoop
+    metadata: MetadataCache
+    logs: LogManager
+    replicas: ReplicaManager
+    groups: Any
+    controller: Controller
+    metrics: MetricsRegistry
+    fetch_sessions: FetchSessionCache
+    producer_ids: ProducerIdManager
+    topics: DelayedOperationPurgatory
+    elections: DelayedOperationPurgatory
+    zk: Any = None
+    broker_epoch: int = UNKNOWN_BROKER_EPOCH
+
+    @property
+    def config(self) -> KafkaConfig:
+        """The configuration that holds now, dynamic changes included."""
+        return self.configs.config
+
+    @property
+    def controller_id(self) -> int:
+        return self.metadata.controller_id if self.metadata.controller_id >= 0 else NO_CONTROLLER

@@ -1,0 +1,160 @@
+"""Writing: records into the logs this broker leads, and the wait for their replication (acks=all)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from klamm.errors import ErrorCode
+from klamm.log.producer_state import AppendOrigin
+from klamm.log.results import AppendResult
+from klamm.model import INTERNAL_TOPICS, TopicPartition
+
+if TYPE_CHECKING:
+    from klamm.replica.replica_manager import ReplicaManager
+
+AppendResults: TypeAlias = dict[TopicPartition, AppendResult]
+RecordsBytes: TypeAlias = "memoryview | bytes | bytearray"
+
+_QUIET_FAILURES: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    }
+)
+"""Failures that are not counted in FailedProduceRequestsPerSec: the client or the cluster's state is the cause."""
+
+
+def failed(error: ErrorCode, message: str | None = None) -> AppendResult:
+    """The result of an append that never reached its log."""
+    return AppendResult(error, error_message=message)
+
+
+class AppendPath:
+    """The ReplicaManager's `append_records`."""
+
+    def __init__(self, replicas: ReplicaManager) -> None:
+        self._replicas = replicas
+
+    def append_records(
+        self,
+        required_acks: int,
+        internal_topics_allowed: bool,
+        origin: AppendOrigin,
+        records: Mapping[TopicPartition, RecordsBytes],
+        timeout_ms: int = 30_000,
+    ) -> AppendResults | asyncio.Future[AppendResults]:
+        """Appends every partition's records. With acks=-1 the answer waits until all in-sync replicas have them.
+
+        Each partition has its own result; one failing does not touch the others.
+        """
+        results: AppendResults = {}
+        is_waiting = False
+        for tp, data in records.items():
+            result = results[tp] = self._append(tp, data, required_acks, internal_topics_allowed, origin)
+            if required_acks and result.error == 0:
+                is_waiting |= self._must_wait(tp, result, required_acks)
+        if not is_waiting:
+            return results
+        waiting = {tp: result.last_offset + 1 for tp, result in results.items() if result.error == 0}
+        delayed = _DelayedProduce(self._replicas, results, waiting, required_acks)
+        return self._replicas.produce_purgatory.try_complete_else_watch(
+            waiting, timeout_ms, delayed.try_complete, delayed.on_expire
+        )
+
+    def _append(
+        self,
+        tp: TopicPartition,
+        data: RecordsBytes,
+        required_acks: int,
+        internal_topics_allowed: bool,
+        origin: AppendOrigin,
+    ) -> AppendResult:
+        replicas = self._replicas
+        stats, totals = replicas.topic_stats.topic(tp.topic), replicas.topic_stats.all_topics
+        stats.total_produce_requests.count += 1
+        totals.total_produce_requests.count += 1
+        if tp.topic in INTERNAL_TOPICS and not internal_topics_allowed:
+            self._on_failure(tp.topic, ErrorCode.INVALID_TOPIC_EXCEPTION, len(data))
+            return failed(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {tp.topic}")
+        partition = replicas.partition_or_error(tp)
+        if isinstance(partition, ErrorCode):
+            return failed(partition)
+        result = partition.append_records_to_leader(data, required_acks, replicas.clock.now_ms(), origin)
+        if isinstance(result, ErrorCode):
+            result = failed(result)
+        if result.error != 0:
+            self._on_failure(tp.topic, result.error, len(data))
+            return result
+        stats.bytes_in.count += result.bytes
+        totals.bytes_in.count += result.bytes
+        stats.messages_in.count += result.records_count
+        totals.messages_in.count += result.records_count
+        replicas.complete_after_append(tp)
+        return result
+
+    def _on_failure(self, topic: str, error: ErrorCode, size_bytes: int) -> None:
+        for stats in (self._replicas.topic_stats.topic(topic), self._replicas.topic_stats.all_topics):
+            if error == ErrorCode.MESSAGE_TOO_LARGE:
+                stats.bytes_rejected.mark(size_bytes)
+            elif error not in _QUIET_FAILURES:
+                stats.failed_produce_requests.mark()
+
+    def _must_wait(self, tp: TopicPartition, result: AppendResult, required_acks: int) -> bool:
+        partition = self._replicas.partitions.get(tp)
+        if partition is None or partition.log is None:
+            return True
+        return result.flush_pending or (required_acks == -1 and partition.log.high_watermark <= result.last_offset)
+
+
+class _DelayedProduce:
+    """Partitions whose records are in the leader's log and not yet in those of all in-sync replicas.
+
+    Where `flush.messages` asked for it the records must be on the leader's disk as well, whatever the acks.
+    """
+
+    __slots__ = ("_replicas", "_required_acks", "_results", "_waiting")
+
+    def __init__(
+        self,
+        replicas: ReplicaManager,
+        results: AppendResults,
+        waiting: dict[TopicPartition, int],
+        required_acks: int,
+    ) -> None:
+        self._replicas = replicas
+        self._results = results
+        self._waiting = waiting
+        self._required_acks = required_acks
+
+    def try_complete(self) -> AppendResults | None:
+        for tp, required_offset in list(self._waiting.items()):
+            if (error := self._outcome(tp, required_offset)) is not None:
+                self._decide(tp, error)
+        return None if self._waiting else self._results
+
+    def _outcome(self, tp: TopicPartition, required_offset: int) -> ErrorCode | None:
+        partition = self._replicas.partition_or_error(tp)
+        if isinstance(partition, ErrorCode):
+            return partition
+        log = partition.log
+        if log is None:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if self._results[tp].flush_pending and log.recovery_point < required_offset and partition.is_leader:
+            return None
+        return partition.check_enough_replicas(required_offset) if self._required_acks == -1 else ErrorCode.NONE
+
+    def on_expire(self) -> AppendResults:
+        for tp in list(self._waiting):
+            self._decide(tp, ErrorCode.REQUEST_TIMED_OUT)
+        return self._results
+
+    def _decide(self, tp: TopicPartition, error: ErrorCode) -> None:
+        del self._waiting[tp]
+        if error != ErrorCode.NONE:
+            self._results[tp] = self._results[tp]._replace(error=error)

@@ -1,0 +1,46 @@
+"""What the in-sync replicas should be, and how far a leader may say that records are committed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from klamm.replica.remote_replica import RemoteReplica
+
+
+def out_of_sync(
+    isr: Iterable[int], remotes: dict[int, RemoteReplica], leader_log_end_offset: int, now_ms: int, max_lag_ms: int
+) -> tuple[int, ...]:
+    """The ISR members that have lagged for too long. The leader itself has no RemoteReplica, so it always stays."""
+    return tuple(
+        replica_id
+        for replica_id in isr
+        if (remote := remotes.get(replica_id)) is not None
+        and not remote.is_caught_up(leader_log_end_offset, now_ms, max_lag_ms)
+    )
+
+
+def may_join(remote: RemoteReplica, high_watermark: int, leader_epoch_start_offset: int | None) -> bool:
+    """A follower joins once it has all that is committed and all that this leadership began with."""
+    return remote.log_end_offset >= high_watermark and remote.log_end_offset >= (leader_epoch_start_offset or 0)
+
+
+def high_watermark_candidate(
+    leader_log_end_offset: int,
+    remotes: dict[int, RemoteReplica],
+    maximal_isr: tuple[int, ...],
+    now_ms: int,
+    max_lag_ms: int,
+) -> int:
+    """The smallest end offset among the leader, the ISR and the replicas that are about to join it.
+
+    Waiting for a replica that has caught up but is not yet a member keeps the high watermark from running away
+    from it. An ISR member that has not fetched yet (-1) holds the candidate below any high watermark.
+    """
+    candidate = leader_log_end_offset
+    for remote in remotes.values():
+        if remote.log_end_offset < candidate and (
+            remote.broker_id in maximal_isr
+            or (remote.log_end_offset >= 0 and now_ms - remote.last_caught_up_time_ms <= max_lag_ms)
+        ):
+            candidate = remote.log_end_offset
+    return candidate

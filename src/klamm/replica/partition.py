@@ -1,0 +1,273 @@
+"""One partition on this broker: its log, who leads it, who is in sync, and how far records are committed.
+
+Owner of leader epoch, ISR, high watermark and the followers' progress. Every method runs to its end without
+waiting; errors are values. Reading lives in `partition_reader`, the pure rules of the ISR in `isr`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from klamm.errors import ErrorCode
+from klamm.log.log import Log
+from klamm.log.producer_state import AppendOrigin
+from klamm.log.results import AppendResult
+from klamm.model import NO_EPOCH, NO_LEADER, ZERO_UUID, TopicPartition
+from klamm.replica import isr as isr_rules
+from klamm.replica.remote_replica import RemoteReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from klamm.protocol.messages.leader_and_isr import LeaderAndIsrPartitionState
+
+
+class Partition:
+    """Before its first LeaderAndIsr it has leader epoch -1, so that any epoch of a controller is newer."""
+
+    __slots__ = (
+        "_max_lag_ms",
+        "adding_replicas",
+        "broker_id",
+        "controller_epoch",
+        "isr",
+        "leader",
+        "leader_epoch",
+        "leader_epoch_start_offset",
+        "log",
+        "partition_epoch",
+        "pending_isr",
+        "remotes",
+        "removing_replicas",
+        "replicas",
+        "topic_id",
+        "topic_partition",
+    )
+
+    def __init__(self, topic_partition: TopicPartition, broker_id: int, *, max_lag_ms: int) -> None:
+        self.topic_partition = topic_partition
+        self.broker_id = broker_id
+        self._max_lag_ms = max_lag_ms
+        self.topic_id: UUID = ZERO_UUID
+        self.log: Log | None = None
+        self.leader = NO_LEADER
+        self.leader_epoch = NO_EPOCH
+        self.partition_epoch = NO_EPOCH
+        self.controller_epoch = NO_EPOCH
+        self.leader_epoch_start_offset: int | None = None
+        self.replicas: tuple[int, ...] = ()
+        self.adding_replicas: tuple[int, ...] = ()
+        self.removing_replicas: tuple[int, ...] = ()
+        self.isr: tuple[int, ...] = ()
+        self.pending_isr: tuple[int, ...] | None = None
+        self.remotes: dict[int, RemoteReplica] = {}
+
+    @property
+    def is_leader(self) -> bool:
+        return self.leader == self.broker_id and self.log is not None
+
+    @property
+    def maximal_isr(self) -> tuple[int, ...]:
+        """The ISR as it may be once a change in flight is decided: the larger of both."""
+        if self.pending_isr is None or len(self.pending_isr) <= len(self.isr):
+            return self.isr
+        return self.pending_isr
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Adding replicas are not counted: they have never been in sync."""
+        return self.is_leader and len(self.isr) < len(self.replicas) - len(self.adding_replicas)
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        return self.is_leader and len(self.isr) < self.effective_min_isr
+
+    @property
+    def is_at_min_isr(self) -> bool:
+        return self.is_leader and len(self.isr) == self.effective_min_isr
+
+    @property
+    def is_reassigning(self) -> bool:
+        return self.is_leader and bool(self.adding_replicas or self.removing_replicas)
+
+    @property
+    def effective_min_isr(self) -> int:
+        """`min.insync.replicas`, but never more than there are replicas (as Kafka since 3.7)."""
+        return 1 if self.log is None else min(self.log.config.min_insync_replicas, len(self.remotes) + 1)
+
+    # --- transitions -------------------------------------------------------------------------------------------
+
+    def make_leader(self, state: LeaderAndIsrPartitionState, topic_id: UUID, log: Log, now_ms: int) -> bool:
+        """This broker leads from now on; returns whether that is news (a new leader epoch). An OSError changes nothing."""
+        if state.partition_epoch < self.partition_epoch and state.leader_epoch <= self.leader_epoch:
+            return False
+        was_leader = self.is_leader
+        is_new_epoch = state.leader_epoch > self.leader_epoch
+        if is_new_epoch:
+            log.leader_epochs.assign(state.leader_epoch, log.log_end_offset)
+        self._assign(state, topic_id, log)
+        self.isr = tuple(state.isr)
+        if is_new_epoch:
+            self.leader_epoch_start_offset = log.log_end_offset
+            self._reset_remotes(now_ms, forget_offsets=not was_leader)
+        self.maybe_increment_high_watermark(now_ms)
+        return is_new_epoch
+
+    def make_follower(self, state: LeaderAndIsrPartitionState, topic_id: UUID, log: Log) -> bool:
+        """Another broker leads; returns whether fetching must (re)start, that is when the leader epoch is new."""
+        if state.partition_epoch < self.partition_epoch and state.leader_epoch <= self.leader_epoch:
+            return False
+        is_new_epoch = state.leader_epoch > self.leader_epoch
+        self._assign(state, topic_id, log)
+        self.isr = ()
+        self.leader_epoch_start_offset = None
+        return is_new_epoch
+
+    def _assign(self, state: LeaderAndIsrPartitionState, topic_id: UUID, log: Log) -> None:
+        self.log = log
+        if topic_id != ZERO_UUID:
+            self.topic_id = topic_id
+        self.controller_epoch = state.controller_epoch
+        self.leader = state.leader
+        self.leader_epoch = state.leader_epoch
+        self.partition_epoch = state.partition_epoch
+        self.replicas = tuple(state.replicas)
+        self.adding_replicas = tuple(state.adding_replicas)
+        self.removing_replicas = tuple(state.removing_replicas)
+        self.pending_isr = None
+        known = self.remotes
+        self.remotes = {r: known.get(r) or RemoteReplica(r) for r in self.replicas if r != self.broker_id}
+
+    def _reset_remotes(self, now_ms: int, *, forget_offsets: bool) -> None:
+        for remote in self.remotes.values():
+            caught_up_ms = now_ms if remote.broker_id in self.isr else 0
+            if forget_offsets:
+                remote.reset(caught_up_ms)
+            else:
+                remote.last_caught_up_time_ms = caught_up_ms
+
+    # --- leader ------------------------------------------------------------------------------------------------
+
+    def check_leader_epoch(self, current_leader_epoch: int) -> ErrorCode:
+        """Compares what a client believes (-1: it does not say) with the epoch this broker is in."""
+        if current_leader_epoch == NO_EPOCH or current_leader_epoch == self.leader_epoch:
+            return ErrorCode.NONE
+        if current_leader_epoch < self.leader_epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        return ErrorCode.UNKNOWN_LEADER_EPOCH
+
+    def append_records_to_leader(
+        self,
+        records: memoryview | bytes | bytearray,
+        required_acks: int,
+        now_ms: int,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> AppendResult | ErrorCode:
+        """The log's result, or why this partition does not even ask its log."""
+        log = self.log
+        if log is None or self.leader != self.broker_id:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if required_acks == -1 and self.remotes and len(self.isr) < self.effective_min_isr:
+            return ErrorCode.NOT_ENOUGH_REPLICAS
+        result = log.append_as_leader(records, self.leader_epoch, origin=origin)
+        if not self.remotes:
+            log.update_high_watermark(log.log_end_offset)
+        elif result.error == ErrorCode.NONE:
+            self.maybe_increment_high_watermark(now_ms)
+        return result
+
+    def check_enough_replicas(self, required_offset: int) -> ErrorCode | None:
+        """How a produce with acks=all up to `required_offset` ended; None while it has to wait."""
+        if not self.is_leader:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert self.log is not None
+        if self.log.high_watermark < required_offset:
+            return None
+        if len(self.maximal_isr) < self.effective_min_isr:
+            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        return ErrorCode.NONE
+
+    def maybe_increment_high_watermark(self, now_ms: int) -> bool:
+        """Never goes back while this broker leads, and stands still while too few replicas are in sync."""
+        log = self.log
+        if log is None or self.leader != self.broker_id or len(self.isr) < self.effective_min_isr:
+            return False
+        candidate = isr_rules.high_watermark_candidate(
+            log.log_end_offset, self.remotes, self.maximal_isr, now_ms, self._max_lag_ms
+        )
+        if candidate <= log.high_watermark:
+            return False
+        log.update_high_watermark(candidate)
+        return True
+
+    def on_follower_fetch(
+        self, replica_id: int, fetch_offset: int, log_start_offset: int, now_ms: int, broker_epoch: int
+    ) -> bool:
+        """Takes note of a follower's progress; returns whether the high watermark moved."""
+        remote = self.remotes.get(replica_id)
+        if remote is None or self.log is None:
+            return False
+        moved = remote.log_end_offset != fetch_offset
+        remote.on_fetch(fetch_offset, log_start_offset, self.log.log_end_offset, now_ms, broker_epoch)
+        return moved and self.maybe_increment_high_watermark(now_ms)
+
+    # --- ISR: decisions and what becomes of them ------------------------------------------------------------------
+
+    def isr_to_expand_to(self, replica_id: int) -> tuple[int, ...] | None:
+        """The ISR with `replica_id` in it, if the replica has earned that and no other change is in flight."""
+        remote = self.remotes.get(replica_id)
+        if remote is None or not self.is_leader or replica_id in self.maximal_isr or self.pending_isr is not None:
+            return None
+        assert self.log is not None
+        if not isr_rules.may_join(remote, self.log.high_watermark, self.leader_epoch_start_offset):
+            return None
+        return (*self.isr, replica_id)
+
+    def isr_to_shrink_to(self, now_ms: int) -> tuple[int, ...] | None:
+        """The ISR without those that lag for too long, if there are any and no other change is in flight."""
+        if not self.is_leader or self.pending_isr is not None or len(self.isr) < 2:
+            return None
+        assert self.log is not None
+        lost = isr_rules.out_of_sync(self.isr, self.remotes, self.log.log_end_offset, now_ms, self._max_lag_ms)
+        return tuple(replica for replica in self.isr if replica not in lost) if lost else None
+
+    def propose_isr(self, isr: tuple[int, ...]) -> None:
+        """A change of the ISR is on its way to the controller: until it is decided the larger set counts."""
+        self.pending_isr = isr
+
+    def commit_isr(self, isr: Sequence[int], leader_epoch: int, partition_epoch: int, now_ms: int) -> bool:
+        """The ISR as the controller (or ZooKeeper) now has it; returns whether it was taken over."""
+        if leader_epoch != self.leader_epoch or partition_epoch < self.partition_epoch:
+            return False
+        self.isr = tuple(isr)
+        self.partition_epoch = partition_epoch
+        self.pending_isr = None
+        self.maybe_increment_high_watermark(now_ms)
+        return True
+
+    def reject_isr(self) -> None:
+        """The proposed change was refused: the last committed ISR counts again."""
+        self.pending_isr = None
+
+    # --- log start --------------------------------------------------------------------------------------------------
+
+    @property
+    def low_watermark(self) -> int:
+        """The smallest log start offset among the replicas: what DeleteRecords waits for."""
+        assert self.log is not None
+        return min([self.log.log_start_offset, *(r.log_start_offset for r in self.remotes.values())])
+
+    def delete_records(self, offset: int) -> int | ErrorCode:
+        """Moves the log start to `offset` (-1: the high watermark) and returns the offset asked for."""
+        if not self.is_leader:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert self.log is not None
+        if not self.log.config.is_deleted:
+            return ErrorCode.POLICY_VIOLATION
+        wanted = self.log.high_watermark if offset == -1 else offset
+        if wanted < 0 or wanted > self.log.high_watermark:
+            return ErrorCode.OFFSET_OUT_OF_RANGE
+        if error := self.log.increment_log_start_offset(wanted):
+            return error
+        return wanted

@@ -1,0 +1,73 @@
+"""Producer ids: handed out one by one from blocks that the controller allocates, so that no two brokers share one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from klamm.errors import ErrorCode
+
+
+class ProducerIdBlock(Protocol):
+    """A block of ids, or the error why there is none."""
+
+    @property
+    def error(self) -> ErrorCode: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+
+
+class ProducerIdManager:
+    """Asks for the next block once the current one is used up; who asks meanwhile waits for the same answer."""
+
+    MAX_WAITING = 10_000
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, allocate: Callable[[], asyncio.Future[ProducerIdBlock]]
+    ) -> None:
+        self._loop = loop
+        self._allocate = allocate
+        self._next = 0
+        self._end = 0
+        self._waiting: deque[asyncio.Future[int | ErrorCode]] = deque()
+
+    def generate(self) -> int | ErrorCode | asyncio.Future[int | ErrorCode]:
+        """A new producer id, now or later; an error when the controller has none to give (retriable)."""
+        if self._next < self._end:
+            self._next += 1
+            return self._next - 1
+        if len(self._waiting) >= self.MAX_WAITING:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        waiter: asyncio.Future[int | ErrorCode] = self._loop.create_future()
+        self._waiting.append(waiter)
+        if len(self._waiting) == 1:
+            self._ask()
+        return waiter
+
+    def _ask(self) -> None:
+        self._allocate().add_done_callback(self._on_block)
+
+    def _on_block(self, done: asyncio.Future[ProducerIdBlock]) -> None:
+        if done.cancelled() or done.exception() is not None or done.result().error != ErrorCode.NONE:
+            self._refuse_all()
+            return
+        block = done.result()
+        self._next, self._end = block.start, block.start + block.length
+        while self._waiting and self._next < self._end:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(self._next)
+                self._next += 1
+        if self._waiting:
+            self._ask()
+
+    def _refuse_all(self) -> None:
+        """Not the controller, or it does not answer: clients come again."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)

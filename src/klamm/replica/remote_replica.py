@@ -1,0 +1,57 @@
+"""A follower's progress, as its leader sees it through the follower's fetches."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from klamm.model import UNKNOWN_BROKER_EPOCH
+
+UNKNOWN_OFFSET: Final = -1
+
+
+class RemoteReplica:
+    """Owned by its Partition. Offsets are unknown (-1) until the first fetch of this leadership."""
+
+    __slots__ = (
+        "broker_epoch",
+        "broker_id",
+        "last_caught_up_time_ms",
+        "last_fetch_leader_log_end_offset",
+        "last_fetch_time_ms",
+        "log_end_offset",
+        "log_start_offset",
+    )
+
+    def __init__(self, broker_id: int) -> None:
+        self.broker_id = broker_id
+        self.broker_epoch = UNKNOWN_BROKER_EPOCH
+        self.reset(0)
+
+    def reset(self, last_caught_up_time_ms: int) -> None:
+        """A new leadership begins: what the follower has is unknown again."""
+        self.log_end_offset = UNKNOWN_OFFSET
+        self.log_start_offset = UNKNOWN_OFFSET
+        self.last_fetch_leader_log_end_offset = 0
+        self.last_fetch_time_ms = 0
+        self.last_caught_up_time_ms = last_caught_up_time_ms
+
+    def on_fetch(
+        self, fetch_offset: int, log_start_offset: int, leader_log_end_offset: int, now_ms: int, broker_epoch: int
+    ) -> None:
+        """A fetch at `fetch_offset` says that everything before it is on the follower's disk.
+
+        Caught up now when it asks for the leader's end; caught up at its previous fetch when it asks for what was
+        the leader's end then: so a follower under constant load that keeps pace stays in sync.
+        """
+        if fetch_offset >= leader_log_end_offset:
+            self.last_caught_up_time_ms = max(self.last_caught_up_time_ms, now_ms)
+        elif fetch_offset >= self.last_fetch_leader_log_end_offset:
+            self.last_caught_up_time_ms = max(self.last_caught_up_time_ms, self.last_fetch_time_ms)
+        self.log_end_offset = fetch_offset
+        self.log_start_offset = log_start_offset
+        self.last_fetch_leader_log_end_offset = leader_log_end_offset
+        self.last_fetch_time_ms = now_ms
+        self.broker_epoch = broker_epoch
+
+    def is_caught_up(self, leader_log_end_offset: int, now_ms: int, max_lag_ms: int) -> bool:
+        return self.log_end_offset == leader_log_end_offset or now_ms - self.last_caught_up_time_ms <= max_lag_ms

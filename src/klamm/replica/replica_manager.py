@@ -1,0 +1,240 @@
+"""The partitions this broker hosts. Owner of the Partition objects and of what waits for them.
+
+Control requests change the set (`state_change`), Produce writes (`append_path`), Fetch reads (`fetch_path`).
+Nothing here waits: what must wait is parked in a purgatory under its topic-partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from klamm.clock import Clock
+from klamm.errors import ErrorCode
+from klamm.log.log import Log
+from klamm.log.producer_state import AppendOrigin
+from klamm.metadata import MetadataCache
+from klamm.metrics import BrokerTopicStats, MetricsRegistry
+from klamm.model import TopicPartition
+from klamm.purgatory import DelayedOperationPurgatory
+from klamm.replica.append_path import AppendPath
+from klamm.replica.counters import PartitionCounters
+from klamm.replica.delete_records import DeleteRecordsPath
+from klamm.replica.fetch_path import FetchPath
+from klamm.replica.partition import Partition
+from klamm.replica.state_change import StateChange, StateChangeResult, StopReplica, TopicPartitionStates
+
+if TYPE_CHECKING:
+    from klamm.log.log_manager import LogManager
+    from klamm.replica.append_path import AppendResults, RecordsBytes
+    from klamm.replica.delete_records import DeletedRecords
+    from klamm.replica.fetch_path import Fetches, FetchParams, Reads
+
+log = logging.getLogger(__name__)
+
+Leadership: TypeAlias = Sequence[tuple[TopicPartition, int]]
+LeadershipListener: TypeAlias = Callable[[Leadership, Leadership], None]
+"""Called with (became leader, became follower or stopped), each as (partition, leader epoch)."""
+
+
+class ReplicaFetchers(Protocol):
+    """Those who copy from other brokers' leaders. A cluster of one has none."""
+
+    def remove(self, partitions: Collection[TopicPartition]) -> None: ...
+
+    def add(self, partitions: Iterable[Partition]) -> None: ...
+
+    def on_metadata_change(self) -> None: ...
+
+
+class NoFetchers:
+    def remove(self, partitions: Collection[TopicPartition]) -> None: ...
+
+    def add(self, partitions: Iterable[Partition]) -> None: ...
+
+    def on_metadata_change(self) -> None: ...
+
+
+class ReplicaManager:
+    """`controller_epoch` is the newest a control request of any kind brought; older ones are refused."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: int,
+        logs: LogManager,
+        metadata: MetadataCache,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        metrics: MetricsRegistry,
+        max_lag_ms: int = 30_000,
+        fetchers: ReplicaFetchers | None = None,
+    ) -> None:
+        self.broker_id = broker_id
+        self.logs = logs
+        self.metadata = metadata
+        self.clock = clock
+        self.max_lag_ms = max_lag_ms
+        self.fetchers: ReplicaFetchers = fetchers or NoFetchers()
+        self.controller_epoch = 0
+        self.partitions: dict[TopicPartition, Partition] = {}
+        self.offline: dict[TopicPartition, None] = {}
+        self._by_topic: dict[str, dict[TopicPartition, Partition]] = {}
+        self.counters = PartitionCounters()
+        self.topic_stats = BrokerTopicStats(metrics)
+        self.metrics = metrics
+        self.produce_purgatory = DelayedOperationPurgatory("Produce", loop)
+        self.fetch_purgatory = DelayedOperationPurgatory("Fetch", loop)
+        self.delete_records_purgatory = DelayedOperationPurgatory("DeleteRecords", loop)
+        self.leadership_listeners: list[LeadershipListener] = []
+        self.isr_change_listener: Callable[[Partition, tuple[int, ...]], None] | None = None
+        self._append_path = AppendPath(self)
+        self._fetch_path = FetchPath(self)
+        self._delete_path = DeleteRecordsPath(self)
+        self._state_change = StateChange(self)
+
+    # --- lookup ------------------------------------------------------------------------------------------------
+
+    def partition_or_error(self, tp: TopicPartition) -> Partition | ErrorCode:
+        """The hosted partition, or what to tell a client that came to this broker for it."""
+        partition = self.partitions.get(tp)
+        if partition is not None:
+            return partition
+        if tp in self.offline:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        known = self.metadata.partition(tp.topic, tp.partition) is not None
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def leader_log(self, tp: TopicPartition) -> Log | ErrorCode:
+        """The log of a partition that this broker leads."""
+        partition = self.partition_or_error(tp)
+        if isinstance(partition, ErrorCode):
+            return partition
+        if not partition.is_leader or partition.log is None:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return partition.log
+
+    def host(self, partition: Partition) -> None:
+        tp = partition.topic_partition
+        self.partitions[tp] = partition
+        self._by_topic.setdefault(tp.topic, {})[tp] = partition
+
+    def drop(self, tp: TopicPartition) -> Partition | None:
+        """Forgets the partition; its topic's meters go with the topic's last partition."""
+        partition = self.partitions.pop(tp, None)
+        if partition is None:
+            return None
+        self.counters.forget(tp)
+        siblings = self._by_topic[tp.topic]
+        del siblings[tp]
+        if not siblings:
+            del self._by_topic[tp.topic]
+            self.topic_stats.remove(tp.topic)
+        return partition
+
+    # --- data --------------------------------------------------------------------------------------------------
+
+    def append_records(
+        self,
+        required_acks: int,
+        internal_topics_allowed: bool,
+        origin: AppendOrigin,
+        records: Mapping[TopicPartition, RecordsBytes],
+        timeout_ms: int = 30_000,
+    ) -> AppendResults | asyncio.Future[AppendResults]:
+        """See AppendPath.append_records."""
+        return self._append_path.append_records(required_acks, internal_topics_allowed, origin, records, timeout_ms)
+
+    def fetch_messages(self, params: FetchParams, fetches: Fetches) -> Reads | asyncio.Future[Reads]:
+        """See FetchPath.fetch_messages."""
+        return self._fetch_path.fetch_messages(params, fetches)
+
+    def delete_records(
+        self, offsets: Mapping[TopicPartition, int], timeout_ms: int
+    ) -> DeletedRecords | asyncio.Future[DeletedRecords]:
+        """See DeleteRecordsPath.delete_records."""
+        return self._delete_path.delete_records(offsets, timeout_ms)
+
+    # --- control -----------------------------------------------------------------------------------------------
+
+    def check_controller_epoch(self, controller_epoch: int) -> ErrorCode:
+        """Refuses a controller that has been succeeded, else remembers the epoch."""
+        if controller_epoch < self.controller_epoch:
+            return ErrorCode.STALE_CONTROLLER_EPOCH
+        self.controller_epoch = controller_epoch
+        return ErrorCode.NONE
+
+    def become_leader_or_follower(
+        self, controller_epoch: int, topics: Iterable[TopicPartitionStates]
+    ) -> StateChangeResult:
+        """See StateChange.become_leader_or_follower."""
+        return self._state_change.become_leader_or_follower(controller_epoch, topics)
+
+    def stop_replicas(self, controller_epoch: int, stops: Iterable[StopReplica]) -> StateChangeResult:
+        """See StateChange.stop_replicas."""
+        return self._state_change.stop_replicas(controller_epoch, stops)
+
+    def on_metadata_change(self) -> None:
+        """Leaders that were unknown may have an address now."""
+        self.fetchers.on_metadata_change()
+
+    def on_topic_config_change(self, topic: str) -> None:
+        """`min.insync.replicas` may have changed: counts and waiting produces look again."""
+        for tp, partition in self._by_topic.get(topic, {}).items():
+            self.counters.refresh(partition)
+            self.produce_purgatory.check_and_complete(tp)
+
+    def on_log_dir_failure(self, log_dir: str) -> tuple[TopicPartition, ...]:
+        """Takes the partitions of a failed directory offline; they stay so until the broker restarts."""
+        failed = tuple(tp for tp, p in self.partitions.items() if p.log is not None and p.log.log_dir == log_dir)
+        log.error("log directory %s failed: %d partitions go offline", log_dir, len(failed))
+        self._state_change.take_offline(failed)
+        return failed
+
+    # --- ISR ---------------------------------------------------------------------------------------------------
+
+    def on_isr_change_wanted(self, partition: Partition, isr: tuple[int, ...]) -> None:
+        if self.isr_change_listener is not None:
+            self.isr_change_listener(partition, isr)
+
+    def shrink_isrs(self) -> None:
+        """The `isr-expiration` task: every half of the lag limit."""
+        now_ms = self.clock.now_ms()
+        for partition in list(self.partitions.values()):
+            if (wanted := partition.isr_to_shrink_to(now_ms)) is not None:
+                self.on_isr_change_wanted(partition, wanted)
+
+    # --- what waits --------------------------------------------------------------------------------------------
+
+    def complete_after_append(self, tp: TopicPartition) -> None:
+        """New records are on disk: followers may read them, consumers too where the high watermark moved."""
+        if self.fetch_purgatory.size:
+            self.fetch_purgatory.check_and_complete(tp)
+        if self.produce_purgatory.size:
+            self.produce_purgatory.check_and_complete(tp)
+
+    def complete_after_high_watermark(self, tp: TopicPartition) -> None:
+        """The high watermark or a follower's log start moved."""
+        self.produce_purgatory.check_and_complete(tp)
+        self.fetch_purgatory.check_and_complete(tp)
+        self.delete_records_purgatory.check_and_complete(tp)
+
+    def on_flushed(self, tp: TopicPartition) -> None:
+        """The log's recovery point moved: produces that waited for the disk look again."""
+        if self.produce_purgatory.size:
+            self.produce_purgatory.check_and_complete(tp)
+
+    # --- tasks -------------------------------------------------------------------------------------------------
+
+    def checkpoint_high_watermarks(self) -> None:
+        """Writes `replication-offset-checkpoint` of every live directory."""
+        self.logs.checkpoint_high_watermarks()
+
+    def shutdown(self) -> None:
+        """Answers all that waits and leaves the high watermarks on disk."""
+        self.fetchers.remove(list(self.partitions))
+        for purgatory in (self.fetch_purgatory, self.produce_purgatory, self.delete_records_purgatory):
+            purgatory.shutdown()
+        self.checkpoint_high_watermarks()

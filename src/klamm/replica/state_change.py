@@ -1,0 +1,219 @@
+"""What LeaderAndIsr and StopReplica do to the hosted partitions.
+
+Epochs decide: a request of an older leader epoch changes nothing, and a partition takes the new epoch over only
+once its transition has succeeded. Each partition has its own code; one failing does not touch the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+from klamm.errors import ErrorCode, LogDirError
+from klamm.log.log import Log
+from klamm.model import EPOCH_DURING_DELETE, NO_EPOCH, ZERO_UUID, TopicPartition
+from klamm.replica.partition import Partition
+
+if TYPE_CHECKING:
+    from klamm.protocol.messages.leader_and_isr import LeaderAndIsrPartitionState
+    from klamm.replica.replica_manager import ReplicaManager
+
+log = logging.getLogger("klamm.state_change")
+
+
+class TopicPartitionStates(NamedTuple):
+    """One topic of a LeaderAndIsr request; a zero id means that the controller named none."""
+
+    topic: str
+    topic_id: UUID
+    states: Sequence[LeaderAndIsrPartitionState]
+
+
+class StopReplica(NamedTuple):
+    topic_partition: TopicPartition
+    leader_epoch: int = NO_EPOCH
+    delete: bool = False
+
+
+@dataclass(slots=True)
+class StateChangeResult:
+    """`error` is of the whole request; `partitions` then is empty and the caller repeats it where Kafka does."""
+
+    error: ErrorCode = ErrorCode.NONE
+    partitions: dict[TopicPartition, ErrorCode] = field(default_factory=dict)
+
+
+class StateChange:
+    def __init__(self, replicas: ReplicaManager) -> None:
+        self._replicas = replicas
+
+    # --- LeaderAndIsr --------------------------------------------------------------------------------------------
+
+    def become_leader_or_follower(
+        self, controller_epoch: int, topics: Iterable[TopicPartitionStates]
+    ) -> StateChangeResult:
+        """Makes this broker leader or follower of each partition, as the controller decided."""
+        replicas = self._replicas
+        if error := replicas.check_controller_epoch(controller_epoch):
+            return StateChangeResult(error)
+        result = StateChangeResult()
+        leaders: list[Partition] = []
+        followers: list[Partition] = []
+        for topic, topic_id, states in topics:
+            for state in states:
+                tp = TopicPartition(topic, state.partition_index)
+                result.partitions[tp] = self._change(tp, topic_id, state, leaders, followers)
+        self._restart_fetchers(leaders, followers)
+        self._tell_listeners(leaders, followers)
+        log.info(
+            "LeaderAndIsr of controller epoch %d: %d leaders, %d followers, %d refused",
+            controller_epoch,
+            len(leaders),
+            len(followers),
+            sum(code != ErrorCode.NONE for code in result.partitions.values()),
+        )
+        return result
+
+    def _change(
+        self,
+        tp: TopicPartition,
+        topic_id: UUID,
+        state: LeaderAndIsrPartitionState,
+        leaders: list[Partition],
+        followers: list[Partition],
+    ) -> ErrorCode:
+        replicas = self._replicas
+        if tp in replicas.offline:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        partition = replicas.partitions.get(tp)
+        if partition is None:
+            partition = Partition(tp, replicas.broker_id, max_lag_ms=replicas.max_lag_ms)
+        if error := self._check(partition, topic_id, state):
+            return error
+        if state.leader_epoch == partition.leader_epoch:
+            return self._same_epoch(partition, topic_id)
+        hosted = self._log_for(tp, topic_id, is_new=state.is_new)
+        if isinstance(hosted, ErrorCode):
+            return hosted
+        if state.leader != replicas.broker_id:
+            if partition.make_follower(state, topic_id, hosted):
+                followers.append(partition)
+        elif (is_new := self._lead(partition, state, topic_id, hosted)) is None:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        elif is_new:
+            leaders.append(partition)
+        replicas.host(partition)
+        replicas.counters.refresh(partition)
+        return ErrorCode.NONE
+
+    def _lead(
+        self, partition: Partition, state: LeaderAndIsrPartitionState, topic_id: UUID, hosted: Log
+    ) -> bool | None:
+        """Whether this leadership is news; None when the disk failed."""
+        try:
+            return partition.make_leader(state, topic_id, hosted, self._replicas.clock.now_ms())
+        except OSError as failure:
+            hosted.host.failed(hosted.log_dir, failure, f"noting a leader epoch in {hosted.dir}")
+            self._replicas.offline[partition.topic_partition] = None
+            return None
+
+    def _check(self, partition: Partition, topic_id: UUID, state: LeaderAndIsrPartitionState) -> ErrorCode:
+        local_id = partition.topic_id
+        if topic_id != local_id and ZERO_UUID not in (topic_id, local_id):
+            return ErrorCode.INCONSISTENT_TOPIC_ID
+        if state.leader_epoch < partition.leader_epoch:
+            return ErrorCode.STALE_CONTROLLER_EPOCH
+        if self._replicas.broker_id not in state.replicas:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.NONE
+
+    def _same_epoch(self, partition: Partition, topic_id: UUID) -> ErrorCode:
+        """Nothing new, but a topic id that the log has not got yet is taken over."""
+        if topic_id != ZERO_UUID and partition.topic_id == ZERO_UUID and partition.log is not None:
+            if (error := partition.log.assign_topic_id(topic_id)) == ErrorCode.NONE:
+                partition.topic_id = topic_id
+            return error
+        return ErrorCode.STALE_CONTROLLER_EPOCH
+
+    def _log_for(self, tp: TopicPartition, topic_id: UUID, *, is_new: bool) -> Log | ErrorCode:
+        replicas = self._replicas
+        try:
+            hosted: Log = replicas.logs.get_or_create_log(tp, topic_id, is_new=is_new)
+        except LogDirError as failure:
+            log.error("%s: no log: %s", tp, failure)
+            self.take_offline((tp,))
+            replicas.offline[tp] = None
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        if topic_id != ZERO_UUID and (error := hosted.assign_topic_id(topic_id)):
+            return error
+        return hosted
+
+    def _restart_fetchers(self, leaders: list[Partition], followers: list[Partition]) -> None:
+        replicas = self._replicas
+        replicas.fetchers.remove([partition.topic_partition for partition in (*leaders, *followers)])
+        for partition in (*leaders, *followers):
+            replicas.complete_after_high_watermark(partition.topic_partition)
+        replicas.fetchers.add(followers)
+
+    def _tell_listeners(self, leaders: Iterable[Partition], followers: Iterable[Partition]) -> None:
+        became_leader = [(partition.topic_partition, partition.leader_epoch) for partition in leaders]
+        became_follower = [(partition.topic_partition, partition.leader_epoch) for partition in followers]
+        if became_leader or became_follower:
+            for listener in self._replicas.leadership_listeners:
+                listener(became_leader, became_follower)
+
+    # --- StopReplica ---------------------------------------------------------------------------------------------
+
+    def stop_replicas(self, controller_epoch: int, stops: Iterable[StopReplica]) -> StateChangeResult:
+        """Stops following; with `delete` the partition and its log go as well."""
+        replicas = self._replicas
+        if error := replicas.check_controller_epoch(controller_epoch):
+            return StateChangeResult(error)
+        result = StateChangeResult()
+        accepted: list[StopReplica] = []
+        for stop in stops:
+            code = result.partitions[stop.topic_partition] = self._check_stop(stop)
+            if code == ErrorCode.NONE:
+                accepted.append(stop)
+        replicas.fetchers.remove([stop.topic_partition for stop in accepted])
+        dropped = [replicas.drop(stop.topic_partition) for stop in accepted if stop.delete]
+        for stop in accepted:
+            if stop.delete and (code := self._delete_log(stop.topic_partition)):
+                result.partitions[stop.topic_partition] = code
+            replicas.complete_after_high_watermark(stop.topic_partition)
+        self._tell_listeners((), [partition for partition in dropped if partition is not None])
+        return result
+
+    def _check_stop(self, stop: StopReplica) -> ErrorCode:
+        replicas = self._replicas
+        if stop.topic_partition in replicas.offline:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        partition = replicas.partitions.get(stop.topic_partition)
+        if partition is None or stop.leader_epoch in (EPOCH_DURING_DELETE, NO_EPOCH):
+            return ErrorCode.NONE
+        is_older = stop.leader_epoch < partition.leader_epoch
+        return ErrorCode.FENCED_LEADER_EPOCH if is_older else ErrorCode.NONE
+
+    def _delete_log(self, tp: TopicPartition) -> ErrorCode:
+        try:
+            self._replicas.logs.async_delete(tp)
+        except LogDirError as failure:
+            log.error("%s: its log cannot be deleted: %s", tp, failure)
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.NONE
+
+    # --- log directories -----------------------------------------------------------------------------------------
+
+    def take_offline(self, partitions: Iterable[TopicPartition]) -> None:
+        """These partitions' directory failed: readers, writers and coordinators hear of it at once."""
+        replicas = self._replicas
+        gone = [partition for tp in partitions if (partition := replicas.drop(tp)) is not None]
+        for partition in gone:
+            replicas.offline[partition.topic_partition] = None
+        replicas.fetchers.remove([partition.topic_partition for partition in gone])
+        for partition in gone:
+            replicas.complete_after_high_watermark(partition.topic_partition)
+        self._tell_listeners((), gone)
