@@ -1,4 +1,4 @@
-"""The second oracle: kafka-python, whose codec comes from Kafka's own schema files, reads our bytes and writes them again.
+"""The second oracle: kafka-python, whose codec comes from Kafka's schema files, reads our bytes and writes them again.
 
 Its field names are the snake case of Kafka's names, so this also shows that ours are Kafka's.
 """
@@ -25,7 +25,7 @@ CONTROL_PLANE = {4, 5, 6, 7, 56, 67}
 
 
 def kafka_python_classes() -> dict[str, Any]:
-    """Every request and response class of kafka-python, whose import uses a deprecated function of the standard library."""
+    """Every request and response class of kafka-python, whose import uses something deprecated."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return _load_classes()
@@ -75,7 +75,7 @@ def test_same_bytes_and_names_as_kafka_python(case: Case, seed: int) -> None:
 
 
 def assert_same_values(ours: Struct, theirs: Any, version: int) -> None:
-    for slot in layout(type(ours), version).fields:  # type: ignore[arg-type]
+    for slot in layout(type(ours), version).fields:
         if not slot.present or slot.name.endswith("authorized_operations"):
             continue  # kafka-python makes a set of the latter
         value = getattr(ours, slot.name)

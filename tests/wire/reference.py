@@ -1,4 +1,4 @@
-"""A slow codec that walks the classes field by field: written to be obviously right, and to be compared with the fast one.
+"""A slow codec that walks the classes field by field: plainly right, and there to be compared with the fast one.
 
 It shares nothing with the compilers but the annotations of the message classes.
 """

@@ -13,7 +13,10 @@ from klamm.protocol.wire import Message
 TEXTS = ("", "a", "orders", "grüße", "日本", "🦆", "x" * 127, "y" * 128, "z" * 300)
 INTEGER_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 
-layout = cache(plan)
+
+@cache
+def layout(cls: Any, version: int) -> Type:
+    return plan(cls, version)
 
 
 def random_message(cls: type[Message], version: int, rng: Random, *, spread: int = 3) -> Any:

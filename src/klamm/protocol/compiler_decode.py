@@ -15,7 +15,7 @@ from struct import Struct as Format
 from typing import Any
 
 from klamm.protocol import runtime
-from klamm.protocol.schema import Slot, Type, cost, is_flexible, min_size, plain, plan, tagged
+from klamm.protocol.schema import REFERENCE_COST, Slot, Type, cost, is_flexible, min_size, plain, plan, tagged
 from klamm.protocol.wire import Message
 
 Decoder = Callable[[bytes | bytearray, int], tuple[Any, int]]
@@ -184,7 +184,7 @@ class _Writer:
             smallest = min_size(element, self.flexible)
             times = f" * {smallest}" if smallest > 1 else ""
             self.emit(f"if {n}{times} > size - pos: short({n}{times}, size - pos)")
-            self.emit(f"budget -= {n} * {cost(element) + 8}")
+            self.emit(f"budget -= {n} * {cost(element) + REFERENCE_COST}")
             self.emit(f"if budget < 0: too_much({name!r}, {n})")
             if element.code and element.code not in ("16s", "?"):
                 self.fixed_array(element.code, smallest, n, target)

@@ -183,8 +183,7 @@ def decode_request_header(buf: BytesLike, pos: int = 0) -> tuple[RequestHeader, 
 
 
 def _request_header(buf: BytesLike, pos: int) -> tuple[RequestHeader, int]:
-    if len(buf) - pos == 8 and bytes(buf[pos : pos + 4]) == b"\x00\x07\x00\x00":
-        return RequestHeader(CONTROLLED_SHUTDOWN, 0, _CORRELATION.unpack_from(buf, pos + 4)[0]), pos + 8
+    # Header 0 has no client id; what is read in its place is the body's first bytes and is not used.
     key, version, correlation_id, length = _REQUEST.unpack_from(buf, pos)
     header = request_header_version(key, version)
     if header == 0:

@@ -18,8 +18,10 @@ from klamm.protocol.wire import ALWAYS, Kind, Message, Struct, Versions
 STRING_MAX_BYTES: Final = 32767
 
 OBJECT_COST: Final = 48
-VALUE_COST: Final = 40
-CONTAINER_COST: Final = 64
+VALUE_COSTS: Final = {"bool": 0, "int8": 0, "uuid": 144, "string": 80, "bytes": 48, "records": 384, "array": 72}
+NUMBER_COST: Final = 40
+REFERENCE_COST: Final = 10
+"""A slot of an object or of a list, with what lists keep in reserve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,8 @@ def min_size(t: Type, flexible: bool) -> int:
 def cost(t: Type) -> int:
     """About how many bytes of memory a decoded value takes before what its own arrays and strings contain."""
     if t.struct is not None:
-        return OBJECT_COST + sum(8 + cost(s.type) for s in t.fields if s.present)
-    return VALUE_COST if t.code else CONTAINER_COST
+        return OBJECT_COST + sum(REFERENCE_COST + (cost(s.type) if s.present else 0) for s in t.fields)
+    return VALUE_COSTS.get(cast(Kind, t.kind).name, NUMBER_COST)
 
 
 def plain(t: Type) -> Iterator[Slot]:
