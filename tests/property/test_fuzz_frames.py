@@ -1,4 +1,4 @@
-"""A million damaged frames: only ProtocolError leaves the codec, and memory stays under a ceiling that the system enforces.
+"""A million damaged frames: only ProtocolError leaves the codec, and memory stays under an enforced ceiling.
 
 KLAMM_FUZZ_FRAMES sets another number; the seeds are fixed, so a failure is found again by running the same.
 """

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.wire.kio_bridge import Case, case_id, cases, our_class
-from tests.wire.samples import layout, random_message
 
 from klamm.model import ZERO_UUID
 from klamm.protocol.messages.api_versions import ApiVersionsResponse
 from klamm.protocol.wire import Struct, decode, encode_bytes
+from tests.wire.kio_bridge import Case, case_id, cases, our_class
+from tests.wire.samples import layout, random_message
 
 CONTROL_PLANE = {4, 5, 6, 7, 56, 67}
 

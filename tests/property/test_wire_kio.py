@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
-from tests.wire.kio_bridge import Case, case_id, cases, from_kio, kio_class, our_class, random_entity
 
 from klamm.protocol.wire import decode, encode_bytes
+from tests.wire.kio_bridge import Case, case_id, cases, from_kio, kio_class, our_class, random_entity
 
 
 def kio_bytes(entity: Any) -> bytes:

@@ -7,12 +7,12 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.wire.kio_bridge import Case, case_id, cases, our_class
-from tests.wire.reference import Malformed, reference_decode, reference_encode
-from tests.wire.samples import random_message
 
 from klamm.errors import ProtocolError
 from klamm.protocol.wire import Message, decode, encode_bytes
+from tests.wire.kio_bridge import Case, case_id, cases, our_class
+from tests.wire.reference import Malformed, reference_decode, reference_encode
+from tests.wire.samples import random_message
 
 FEW = settings(max_examples=10, derandomize=True, deadline=None, database=None)
 

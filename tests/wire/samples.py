@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -14,9 +13,14 @@ TEXTS = ("", "a", "orders", "grüße", "日本", "🦆", "x" * 127, "y" * 128, "
 INTEGER_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 
 
-@cache
+_LAYOUTS: dict[tuple[Any, int], Type] = {}
+
+
 def layout(cls: Any, version: int) -> Type:
-    return plan(cls, version)
+    """The plan of a class in one version, made once."""
+    if (cls, version) not in _LAYOUTS:
+        _LAYOUTS[cls, version] = plan(cls, version)
+    return _LAYOUTS[cls, version]
 
 
 def random_message(cls: type[Message], version: int, rng: Random, *, spread: int = 3) -> Any:
