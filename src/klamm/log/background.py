@@ -1,0 +1,67 @@
+"""The one thread in which file work is done that must not hold up the broker loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from klamm.log.jobs import Job
+
+_log = logging.getLogger(__name__)
+
+
+class BackgroundWorker:
+    """Works jobs off in the order they came; commits each on the loop. Without a loop everything happens at once."""
+
+    def __init__(self, on_failure: Callable[[str, OSError, str], None]) -> None:
+        self._on_failure = on_failure
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._pending: dict[Job, Future[None]] = {}
+
+    @property
+    def pending_jobs(self) -> int:
+        return len(self._pending)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="klamm-log")
+
+    def submit(self, job: Job) -> None:
+        if self._executor is None or self._loop is None:
+            self._run_now(job)
+            return
+        loop = self._loop
+        future = self._executor.submit(job.work)
+        self._pending[job] = future
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._finish, job))
+
+    def stop(self) -> None:
+        """Waits for what was submitted and commits it; later jobs are done at once."""
+        executor, self._executor, self._loop = self._executor, None, None
+        if executor is not None:
+            executor.shutdown(wait=True)
+            for job in tuple(self._pending):
+                self._finish(job)
+
+    def _run_now(self, job: Job) -> None:
+        try:
+            job.work()
+        except OSError as e:
+            self._on_failure(job.log_dir, e, "working on its files")
+            return
+        job.commit()
+
+    def _finish(self, job: Job) -> None:
+        future = self._pending.pop(job, None)
+        if future is None:
+            return
+        error = future.exception()
+        if error is None:
+            job.commit()
+        elif isinstance(error, OSError):
+            self._on_failure(job.log_dir, error, "working on its files")
+        else:
+            raise error

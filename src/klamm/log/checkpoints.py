@@ -1,0 +1,96 @@
+"""The small text files of a log directory, in Kafka's formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from klamm.errors import KlammError
+from klamm.log import names
+from klamm.log.files import Files
+from klamm.model import TopicPartition, decode_topic_id, encode_topic_id
+
+_VERSION: Final = "0"
+
+
+def encode_checkpoint(lines: Iterable[str]) -> bytes:
+    rows = list(lines)
+    return "\n".join((_VERSION, str(len(rows)), *rows, "")).encode()
+
+
+def decode_checkpoint(data: bytes, path: str) -> list[list[str]]:
+    """The fields of every line. KlammError names the file when it is not a checkpoint."""
+    lines = data.decode("utf-8", "replace").splitlines()
+    if not lines:
+        return []
+    if lines[0] != _VERSION:
+        raise KlammError(f"{path} has version {lines[0]!r}: version {_VERSION} is expected")
+    rows = [line.split() for line in lines[2:] if line]
+    if len(lines) > 1 and lines[1] != str(len(rows)):
+        raise KlammError(f"{path} has {len(rows)} entries where it promises {lines[1]}")
+    return rows
+
+
+def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
+    return encode_checkpoint(f"{tp.topic} {tp.partition} {offset}" for tp, offset in offsets.items())
+
+
+def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:
+    """One of the three offset checkpoints; one that was never written is empty."""
+    try:
+        data = files.read_bytes(path)
+    except FileNotFoundError:
+        return {}
+    try:
+        rows = decode_checkpoint(data, path)
+        return {TopicPartition(topic, int(partition)): int(offset) for topic, partition, offset in rows}
+    except ValueError as e:
+        raise KlammError(f"{path} has a line that is not `topic partition offset`") from e
+
+
+def encode_partition_metadata(topic_id: UUID) -> bytes:
+    return f"version: 0\ntopic_id: {encode_topic_id(topic_id)}".encode()
+
+
+def decode_partition_metadata(data: bytes, path: str) -> UUID:
+    fields = dict(line.split(": ", 1) for line in data.decode("utf-8", "replace").splitlines() if ": " in line)
+    try:
+        return decode_topic_id(fields["topic_id"].strip())
+    except (KeyError, ValueError) as e:
+        raise KlammError(f"{path} does not name a topic id") from e
+
+
+@dataclass(frozen=True, slots=True)
+class MetaProperties:
+    """Who a log directory belongs to: version 0, as a ZooKeeper-mode broker writes it."""
+
+    broker_id: int
+    cluster_id: str | None = None
+
+
+def write_meta_properties(files: Files, log_dir: str, meta: MetaProperties) -> None:
+    lines = ["#", f"broker.id={meta.broker_id}", "version=0"]
+    if meta.cluster_id is not None:
+        lines.append(f"cluster.id={meta.cluster_id}")
+    files.write_atomic(f"{log_dir}/{names.META_PROPERTIES}", ("\n".join(lines) + "\n").encode())
+
+
+def read_meta_properties(files: Files, log_dir: str) -> MetaProperties | None:
+    """None for a directory that no broker has used. KlammError when the file cannot be understood."""
+    path = f"{log_dir}/{names.META_PROPERTIES}"
+    try:
+        text = files.read_bytes(path).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    pairs = (line.partition("=") for line in text.splitlines() if not line.startswith(("#", "!")))
+    values = {key.strip(): value.strip() for key, _, value in pairs}
+    if not values and not text.strip():
+        return None
+    if values.get("version", "0") != "0":
+        raise KlammError(f"{path} has version {values['version']}: only version 0 (ZooKeeper mode) can be used")
+    try:
+        return MetaProperties(int(values["broker.id"]), values.get("cluster.id"))
+    except (KeyError, ValueError) as e:
+        raise KlammError(f"{path} names no broker.id") from e

@@ -1,0 +1,210 @@
+"""Everything the log does to a disk, as an interface: a simulator puts a failing one in its place.
+
+Reads and writes name their position, so a handle has no state of its own. A write is whole or raises OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from klamm.errors import LogDirError
+
+Data = bytes | bytearray | memoryview
+
+
+class FileInfo(NamedTuple):
+    name: str
+    size_bytes: int
+    is_dir: bool
+    modified_ms: int
+
+
+class FileHandle(Protocol):
+    """An open file."""
+
+    def pwrite(self, parts: Sequence[Data], position: int) -> None:
+        """Writes all parts, one after the other, starting at `position`."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Up to `size` bytes: fewer when the file ends before."""
+
+    def truncate(self, size: int) -> None: ...
+
+    def size(self) -> int: ...
+
+    def fsync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    def release(self) -> None: ...
+
+
+class Files(Protocol):
+    """Paths are absolute strings. Every method raises OSError when the disk does."""
+
+    def open(self, path: str, *, create: bool = False) -> FileHandle: ...
+
+    def read_bytes(self, path: str) -> bytes: ...
+
+    def write_atomic(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        """Replaces the file in one step, through `<path>.tmp`."""
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def unlink(self, path: str) -> None:
+        """Removes a file; one that is already gone is fine."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def list_dir(self, path: str) -> list[FileInfo]:
+        """What stands in a directory, by name."""
+
+    def make_dirs(self, path: str) -> None: ...
+
+    def remove_tree(self, path: str) -> None:
+        """Removes a directory and all in it; one that is already gone is fine."""
+
+    def fsync_path(self, path: str) -> None:
+        """Forces a file, or the names in a directory, to the disk."""
+
+    def set_modified(self, path: str, modified_ms: int) -> None: ...
+
+    def disk_usage(self, path: str) -> tuple[int, int]:
+        """(total bytes, usable bytes) of the disk that holds a directory."""
+
+    def lock(self, path: str) -> Lock:
+        """Takes the lock file, or raises LogDirError when another process holds it."""
+
+
+class OsFileHandle:
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def pwrite(self, parts: Sequence[Data], position: int) -> None:
+        expected = sum(map(len, parts))
+        written = os.pwritev(self._fd, parts, position)
+        if written != expected:
+            # a short write happens when a disk fills up: the next attempt names the reason
+            rest = memoryview(b"".join(parts))[written:]
+            while rest:
+                position_now = position + expected - len(rest)
+                rest = rest[os.pwrite(self._fd, rest, position_now) :]
+
+    def pread(self, size: int, position: int) -> bytes:
+        data = os.pread(self._fd, size, position)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < size and (data := os.pread(self._fd, size - got, position + got)):
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def fsync(self) -> None:
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class OsLock:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class OsFiles:
+    """The file system of the machine."""
+
+    _MODE: Final = 0o644
+
+    def open(self, path: str, *, create: bool = False) -> FileHandle:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return OsFileHandle(os.open(path, flags, self._MODE))
+
+    def read_bytes(self, path: str) -> bytes:
+        with open(path, "rb") as f:
+            return f.read()
+
+    def write_atomic(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        tmp = path + ".tmp"
+        with open(tmp, "wb") as f:
+            f.write(data)
+            if sync:
+                f.flush()
+                os.fsync(f.fileno())
+        os.replace(tmp, path)
+        if sync:
+            self.fsync_path(os.path.dirname(path))
+
+    def rename(self, old: str, new: str) -> None:
+        os.replace(old, new)
+
+    def unlink(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def list_dir(self, path: str) -> list[FileInfo]:
+        infos = []
+        with os.scandir(path) as entries:
+            for entry in entries:
+                stat = entry.stat()
+                infos.append(FileInfo(entry.name, stat.st_size, entry.is_dir(), stat.st_mtime_ns // 1_000_000))
+        return sorted(infos)
+
+    def make_dirs(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def remove_tree(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def fsync_path(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def set_modified(self, path: str, modified_ms: int) -> None:
+        os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
+
+    def disk_usage(self, path: str) -> tuple[int, int]:
+        stat = os.statvfs(path)
+        return stat.f_frsize * stat.f_blocks, stat.f_frsize * stat.f_bavail
+
+    def lock(self, path: str) -> Lock:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            os.close(fd)
+            raise LogDirError(
+                f"{os.path.dirname(path)} is used by another broker: stop that one or choose another directory"
+            ) from e
+        return OsLock(fd)

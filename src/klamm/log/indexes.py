@@ -1,0 +1,235 @@
+"""The two sparse indexes of a segment, in Kafka's file formats.
+
+The entries live in memory while the segment is in use and reach their file when it is flushed, rolled or let go. That
+is safe: what was not flushed is rebuilt from the log after an unclean stop. Files from Kafka that are still
+preallocated end in zeros, which are no entries, for an entry never points at the first batch.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import ClassVar, NamedTuple
+
+from klamm.log.files import Files
+from klamm.protocol.record_batch import NO_TIMESTAMP
+
+
+class CorruptIndexError(Exception):
+    """The file of an index cannot be what was written: the index has to be rebuilt."""
+
+
+class TimestampOffset(NamedTuple):
+    timestamp: int
+    offset: int
+
+
+class _Index:
+    """What both have in common: entries of fixed size, loaded when first asked for."""
+
+    ENTRY_BYTES: ClassVar[int]
+
+    def __init__(self, files: Files, path: str, base_offset: int, max_bytes: int) -> None:
+        self._files = files
+        self.path = path
+        self.base_offset = base_offset
+        self._max_entries = max_bytes // self.ENTRY_BYTES
+        self._loaded = False
+        self._written = 0
+        self._dirty = False
+
+    @property
+    def entries(self) -> int:
+        raise NotImplementedError
+
+    def _decode(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def _encode(self, start: int) -> bytes:
+        raise NotImplementedError
+
+    def _cut(self, count: int) -> None:
+        raise NotImplementedError
+
+    def create(self) -> None:
+        """Starts empty, whatever the file held."""
+        self._loaded = True
+        self._cut(0)
+        self._written = 0
+        self._dirty = True
+
+    def load(self) -> None:
+        if self._loaded:
+            return
+        data = self._files.read_bytes(self.path)
+        if len(data) % self.ENTRY_BYTES:
+            raise CorruptIndexError(f"{self.path} has {len(data)} bytes, no multiple of {self.ENTRY_BYTES}")
+        self._decode(data)
+        self._loaded = True
+        self._written = self.entries
+        self._dirty = self.entries * self.ENTRY_BYTES != len(data)
+
+    def write_out(self, *, sync: bool = False) -> None:
+        """Brings the file up to date, cut to the entries there are."""
+        if not self._loaded or not (self._dirty or sync):
+            return
+        handle = self._files.open(self.path, create=True)
+        try:
+            if self._dirty:
+                size = self._written * self.ENTRY_BYTES
+                data = self._encode(self._written)
+                if data:
+                    handle.pwrite((data,), size)
+                handle.truncate(size + len(data))
+                self._written = self.entries
+                self._dirty = False
+            if sync:
+                handle.fsync()
+        finally:
+            handle.close()
+
+    def release(self) -> None:
+        """Writes what is missing and forgets the entries; the next use loads them again."""
+        self.write_out()
+        if self._loaded:
+            self._cut(0)
+            self._loaded = False
+
+    def forget(self) -> None:
+        """Forgets the entries without writing: the file is going away or has been replaced."""
+        self._cut(0)
+        self._loaded = False
+        self._dirty = False
+
+    def truncate_entries(self, count: int) -> None:
+        if count < self.entries:
+            self._cut(count)
+            self._written = min(self._written, count)
+            self._dirty = True
+
+
+class OffsetIndex(_Index):
+    """Offset -> position of the batch that ends with it; 8 bytes an entry: relative offset, position."""
+
+    ENTRY_BYTES: ClassVar[int] = 8
+
+    def __init__(self, files: Files, path: str, base_offset: int, max_bytes: int) -> None:
+        super().__init__(files, path, base_offset, max_bytes)
+        self._offsets = array("I")
+        self._positions = array("I")
+
+    @property
+    def entries(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._offsets) >= self._max_entries
+
+    def append(self, offset: int, position: int) -> None:
+        self._offsets.append(offset - self.base_offset)
+        self._positions.append(position)
+        self._dirty = True
+
+    def lookup(self, offset: int) -> int:
+        """A position at or before the batch that holds `offset`."""
+        slot = bisect_right(self._offsets, offset - self.base_offset) - 1
+        return self._positions[slot] if slot >= 0 else 0
+
+    def position_before(self, position: int) -> int:
+        """The last indexed start of a batch at or before `position`."""
+        slot = bisect_right(self._positions, position) - 1
+        return self._positions[slot] if slot >= 0 else 0
+
+    def last_position(self) -> int:
+        return self._positions[-1] if self._positions else 0
+
+    def truncate_to(self, offset: int) -> None:
+        """Removes the entries of `offset` and after."""
+        self.truncate_entries(bisect_left(self._offsets, offset - self.base_offset))
+
+    def truncate_positions(self, size_bytes: int) -> None:
+        """Removes the entries that point at or beyond the end of the log file."""
+        self.truncate_entries(bisect_left(self._positions, size_bytes))
+
+    def _decode(self, data: bytes) -> None:
+        words = array("I", data)
+        if sys.byteorder == "little":
+            words.byteswap()
+        self._offsets, self._positions = words[0::2], words[1::2]
+        while self._positions and self._positions[-1] == 0:
+            self._offsets.pop()
+            self._positions.pop()
+        if self._offsets and (self._offsets[-1] < self._offsets[0] or self._positions[-1] < self._positions[0]):
+            raise CorruptIndexError(f"the entries of {self.path} are out of order")
+
+    def _encode(self, start: int) -> bytes:
+        words = array("I", bytes(8 * (len(self._offsets) - start)))
+        words[0::2], words[1::2] = self._offsets[start:], self._positions[start:]
+        if sys.byteorder == "little":
+            words.byteswap()
+        return words.tobytes()
+
+    def _cut(self, count: int) -> None:
+        del self._offsets[count:]
+        del self._positions[count:]
+
+
+class TimeIndex(_Index):
+    """Timestamp -> offset: no batch before the offset is newer than the timestamp. 12 bytes an entry."""
+
+    ENTRY_BYTES: ClassVar[int] = 12
+    _ENTRY = struct.Struct(">qI")
+
+    def __init__(self, files: Files, path: str, base_offset: int, max_bytes: int) -> None:
+        super().__init__(files, path, base_offset, max_bytes)
+        self._timestamps = array("q")
+        self._offsets = array("I")
+
+    @property
+    def entries(self) -> int:
+        return len(self._timestamps)
+
+    @property
+    def is_full(self) -> bool:
+        """One entry is kept back for the last one, written when the segment is rolled."""
+        return len(self._timestamps) >= self._max_entries - 1
+
+    def last_entry(self) -> TimestampOffset:
+        if not self._timestamps:
+            return TimestampOffset(NO_TIMESTAMP, self.base_offset)
+        return TimestampOffset(self._timestamps[-1], self.base_offset + self._offsets[-1])
+
+    def maybe_append(self, timestamp: int, offset: int) -> None:
+        """Adds an entry when the timestamp is newer than the last one."""
+        if timestamp > (self._timestamps[-1] if self._timestamps else NO_TIMESTAMP):
+            self._timestamps.append(timestamp)
+            self._offsets.append(offset - self.base_offset)
+            self._dirty = True
+
+    def lookup(self, timestamp: int) -> int:
+        """An offset at or before the first record with that timestamp or a later one."""
+        slot = bisect_right(self._timestamps, timestamp) - 1
+        return self.base_offset + self._offsets[slot] if slot >= 0 else self.base_offset
+
+    def truncate_to(self, offset: int) -> None:
+        self.truncate_entries(bisect_left(self._offsets, offset - self.base_offset))
+
+    def _decode(self, data: bytes) -> None:
+        pairs = list(self._ENTRY.iter_unpack(data))
+        while pairs and pairs[-1] == (0, 0):
+            pairs.pop()
+        self._timestamps = array("q", [p[0] for p in pairs])
+        self._offsets = array("I", [p[1] for p in pairs])
+        if pairs and (self._timestamps[-1] < self._timestamps[0] or self._offsets[-1] < self._offsets[0]):
+            raise CorruptIndexError(f"the entries of {self.path} are out of order")
+
+    def _encode(self, start: int) -> bytes:
+        pack = self._ENTRY.pack
+        return b"".join(map(pack, self._timestamps[start:], self._offsets[start:]))
+
+    def _cut(self, count: int) -> None:
+        del self._timestamps[count:]
+        del self._offsets[count:]

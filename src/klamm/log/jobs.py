@@ -1,0 +1,90 @@
+"""File work that does not belong on the broker loop.
+
+A job is planned on the loop (its constructor's caller), works in another thread on files it opens for itself, and is
+committed on the loop again: only there does the state of a log change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from klamm.log.files import Files
+from klamm.model import TopicPartition
+
+
+class Job(Protocol):
+    log_dir: str
+
+    def work(self) -> None:
+        """Touches files only. OSError means that the log directory has failed."""
+
+    def commit(self) -> None:
+        """Runs on the broker loop once the work is done."""
+
+
+class LogHost(Protocol):
+    """What a log asks of its `LogManager`."""
+
+    def submit(self, job: Job) -> None:
+        """Runs a job; jobs run one after the other."""
+
+    def delete_later(self, log_dir: str, paths: Sequence[str], delay_ms: int) -> None:
+        """Removes files (already renamed) when the delay is over."""
+
+    def failed(self, log_dir: str, error: OSError, doing: str) -> None:
+        """A disk failed: every log of that directory is offline from now on."""
+
+    def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
+        """What a partition has before that offset is on the disk."""
+
+
+class InlineHost:
+    """Does everything at once: for tools and tests that have no loop."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.failures: list[tuple[str, OSError, str]] = []
+
+    def submit(self, job: Job) -> None:
+        job.work()
+        job.commit()
+
+    def delete_later(self, log_dir: str, paths: Sequence[str], delay_ms: int) -> None:
+        for path in paths:
+            self._files.unlink(path)
+
+    def failed(self, log_dir: str, error: OSError, doing: str) -> None:
+        self.failures.append((log_dir, error, doing))
+
+    def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
+        pass
+
+
+class FileJob:
+    """A job made of two functions."""
+
+    def __init__(self, log_dir: str, work: Callable[[], None], commit: Callable[[], None] = lambda: None) -> None:
+        self.log_dir = log_dir
+        self.work = work
+        self.commit = commit
+
+
+def fsync_job(files: Files, log_dir: str, paths: Sequence[str], commit: Callable[[], None]) -> FileJob:
+    """Forces files to the disk; those that were renamed or removed meanwhile are passed over."""
+
+    def work() -> None:
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                files.fsync_path(path)
+
+    return FileJob(log_dir, work, commit)
+
+
+def unlink_job(files: Files, log_dir: str, paths: Sequence[str]) -> FileJob:
+    def work() -> None:
+        for path in paths:
+            files.unlink(path)
+
+    return FileJob(log_dir, work)

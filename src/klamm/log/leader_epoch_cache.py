@@ -1,0 +1,116 @@
+"""Which leader epoch began at which offset: what replicas compare to find where their logs part.
+
+Backed by `leader-epoch-checkpoint` in the log's directory. The file is replaced at every change but forced to the
+disk with the data it describes, for recovery reads the epochs of unflushed batches again.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from klamm.errors import KlammError
+from klamm.log import names
+from klamm.log.checkpoints import decode_checkpoint, encode_checkpoint
+from klamm.log.files import Files
+from klamm.model import NO_EPOCH
+
+UNDEFINED_EPOCH_OFFSET: Final = -1
+_log = logging.getLogger(__name__)
+
+
+class EpochEntry(NamedTuple):
+    epoch: int
+    start_offset: int
+
+
+class EpochEndOffset(NamedTuple):
+    epoch: int
+    end_offset: int
+
+
+UNDEFINED: Final = EpochEndOffset(NO_EPOCH, UNDEFINED_EPOCH_OFFSET)
+
+
+class LeaderEpochCache:
+    """Owner: the `Log`. Entries rise in both epoch and start offset."""
+
+    def __init__(self, files: Files, directory: str, entries: Iterable[EpochEntry] = ()) -> None:
+        self._files = files
+        self.directory = directory
+        self.entries: list[EpochEntry] = list(entries)
+        self.is_dirty = False
+
+    @classmethod
+    def load(cls, files: Files, directory: str) -> LeaderEpochCache:
+        path = f"{directory}/{names.LEADER_EPOCH_CHECKPOINT}"
+        try:
+            rows = decode_checkpoint(files.read_bytes(path), path)
+            return cls(files, directory, (EpochEntry(int(epoch), int(start)) for epoch, start in rows))
+        except FileNotFoundError:
+            return cls(files, directory)
+        except (KlammError, ValueError) as e:
+            _log.warning("The leader epochs in %s are not used: %s", path, e)
+            return cls(files, directory)
+
+    @property
+    def path(self) -> str:
+        return f"{self.directory}/{names.LEADER_EPOCH_CHECKPOINT}"
+
+    @property
+    def latest_epoch(self) -> int | None:
+        return self.entries[-1].epoch if self.entries else None
+
+    @property
+    def earliest(self) -> EpochEntry | None:
+        return self.entries[0] if self.entries else None
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """Notes that an epoch begins; conflicting entries go. Nothing happens when it is the latest already."""
+        if epoch < 0:
+            return
+        if self.entries:
+            latest = self.entries[-1]
+            if epoch == latest.epoch and start_offset >= latest.start_offset:
+                return
+        kept = [e for e in self.entries if e.epoch < epoch and e.start_offset < start_offset]
+        self._replace([*kept, EpochEntry(epoch, start_offset)])
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEndOffset:
+        """Where an epoch ended: (-1, -1) when it is not known, the log end for the latest."""
+        if epoch == NO_EPOCH or not self.entries or epoch > self.entries[-1].epoch:
+            return UNDEFINED
+        if epoch == self.entries[-1].epoch:
+            return EpochEndOffset(epoch, log_end_offset)
+        after = bisect_right(self.entries, epoch, key=lambda e: e.epoch)
+        floor = self.entries[after - 1].epoch if after > 0 else epoch
+        return EpochEndOffset(floor, self.entries[after].start_offset)
+
+    def epoch_for_offset(self, offset: int) -> int | None:
+        after = bisect_right(self.entries, offset, key=lambda e: e.start_offset)
+        return self.entries[after - 1].epoch if after > 0 else None
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """Forgets the epochs that begin at `end_offset` or after."""
+        if self.entries and self.entries[-1].start_offset >= end_offset:
+            self._replace([e for e in self.entries if e.start_offset < end_offset])
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """The log begins at `start_offset` now: the epoch that holds it begins there too."""
+        after = bisect_right(self.entries, start_offset, key=lambda e: e.start_offset)
+        if (after > 0 and self.entries[after - 1].start_offset != start_offset) or after > 1:
+            first = EpochEntry(self.entries[after - 1].epoch, start_offset)
+            self._replace([first, *self.entries[after:]])
+
+    def clear(self) -> None:
+        if self.entries:
+            self._replace([])
+
+    def _replace(self, entries: list[EpochEntry]) -> None:
+        self.entries = entries
+        self._files.write_atomic(
+            self.path, encode_checkpoint(f"{e.epoch} {e.start_offset}" for e in entries), sync=False
+        )
+        self.is_dirty = True

@@ -1,0 +1,258 @@
+"""Opening a partition's directory: finishing what was interrupted, recovering what was not flushed.
+
+After a clean shutdown no data file is read. After any other stop every segment from the recovery point on is checked
+batch by batch, cut after the last valid one and indexed anew; what came before is on the disk for sure.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from random import Random
+
+from klamm.clock import Clock
+from klamm.log import names
+from klamm.log.batch_reader import read_batches
+from klamm.log.checkpoints import decode_partition_metadata
+from klamm.log.files import FileInfo, Files
+from klamm.log.jobs import LogHost
+from klamm.log.leader_epoch_cache import LeaderEpochCache
+from klamm.log.log import Log
+from klamm.log.log_config import LogConfig
+from klamm.log.open_segments import OpenSegments
+from klamm.log.producer_rebuild import rebuild_producers
+from klamm.log.producer_snapshots import ProducerSnapshots
+from klamm.log.producer_state import ProducerStateManager
+from klamm.log.segment import LogSegment
+from klamm.log.segments import LogSegments
+from klamm.model import NO_EPOCH, TopicPartition
+from klamm.protocol.record_batch import RecordBatch
+
+_log = logging.getLogger(__name__)
+_FOREVER = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnvironment:
+    """What all logs of a broker share."""
+
+    files: Files
+    clock: Clock
+    rng: Random
+    host: LogHost
+    pool: OpenSegments = field(default_factory=OpenSegments)
+    producer_id_expiration_ms: int = 86_400_000
+
+
+class LogLoader:
+    """Loads one log. `recovery_point` and `log_start_offset` are the checkpointed ones."""
+
+    def __init__(
+        self,
+        env: LogEnvironment,
+        topic_partition: TopicPartition,
+        log_dir: str,
+        config: LogConfig,
+        *,
+        log_start_offset: int = 0,
+        recovery_point: int = 0,
+        had_clean_shutdown: bool = False,
+    ) -> None:
+        self._env = env
+        self._files = env.files
+        self._tp = topic_partition
+        self._log_dir = log_dir
+        self._dir = f"{log_dir}/{names.dir_name(topic_partition)}"
+        self._config = config
+        self._start_checkpoint = log_start_offset
+        self._recovery_point = recovery_point
+        self._clean = had_clean_shutdown
+        self._epochs = LeaderEpochCache(env.files, self._dir)
+        self._recovered_from: int | None = None
+
+    def load(self) -> Log:
+        self._files.make_dirs(self._dir)
+        infos = self._finish_interrupted(self._files.list_dir(self._dir))
+        segments = LogSegments(self._open_segments(infos))
+        self._epochs = LeaderEpochCache.load(self._files, self._dir)
+        snapshots = ProducerSnapshots(self._files, self._dir, _offsets(infos, names.SNAPSHOT))
+        if not self._clean:
+            self._recover(segments)
+        log_end_offset = self._end_offset(segments, snapshots)
+        if log_end_offset < self._start_checkpoint:
+            log_end_offset = self._start_over(segments, log_end_offset)
+        log_start_offset = max(self._start_checkpoint, segments.first.base_offset)
+        self._epochs.truncate_from_end(log_end_offset)
+        self._epochs.truncate_from_start(log_start_offset)
+        snapshots.remove_strays(segments.base_offsets)
+        producers = self._load_producers(segments, snapshots, log_start_offset, log_end_offset)
+        topic_id_path = f"{self._dir}/{names.PARTITION_METADATA}"
+        has_topic_id = any(i.name == names.PARTITION_METADATA for i in infos)
+        return Log(
+            self._tp,
+            self._log_dir,
+            self._dir,
+            self._config,
+            files=self._files,
+            clock=self._env.clock,
+            rng=self._env.rng,
+            pool=self._env.pool,
+            host=self._env.host,
+            segments=segments,
+            leader_epochs=self._epochs,
+            producers=producers,
+            snapshots=snapshots,
+            log_start_offset=log_start_offset,
+            log_end_offset=log_end_offset,
+            recovery_point=log_end_offset if self._clean else min(self._recovery_point, log_end_offset),
+            topic_id=decode_partition_metadata(self._files.read_bytes(topic_id_path), topic_id_path)
+            if has_topic_id
+            else None,
+        )
+
+    # what an interrupted deletion or cleaning left behind
+
+    def _finish_interrupted(self, infos: list[FileInfo]) -> list[FileInfo]:
+        """Removes unfinished files and completes an exchange of segments that had begun."""
+        marked = [(i, p) for i in infos if (p := names.parse_file_name(i.name)) is not None and p[2]]
+        leftovers = [i for i in infos if i.name.endswith(names.TMP)]
+        if not marked and not leftovers:
+            return infos
+        first_cleaned = min((p[0] for _, p in marked if p[2] == names.CLEANED), default=_FOREVER)
+        for info, (offset, _, mark) in marked:
+            if mark != names.SWAP or offset >= first_cleaned:
+                self._files.unlink(f"{self._dir}/{info.name}")
+        for info in leftovers:
+            self._files.unlink(f"{self._dir}/{info.name}")
+        swaps = [(i, p) for i, p in marked if p[2] == names.SWAP and p[0] < first_cleaned]
+        self._finish_swap(infos, [(i, p[0], p[1]) for i, p in swaps])
+        return self._files.list_dir(self._dir)
+
+    def _finish_swap(self, infos: list[FileInfo], swaps: list[tuple[FileInfo, int, str]]) -> None:
+        logs = [(offset, self._next_offset(info)) for info, offset, kind in swaps if kind == names.LOG]
+        for info in infos:
+            parsed = names.parse_file_name(info.name)
+            if parsed is None or parsed[2]:
+                continue
+            if any(start <= parsed[0] < end for start, end in logs):
+                _log.info("%s/%s was replaced by a cleaned segment and is removed", self._dir, info.name)
+                self._files.unlink(f"{self._dir}/{info.name}")
+        for info, _, _ in sorted(swaps, key=lambda s: s[2] == names.LOG):
+            path = f"{self._dir}/{info.name}"
+            self._files.rename(path, path.removesuffix(names.SWAP))
+
+    def _next_offset(self, info: FileInfo) -> int:
+        handle = self._files.open(f"{self._dir}/{info.name}")
+        try:
+            offset = -1
+            for _, batch in read_batches(handle, 0, info.size_bytes):
+                offset = batch.next_offset
+            return offset
+        finally:
+            handle.close()
+
+    # segments
+
+    def _open_segments(self, infos: list[FileInfo]) -> list[LogSegment]:
+        parsed = {(p[0], p[1]): i for i in infos if (p := names.parse_file_name(i.name)) is not None and not p[2]}
+        segments = []
+        for (offset, kind), info in parsed.items():
+            if kind == names.LOG:
+                has_txn_index = (offset, names.TXN_INDEX) in parsed
+                segments.append(self._segment(offset, info.size_bytes, info.modified_ms, has_txn_index))
+            elif kind in names.SEGMENT_SUFFIXES and (offset, names.LOG) not in parsed:
+                _log.warning("%s/%s has no log file and is removed", self._dir, info.name)
+                self._files.unlink(f"{self._dir}/{info.name}")
+        if not segments:
+            segments.append(self._segment(self._start_checkpoint, 0, self._env.clock.now_ms(), False))
+            segments[0].create(preallocate_bytes=self._config.segment_bytes if self._config.preallocate else 0)
+        return segments
+
+    def _segment(self, offset: int, size_bytes: int, created_ms: int, has_txn_index: bool) -> LogSegment:
+        return LogSegment(
+            self._files,
+            self._env.pool,
+            self._dir,
+            offset,
+            self._config,
+            size_bytes=size_bytes,
+            created_ms=created_ms,
+            has_txn_index=has_txn_index,
+        )
+
+    def _recover(self, segments: LogSegments) -> None:
+        """Checks what was not flushed; after the first invalid batch nothing is kept."""
+        unflushed = segments.between(self._recovery_point, _FOREVER)
+        if not unflushed or (len(segments) == 1 and unflushed[0].size_bytes == 0):
+            return
+        self._recovered_from = unflushed[0].base_offset
+        previous_end = -1
+        for i, segment in enumerate(unflushed):
+            if segment.base_offset < previous_end:
+                self._drop(segments, unflushed[i:])
+                return
+            cut_bytes = segment.recover(self._note_epoch)
+            previous_end = segment.read_next_offset()
+            if cut_bytes and not (self._config.preallocate and i == len(unflushed) - 1):
+                _log.warning("%s was cut to offset %d: %d bytes were invalid", self._dir, previous_end, cut_bytes)
+            if cut_bytes:
+                self._drop(segments, unflushed[i + 1 :])
+                return
+
+    def _note_epoch(self, batch: RecordBatch) -> None:
+        latest = self._epochs.latest_epoch
+        if batch.partition_leader_epoch > (NO_EPOCH if latest is None else latest):
+            self._epochs.assign(batch.partition_leader_epoch, batch.base_offset)
+
+    def _drop(self, segments: LogSegments, dropped: list[LogSegment]) -> None:
+        for segment in dropped:
+            _log.warning("%s is removed: it comes after invalid bytes", segment.path(names.LOG))
+            segments.remove(segment)
+            segment.discard()
+            segment.change_suffix(names.DELETED)
+            self._env.host.delete_later(self._log_dir, segment.paths(), self._config.file_delete_delay_ms)
+
+    def _end_offset(self, segments: LogSegments, snapshots: ProducerSnapshots) -> int:
+        """The checkpoint is trusted after a clean shutdown when the snapshot of that moment is there as well."""
+        active = segments.active
+        if active.size_bytes == 0:
+            return active.base_offset
+        if self._clean and self._recovery_point > active.base_offset and self._recovery_point in snapshots.offsets:
+            return self._recovery_point
+        return active.read_next_offset()
+
+    def _start_over(self, segments: LogSegments, log_end_offset: int) -> int:
+        _log.warning(
+            "%s ends at %d, before its start offset %d: all its segments are removed",
+            self._dir,
+            log_end_offset,
+            self._start_checkpoint,
+        )
+        self._drop(segments, list(segments))
+        segment = self._segment(self._start_checkpoint, 0, self._env.clock.now_ms(), False)
+        segment.create()
+        segments.add(segment)
+        self._epochs.clear()
+        return self._start_checkpoint
+
+    def _load_producers(
+        self, segments: LogSegments, snapshots: ProducerSnapshots, log_start_offset: int, log_end_offset: int
+    ) -> ProducerStateManager:
+        producers = ProducerStateManager(self._env.producer_id_expiration_ms)
+        if self._clean and not snapshots.offsets:
+            return producers
+        rebuild_producers(
+            producers,
+            snapshots,
+            segments,
+            log_start_offset=log_start_offset,
+            log_end_offset=log_end_offset,
+            now_ms=self._env.clock.now_ms(),
+            recovered_from=self._recovered_from,
+        )
+        return producers
+
+
+def _offsets(infos: list[FileInfo], kind: str) -> list[int]:
+    parsed = (names.parse_file_name(i.name) for i in infos)
+    return [p[0] for p in parsed if p is not None and p[1] == kind and not p[2]]

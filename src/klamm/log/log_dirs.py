@@ -1,0 +1,111 @@
+"""The directories that hold logs: which are usable, whose they are, and what the last run left in them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from klamm.errors import KlammError, LogDirError
+from klamm.log import names
+from klamm.log.checkpoints import MetaProperties, read_meta_properties, read_offsets, write_meta_properties
+from klamm.log.files import Files, Lock
+from klamm.model import TopicPartition
+
+_log = logging.getLogger(__name__)
+
+
+class LogDir:
+    """One usable directory, locked, with the checkpoints as the last run wrote them."""
+
+    def __init__(self, path: str, files: Files, lock: Lock) -> None:
+        self.path = path
+        self._files = files
+        self._lock = lock
+        self.recovery_points = self._read(names.RECOVERY_POINT_CHECKPOINT)
+        self.log_start_offsets = self._read(names.LOG_START_OFFSET_CHECKPOINT)
+        self.high_watermarks = self._read(names.HIGH_WATERMARK_CHECKPOINT)
+        marker = f"{path}/{names.CLEAN_SHUTDOWN}"
+        self.had_clean_shutdown = files.exists(marker)
+        # a crash from now on is not a clean shutdown
+        files.unlink(marker)
+
+    def _read(self, name: str) -> dict[TopicPartition, int]:
+        """A checkpoint that cannot be understood counts as missing: more is recovered than needed, nothing is lost."""
+        try:
+            return read_offsets(self._files, f"{self.path}/{name}")
+        except KlammError as e:
+            _log.warning("A checkpoint is not used: %s", e)
+            return {}
+
+    def forget_start_state(self) -> None:
+        """What the last run left does not hold for logs that are made later."""
+        self.recovery_points = {}
+        self.log_start_offsets = {}
+        self.had_clean_shutdown = False
+
+    def mark_clean_shutdown(self, broker_epoch: int) -> None:
+        text = f'{{"version":0,"brokerEpoch":{broker_epoch}}}'
+        self._files.write_atomic(f"{self.path}/{names.CLEAN_SHUTDOWN}", text.encode())
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+class LogDirs:
+    """Owner: the `LogManager`."""
+
+    def __init__(self, paths: Sequence[str], files: Files) -> None:
+        self.paths = tuple(dict.fromkeys(p.rstrip("/") or "/" for p in paths))
+        self.live: list[LogDir] = []
+        self._opened: list[LogDir] = []
+        self.failures: dict[str, str] = {}
+        self.high_watermarks: dict[TopicPartition, int] = {}
+        self._files = files
+
+    def open_all(self) -> list[LogDir]:
+        """Makes and locks every directory; one that the disk refuses is a failure, one in use an error."""
+        for path in self.paths:
+            try:
+                self._files.make_dirs(path)
+                lock = self._files.lock(f"{path}/{names.LOCK}")
+                self._opened.append(LogDir(path, self._files, lock))
+            except LogDirError:
+                self.release()
+                raise
+            except OSError as e:
+                self.failures[path] = f"{path} cannot be used: {e.strerror or e}"
+                _log.error("%s", self.failures[path])
+        self.live = list(self._opened)
+        for log_dir in self.live:
+            self.high_watermarks.update(log_dir.high_watermarks)
+        return list(self.live)
+
+    def fail(self, path: str, sentence: str) -> bool:
+        """False when it was known to have failed."""
+        if path in self.failures:
+            return False
+        self.failures[path] = sentence
+        self.live = [d for d in self.live if d.path != path]
+        return True
+
+    def usage(self, path: str) -> tuple[int, int]:
+        """(total bytes, usable bytes), -1 when the disk does not tell."""
+        with contextlib.suppress(OSError):
+            return self._files.disk_usage(path)
+        return -1, -1
+
+    def ensure_meta_properties(self, meta: MetaProperties) -> None:
+        """Writes who the directories belong to; KlammError when one belongs to another broker or cluster."""
+        for log_dir in self.live:
+            found = read_meta_properties(self._files, log_dir.path)
+            if found is None or found.cluster_id is None:
+                write_meta_properties(self._files, log_dir.path, meta)
+            if found is not None and found.broker_id != meta.broker_id:
+                raise KlammError(f"{log_dir.path} belongs to broker {found.broker_id}, not to {meta.broker_id}")
+            if found is not None and found.cluster_id not in (None, meta.cluster_id):
+                raise KlammError(f"{log_dir.path} belongs to cluster {found.cluster_id}, not to {meta.cluster_id}")
+
+    def release(self) -> None:
+        for log_dir in self._opened:
+            log_dir.release()

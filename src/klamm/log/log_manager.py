@@ -1,0 +1,306 @@
+"""All logs of a broker: loading them, making and removing them, and the periodic work on them.
+
+Owner: the broker loop. The server calls the `*_pass` and `checkpoint_*` methods when their intervals say so; what takes
+long in them is handed to the background thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Final
+from uuid import UUID
+
+from klamm.clock import Clock
+from klamm.errors import ErrorCode, KlammError, LogDirError
+from klamm.log import names
+from klamm.log.background import BackgroundWorker
+from klamm.log.checkpoints import encode_offsets
+from klamm.log.files import Files, OsFiles
+from klamm.log.jobs import FileJob, Job, unlink_job
+from klamm.log.loader import LogEnvironment, LogLoader
+from klamm.log.log import Log
+from klamm.log.log_config import LogConfig
+from klamm.log.log_dirs import LogDir, LogDirs
+from klamm.log.open_segments import DEFAULT_MAX_OPEN, OpenSegments
+from klamm.model import TopicPartition
+
+_log = logging.getLogger(__name__)
+_DAY_MS: Final = 86_400_000
+
+
+class LogManager:
+    """`on_dir_failure(log_dir, sentence)` is called in the middle of what failed: it should post, not work.
+
+    `on_flushed(tp, recovery_point)` tells that records before that offset are on the disk.
+    """
+
+    def __init__(
+        self,
+        log_dirs: Sequence[str],
+        *,
+        clock: Clock,
+        rng: Random,
+        default_config: LogConfig | None = None,
+        topic_config: Callable[[str], LogConfig] | None = None,
+        files: Files | None = None,
+        producer_id_expiration_ms: int = _DAY_MS,
+        max_open_segments: int = DEFAULT_MAX_OPEN,
+        on_dir_failure: Callable[[str, str], None] = lambda log_dir, sentence: None,
+        on_flushed: Callable[[TopicPartition, int], None] = lambda tp, recovery_point: None,
+    ) -> None:
+        self.default_config = default_config or LogConfig()
+        self._topic_config = topic_config or (lambda topic: self.default_config)
+        self._files: Files = files or OsFiles()
+        self._clock = clock
+        self._rng = rng
+        self._on_dir_failure = on_dir_failure
+        self._on_flushed = on_flushed
+        self._worker = BackgroundWorker(self.failed)
+        self.dirs = LogDirs(log_dirs, self._files)
+        self._logs: dict[TopicPartition, Log] = {}
+        self._offline: dict[TopicPartition, str] = {}
+        self._deletions: list[tuple[int, int, Job]] = []
+        self._deletion_count = 0
+        self._env = LogEnvironment(
+            self._files, clock, rng, self, OpenSegments(max_open_segments), producer_id_expiration_ms
+        )
+
+    # starting and stopping
+
+    def start_background(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on file work goes to a thread, and is committed on `loop`."""
+        self._worker.start(loop)
+
+    def load_logs(self) -> None:
+        """Locks and reads every log directory. LogDirError when another broker uses one, or none can be used."""
+        for log_dir in self.dirs.open_all():
+            try:
+                self._load_dir(log_dir)
+            except OSError as e:
+                self.failed(log_dir.path, e, "loading its logs")
+        if not self.dirs.live:
+            raise LogDirError("no log directory can be used: " + "; ".join(self.dirs.failures.values()))
+
+    def _load_dir(self, log_dir: LogDir) -> None:
+        for info in self._files.list_dir(log_dir.path):
+            if not info.is_dir:
+                continue
+            try:
+                tp, mark = names.parse_dir_name(info.name)
+            except KlammError as e:
+                _log.warning("%s is passed over: %s", log_dir.path, e)
+                continue
+            path = f"{log_dir.path}/{info.name}"
+            if mark == names.DELETE_DIR:
+                self._remove_later(log_dir.path, path, self.default_config.file_delete_delay_ms)
+            elif mark:
+                _log.warning("%s is passed over: it is no log in use", path)
+            elif (other := self._logs.get(tp)) is not None:
+                raise LogDirError(f"{tp} is in {other.log_dir} and in {log_dir.path}: remove one of them")
+            else:
+                self._logs[tp] = self._load(tp, log_dir)
+        log_dir.forget_start_state()
+
+    def _load(self, tp: TopicPartition, log_dir: LogDir) -> Log:
+        return LogLoader(
+            self._env,
+            tp,
+            log_dir.path,
+            self._topic_config(tp.topic),
+            log_start_offset=log_dir.log_start_offsets.get(tp, 0),
+            recovery_point=log_dir.recovery_points.get(tp, 0),
+            had_clean_shutdown=log_dir.had_clean_shutdown,
+        ).load()
+
+    def shutdown(self, high_watermarks: Mapping[TopicPartition, int] | None = None, broker_epoch: int = -1) -> None:
+        """Flushes and closes every log and leaves the mark of a clean shutdown in every live directory."""
+        self._worker.stop()
+        for log_dir in self.dirs.live:
+            self._guard_dir(log_dir, lambda d: [log.close() for log in self._logs_in(d.path)])
+        self.checkpoint_recovery_points()
+        self.checkpoint_log_start_offsets()
+        if high_watermarks is not None:
+            self.checkpoint_high_watermarks(high_watermarks)
+        for log_dir in self.dirs.live:
+            self._guard_dir(log_dir, lambda d: d.mark_clean_shutdown(broker_epoch))
+        self.dirs.release()
+
+    def _guard_dir(self, log_dir: LogDir, action: Callable[[LogDir], object]) -> None:
+        try:
+            action(log_dir)
+        except OSError as e:
+            self.failed(log_dir.path, e, "shutting down")
+
+    def abandon(self) -> None:
+        """Lets go of everything without completing it, as a killed process does."""
+        self._worker.stop()
+        for log in self._logs.values():
+            log.close_handles()
+        self.dirs.release()
+
+    # finding, making, removing
+
+    def get_log(self, tp: TopicPartition) -> Log | None:
+        """The log, unless there is none or its directory is offline."""
+        return self._logs.get(tp)
+
+    def is_offline(self, tp: TopicPartition) -> bool:
+        return tp in self._offline
+
+    @property
+    def logs(self) -> Mapping[TopicPartition, Log]:
+        """The logs that can be used."""
+        return self._logs
+
+    def get_or_create_log(self, tp: TopicPartition, topic_id: UUID | None = None, *, is_new: bool = False) -> Log:
+        """The log of a partition. LogDirError when it is, or may be, on a directory that has failed."""
+        log = self._logs.get(tp)
+        if log is None:
+            log = self._create(tp, is_new=is_new)
+        if topic_id is not None and log.topic_id is None:
+            log.assign_topic_id(topic_id)
+        return log
+
+    def _create(self, tp: TopicPartition, *, is_new: bool) -> Log:
+        if tp in self._offline:
+            raise LogDirError(f"{tp} is on {self._offline[tp]}, which has failed")
+        if not is_new and self.dirs.failures:
+            raise LogDirError(f"{tp} may be on {', '.join(self.dirs.failures)}, which has failed")
+        if not self.dirs.live:
+            raise LogDirError("no log directory is left")
+        counts = {d.path: 0 for d in self.dirs.live}
+        for known in self._logs.values():
+            counts[known.log_dir] += 1
+        log_dir = min(self.dirs.live, key=lambda d: counts[d.path])
+        try:
+            log = self._logs[tp] = self._load(tp, log_dir)
+        except OSError as e:
+            self.failed(log_dir.path, e, f"creating {tp}")
+            raise LogDirError(f"{tp} cannot be created in {log_dir.path}: {e.strerror or e}") from e
+        return log
+
+    def async_delete(self, tp: TopicPartition) -> ErrorCode:
+        """Takes a log out at once; its directory is renamed now and removed after `file.delete.delay.ms`."""
+        if tp in self._offline:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        log = self._logs.pop(tp, None)
+        if log is None:
+            return ErrorCode.NONE
+        unique_id = f"{self._rng.getrandbits(128):032x}"
+        path = f"{log.log_dir}/{names.marked_dir_name(tp, unique_id, names.DELETE_DIR)}"
+        try:
+            log.close_handles()
+            log.rename_dir(path)
+        except OSError as e:
+            self.failed(log.log_dir, e, f"deleting {tp}")
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        self._remove_later(log.log_dir, path, log.config.file_delete_delay_ms)
+        self.checkpoint_recovery_points()
+        self.checkpoint_log_start_offsets()
+        return ErrorCode.NONE
+
+    def update_config(self, topic: str, config: LogConfig) -> None:
+        """Gives every log of a topic another configuration."""
+        for tp, log in self._logs.items():
+            if tp.topic == topic:
+                log.config = config
+
+    # what a log asks for
+
+    def submit(self, job: Job) -> None:
+        self._worker.submit(job)
+
+    def delete_later(self, log_dir: str, paths: Sequence[str], delay_ms: int) -> None:
+        self._schedule(unlink_job(self._files, log_dir, paths), delay_ms)
+
+    def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
+        self._on_flushed(tp, recovery_point)
+
+    def failed(self, log_dir: str, error: OSError, doing: str) -> None:
+        """Takes a directory offline: its logs answer KAFKA_STORAGE_ERROR until the broker starts again."""
+        sentence = f"{log_dir} has failed while {doing}: {error.strerror or error}"
+        if not self.dirs.fail(log_dir, sentence):
+            return
+        _log.error("%s. Its partitions are offline until the broker is started again", sentence)
+        for log in list(self._logs_in(log_dir)):
+            log.is_failed = True
+            log.close_handles()
+            self._offline[log.topic_partition] = log_dir
+            del self._logs[log.topic_partition]
+        self._on_dir_failure(log_dir, sentence)
+
+    # periodic work
+
+    def retention_pass(self, now_ms: int) -> int:
+        """Removes old segments of every log that is not only compacted; returns how many."""
+        return sum(log.delete_old_segments(now_ms) for log in list(self._logs.values()))
+
+    def flush_pass(self, now_ms: int) -> None:
+        """`flush.ms` for every log that has it."""
+        for log in list(self._logs.values()):
+            log.flush_if_older(now_ms)
+
+    def producer_expiration_pass(self, now_ms: int) -> None:
+        for log in self._logs.values():
+            log.producers.remove_expired(now_ms)
+
+    def deletion_pass(self, now_ms: int) -> int:
+        """Removes the files and directories whose delay is over; returns how many removals were started."""
+        started = 0
+        while self._deletions and self._deletions[0][0] <= now_ms:
+            _, _, job = heapq.heappop(self._deletions)
+            self._worker.submit(job)
+            started += 1
+        return started
+
+    def _remove_later(self, log_dir: str, path: str, delay_ms: int) -> None:
+        self._schedule(FileJob(log_dir, lambda: self._files.remove_tree(path)), delay_ms)
+
+    def _schedule(self, job: Job, delay_ms: int) -> None:
+        self._deletion_count += 1
+        heapq.heappush(self._deletions, (self._clock.now_ms() + delay_ms, self._deletion_count, job))
+
+    # checkpoints
+
+    def checkpoint_recovery_points(self) -> None:
+        points = {tp: log.recovery_point for tp, log in self._logs.items()}
+        self._checkpoint(names.RECOVERY_POINT_CHECKPOINT, points)
+
+    def checkpoint_log_start_offsets(self) -> None:
+        """Only starts that the names of the segments do not tell."""
+        starts = {
+            tp: log.log_start_offset
+            for tp, log in self._logs.items()
+            if log.log_start_offset > log.segments.first.base_offset
+        }
+        self._checkpoint(names.LOG_START_OFFSET_CHECKPOINT, starts)
+
+    def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
+        self._checkpoint(names.HIGH_WATERMARK_CHECKPOINT, high_watermarks)
+
+    def checkpointed_high_watermark(self, tp: TopicPartition) -> int:
+        """What the checkpoint said when the logs were loaded; 0 when it did not name the partition."""
+        return self.dirs.high_watermarks.get(tp, 0)
+
+    def _checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        by_dir: dict[str, dict[TopicPartition, int]] = {d.path: {} for d in self.dirs.live}
+        for tp, offset in offsets.items():
+            log = self._logs.get(tp)
+            if log is not None:
+                by_dir[log.log_dir][tp] = offset
+        for log_dir, entries in by_dir.items():
+            self._worker.submit(self._write_job(log_dir, name, encode_offsets(entries)))
+
+    def _write_job(self, log_dir: str, name: str, data: bytes) -> FileJob:
+        return FileJob(log_dir, lambda: self._files.write_atomic(f"{log_dir}/{name}", data))
+
+    def _logs_in(self, log_dir: str) -> Iterator[Log]:
+        return (log for log in self._logs.values() if log.log_dir == log_dir)
+
+    def logs_in(self, log_dir: str) -> Iterable[Log]:
+        """The usable logs of one directory (DescribeLogDirs)."""
+        return tuple(self._logs_in(log_dir))

@@ -1,0 +1,72 @@
+"""The names Kafka gives to the files and directories of a log."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from klamm.errors import KlammError
+from klamm.model import TopicPartition
+
+LOG: Final = ".log"
+INDEX: Final = ".index"
+TIME_INDEX: Final = ".timeindex"
+TXN_INDEX: Final = ".txnindex"
+SNAPSHOT: Final = ".snapshot"
+SEGMENT_SUFFIXES: Final = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
+DELETED: Final = ".deleted"
+CLEANED: Final = ".cleaned"
+SWAP: Final = ".swap"
+TMP: Final = ".tmp"
+
+LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
+PARTITION_METADATA: Final = "partition.metadata"
+RECOVERY_POINT_CHECKPOINT: Final = "recovery-point-offset-checkpoint"
+LOG_START_OFFSET_CHECKPOINT: Final = "log-start-offset-checkpoint"
+HIGH_WATERMARK_CHECKPOINT: Final = "replication-offset-checkpoint"
+CLEANER_CHECKPOINT: Final = "cleaner-offset-checkpoint"
+META_PROPERTIES: Final = "meta.properties"
+CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+LOCK: Final = ".lock"
+
+DELETE_DIR: Final = "-delete"
+FUTURE_DIR: Final = "-future"
+STRAY_DIR: Final = "-stray"
+_MAX_NAME: Final = 255
+_MARKED_DIR = re.compile(r"^(\S+)-(\S+)\.(\S+)(-delete|-future|-stray)$")
+_OFFSET_FILE = re.compile(r"^(\d{20})(\.[a-z]+)(\.deleted|\.cleaned|\.swap)?$")
+
+
+def file_name(offset: int, suffix: str) -> str:
+    """`00000000000000000042.log`: twenty digits, so that names sort as offsets do."""
+    return f"{offset:020d}{suffix}"
+
+
+def parse_file_name(name: str) -> tuple[int, str, str] | None:
+    """(offset, `.log`, `.swap` or nothing) of a file that belongs to a segment, else None."""
+    match = _OFFSET_FILE.match(name)
+    return (int(match[1]), match[2], match[3] or "") if match else None
+
+
+def dir_name(tp: TopicPartition) -> str:
+    return f"{tp.topic}-{tp.partition}"
+
+
+def marked_dir_name(tp: TopicPartition, unique_id: str, mark: str) -> str:
+    """`<topic>-<partition>.<unique id>-delete`; a long topic is cut so that the file system takes the name."""
+    suffix = f"-{tp.partition}.{unique_id}{mark}"
+    return tp.topic[: _MAX_NAME - len(suffix)] + suffix
+
+
+def parse_dir_name(name: str) -> tuple[TopicPartition, str]:
+    """The partition of a directory, and its mark: "", "-delete", "-future" or "-stray"."""
+    match = _MARKED_DIR.match(name)
+    topic, partition, mark = (match[1], match[2], match[4]) if match else (*_split(name), "")
+    if not topic or not partition.isdecimal():
+        raise KlammError(f"{name!r} is no directory of a log: <topic>-<partition> is expected")
+    return TopicPartition(topic, int(partition)), mark
+
+
+def _split(name: str) -> tuple[str, str]:
+    topic, _, partition = name.rpartition("-")
+    return topic, partition

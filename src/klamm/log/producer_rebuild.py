@@ -1,0 +1,47 @@
+"""Producer state from the newest snapshot and the batches after it."""
+
+from __future__ import annotations
+
+from klamm.log.producer_snapshots import ProducerSnapshots
+from klamm.log.producer_state import ProducerStateManager
+from klamm.log.segments import LogSegments
+
+
+def rebuild_producers(
+    producers: ProducerStateManager,
+    snapshots: ProducerSnapshots,
+    segments: LogSegments,
+    *,
+    log_start_offset: int,
+    log_end_offset: int,
+    now_ms: int,
+    recovered_from: int | None = None,
+) -> None:
+    """Makes `producers` what the log before `log_end_offset` says.
+
+    `recovered_from`: segments from that base offset on were recovered, their transaction indexes are written anew and
+    their snapshots not trusted.
+    """
+    snapshots.remove_where(above=log_end_offset if recovered_from is None else min(recovered_from, log_end_offset))
+    snapshot = snapshots.load_latest(log_end_offset)
+    if snapshot is not None:
+        start, entries = snapshot
+        producers.load(entries, now_ms)
+    else:
+        start = log_start_offset
+        producers.clear()
+    if start >= log_end_offset:
+        return
+    recent = segments.base_offsets[-2:]
+    for segment in segments.between(start, log_end_offset):
+        if segment.base_offset > start and segment.base_offset in recent:
+            snapshots.write(segment.base_offset, producers.entries.values())
+        rewrite = recovered_from is not None and segment.base_offset >= recovered_from
+        if rewrite:
+            segment.txn_index.reset()
+        for batch in segment.batches_from(max(start, segment.base_offset)):
+            if batch.base_offset >= log_end_offset:
+                break
+            aborted = producers.update(batch) if batch.producer_id >= 0 else None
+            if aborted is not None and rewrite:
+                segment.txn_index.append(aborted)

@@ -1,0 +1,395 @@
+"""One segment of a log: a data file, its two sparse indexes and its aborted transactions.
+
+Owner: the `Log` it belongs to. The data file is opened when it is first used and may be let go at any time
+(`release`), so that the number of open files follows what is in use and not the number of segments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from klamm.errors import ProtocolError
+from klamm.log import names
+from klamm.log.batch_reader import BatchPosition, find_offset, read_batches, whole_batches
+from klamm.log.files import Data, FileHandle, Files
+from klamm.log.indexes import CorruptIndexError, OffsetIndex, TimeIndex, TimestampOffset
+from klamm.log.log_config import LogConfig
+from klamm.log.open_segments import OpenSegments
+from klamm.log.transaction_index import TransactionIndex
+from klamm.protocol.record_batch import NO_TIMESTAMP, RECORD_BATCH_OVERHEAD, RecordBatch, records
+
+_log = logging.getLogger(__name__)
+_MAX_RELATIVE_OFFSET: Final = 0x7FFFFFFF
+_MAX_HINTS: Final = 256
+
+
+class FileTimestampOffset(NamedTuple):
+    timestamp: int
+    offset: int
+    leader_epoch: int
+
+
+class SegmentRead(NamedTuple):
+    records: bytes | memoryview
+    position: int
+
+
+class LogSegment:
+    """`size_bytes` is the truth about the data file: bytes after it are not part of the log."""
+
+    def __init__(
+        self,
+        files: Files,
+        pool: OpenSegments,
+        directory: str,
+        base_offset: int,
+        config: LogConfig,
+        *,
+        size_bytes: int = 0,
+        created_ms: int = 0,
+        roll_jitter_ms: int = 0,
+        has_txn_index: bool = False,
+        suffix: str = "",
+    ) -> None:
+        self._files = files
+        self._pool = pool
+        self.base_offset = base_offset
+        self.size_bytes = size_bytes
+        self.created_ms = created_ms
+        self.roll_jitter_ms = roll_jitter_ms
+        self.used = False
+        self._index_interval_bytes = config.index_interval_bytes
+        self._bytes_since_last_index_entry = 0
+        self._rolling_based_timestamp: int | None = None
+        self._max_timestamp: TimestampOffset | None = None
+        self._handle: FileHandle | None = None
+        self._hints: dict[int, int] = {}
+        self._directory = directory
+        self._suffix = suffix
+        max_index_bytes = config.segment_index_bytes
+        self.offset_index = OffsetIndex(files, self.path(names.INDEX), base_offset, max_index_bytes)
+        self.time_index = TimeIndex(files, self.path(names.TIME_INDEX), base_offset, max_index_bytes)
+        self.txn_index = TransactionIndex(files, self.path(names.TXN_INDEX), base_offset, exists=has_txn_index)
+
+    def __repr__(self) -> str:
+        return f"LogSegment(base_offset={self.base_offset}, size_bytes={self.size_bytes})"
+
+    def path(self, kind: str) -> str:
+        return f"{self._directory}/{names.file_name(self.base_offset, kind)}{self._suffix}"
+
+    def create(self, *, preallocate_bytes: int = 0) -> None:
+        """Makes the files of a new segment."""
+        handle = self._files.open(self.path(names.LOG), create=True)
+        handle.truncate(preallocate_bytes)
+        self.offset_index.create()
+        self.time_index.create()
+        self.offset_index.write_out()
+        self.time_index.write_out()
+        self._max_timestamp = TimestampOffset(NO_TIMESTAMP, self.base_offset)
+        self._handle = handle
+        self._pool.opened(self)
+
+    def open(self) -> FileHandle:
+        """The data file, with the indexes loaded. Rebuilds indexes whose files are missing or broken."""
+        if self._handle is None:
+            handle = self._files.open(self.path(names.LOG))
+            self._handle = handle
+            self._pool.opened(self)
+            try:
+                self.offset_index.load()
+                self.time_index.load()
+                if self.offset_index.last_position() > self.size_bytes:
+                    raise CorruptIndexError("an entry points beyond the end of the data")
+            except (CorruptIndexError, FileNotFoundError) as e:
+                _log.warning("The indexes of %s are rebuilt: %s", self.path(names.LOG), e)
+                self._rebuild_indexes(handle, self.size_bytes)
+        self.used = True
+        return self._handle
+
+    @property
+    def is_open(self) -> bool:
+        return self._handle is not None
+
+    def release(self) -> None:
+        """Lets go of the file and of the memory of the indexes; the next use gets them back."""
+        if self._handle is not None:
+            self.max_timestamp_so_far()
+            self.offset_index.release()
+            self.time_index.release()
+            self._close_handle()
+
+    def _close_handle(self) -> None:
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+            self._hints.clear()
+            self._pool.closed(self)
+
+    # appending
+
+    def append(
+        self, parts: Sequence[Data], size: int, last_offset: int, first_offset: int, newest: TimestampOffset
+    ) -> None:
+        """Writes whole batches at the end. When the disk fails, nothing of them stays and OSError is raised."""
+        handle = self._handle or self.open()
+        position = self.size_bytes
+        try:
+            handle.pwrite(parts, position)
+        except OSError:
+            with contextlib.suppress(OSError):
+                handle.truncate(position)
+            raise
+        self.size_bytes = position + size
+        if position == 0:
+            self._rolling_based_timestamp = newest.timestamp
+        known = self._max_timestamp or self.max_timestamp_so_far()
+        if newest.timestamp > known.timestamp:
+            self._max_timestamp = known = newest
+        if self._bytes_since_last_index_entry > self._index_interval_bytes:
+            self.offset_index.append(last_offset, position)
+            self.time_index.maybe_append(known.timestamp, known.offset)
+            self._bytes_since_last_index_entry = 0
+        self._bytes_since_last_index_entry += size
+        if len(self._hints) >= _MAX_HINTS:
+            self._hints.clear()
+        self._hints[first_offset] = position
+
+    def should_roll(self, size: int, max_timestamp: int, last_offset: int, config: LogConfig, now_ms: int) -> bool:
+        if self.size_bytes > config.segment_bytes - size:
+            return True
+        if last_offset - self.base_offset > _MAX_RELATIVE_OFFSET:
+            return True
+        if self._handle is None:
+            self.open()
+        if self.offset_index.is_full or self.time_index.is_full:
+            return True
+        if self.size_bytes == 0:
+            return False
+        return self.time_waited_for_roll(now_ms, max_timestamp) > config.max_segment_ms - self.roll_jitter_ms
+
+    def time_waited_for_roll(self, now_ms: int, max_timestamp: int) -> int:
+        """How long the segment has been filling: by record time when records have one, else by the clock."""
+        first = self._rolling_based_timestamp
+        if first is None:
+            first = self.first_batch_timestamp()
+        return max_timestamp - first if first >= 0 else now_ms - self.created_ms
+
+    def first_batch_timestamp(self) -> int:
+        """The newest timestamp of the first batch, -1 for an empty segment."""
+        if self._rolling_based_timestamp is None and self.size_bytes:
+            batch = next((b for _, b in read_batches(self.open(), 0, self.size_bytes)), None)
+            self._rolling_based_timestamp = batch.max_timestamp if batch else None
+        return NO_TIMESTAMP if self._rolling_based_timestamp is None else self._rolling_based_timestamp
+
+    def max_timestamp_so_far(self) -> TimestampOffset:
+        """The newest timestamp and the last offset of its batch."""
+        if self._max_timestamp is None:
+            self.open()
+            if self._max_timestamp is None:
+                self._max_timestamp = self.time_index.last_entry()
+        return self._max_timestamp
+
+    def largest_timestamp(self) -> int:
+        """What retention looks at: the newest record, or the age of the file when no record has a timestamp."""
+        newest = self.max_timestamp_so_far().timestamp
+        return newest if newest >= 0 else self.created_ms
+
+    def become_inactive(self, *, trim: bool = False) -> None:
+        """Completes the indexes of a segment that will not grow any more."""
+        handle = self.open()
+        newest = self.max_timestamp_so_far()
+        self.time_index.maybe_append(newest.timestamp, newest.offset)
+        self.offset_index.write_out()
+        self.time_index.write_out()
+        if trim:
+            handle.truncate(self.size_bytes)
+
+    # reading
+
+    def find(self, offset: int) -> BatchPosition | None:
+        """The batch that holds `offset`, or the first one after it."""
+        handle = self._handle or self.open()
+        self.used = True
+        position = self._hints.get(offset)
+        if position is None:
+            position = self.offset_index.lookup(offset)
+        return find_offset(handle, position, self.size_bytes, offset)
+
+    def read(self, offset: int, max_bytes: int, end: int | None, *, min_one_message: bool) -> SegmentRead | None:
+        """Whole batches from the one that holds `offset`, up to the position `end`; None when all are before it."""
+        start = self.find(offset)
+        if start is None:
+            return None
+        end = self.size_bytes if end is None else end
+        limit = max(max_bytes, start.size_bytes) if min_one_message else max_bytes
+        size = min(limit, end - start.position)
+        if size < start.size_bytes:
+            return SegmentRead(b"", start.position)
+        data = self.open().pread(size, start.position)
+        if start.position + len(data) == end:
+            return SegmentRead(data, start.position)
+        indexed = self.offset_index.position_before(start.position + len(data)) - start.position
+        whole = whole_batches(data, max(indexed, 0))
+        return SegmentRead(memoryview(data)[:whole], start.position)
+
+    def batches(self, position: int = 0) -> Iterator[tuple[int, RecordBatch]]:
+        return read_batches(self.open(), position, self.size_bytes)
+
+    def batches_from(self, offset: int) -> Iterator[RecordBatch]:
+        """The batches that hold `offset` or come after it."""
+        found = self.find(offset)
+        if found is not None:
+            for _, batch in self.batches(found.position):
+                yield batch
+
+    def find_timestamp(self, timestamp: int, start_offset: int) -> FileTimestampOffset | None:
+        """The first record at or after `start_offset` that is at least as new as `timestamp`."""
+        self.open()
+        position = self.offset_index.lookup(max(self.time_index.lookup(timestamp), start_offset))
+        for _, batch in self.batches(position):
+            if batch.max_timestamp < timestamp or batch.last_offset < start_offset:
+                continue
+            for record in records(batch):
+                if record.timestamp >= timestamp and record.offset >= start_offset:
+                    return FileTimestampOffset(record.timestamp, record.offset, batch.partition_leader_epoch)
+        return None
+
+    def find_max_timestamp(self) -> FileTimestampOffset | None:
+        """The first record that has the newest timestamp of the segment."""
+        newest = self.max_timestamp_so_far()
+        for _, batch in self.batches(self.offset_index.lookup(newest.offset)):
+            if batch.max_timestamp == newest.timestamp:
+                offset = next((r.offset for r in records(batch) if r.timestamp == newest.timestamp), batch.last_offset)
+                return FileTimestampOffset(newest.timestamp, offset, batch.partition_leader_epoch)
+        return None
+
+    def read_next_offset(self) -> int:
+        """The offset after the last record."""
+        self.open()
+        next_offset = self.base_offset
+        for _, batch in self.batches(self.offset_index.last_position()):
+            next_offset = batch.next_offset
+        return next_offset
+
+    # repairing, cutting, renaming
+
+    def recover(self, on_batch: Callable[[RecordBatch], None] | None = None) -> int:
+        """Checks every batch, rebuilds both indexes and cuts the file after the last valid batch.
+
+        Returns how many bytes were cut off. `on_batch` sees every valid batch.
+        """
+        handle = self._handle or self._open_for_recovery()
+        file_bytes = handle.size()
+        valid_bytes = self._rebuild_indexes(handle, file_bytes, on_batch)
+        self._cut_file(handle, valid_bytes)
+        return file_bytes - valid_bytes
+
+    def _rebuild_indexes(
+        self, handle: FileHandle, file_bytes: int, on_batch: Callable[[RecordBatch], None] | None = None
+    ) -> int:
+        """Makes both indexes from the data file; returns where the valid batches end."""
+        self.offset_index.create()
+        self.time_index.create()
+        newest = TimestampOffset(NO_TIMESTAMP, self.base_offset)
+        valid_bytes = indexed_bytes = 0
+        last_offset = self.base_offset - 1
+        try:
+            for position, batch in read_batches(handle, 0, file_bytes):
+                if not _follows(batch, last_offset, self.base_offset) or not batch.is_valid():
+                    break
+                last_offset = batch.last_offset
+                if batch.max_timestamp > newest.timestamp:
+                    newest = TimestampOffset(batch.max_timestamp, last_offset)
+                if position - indexed_bytes > self._index_interval_bytes:
+                    self.offset_index.append(last_offset, position)
+                    self.time_index.maybe_append(newest.timestamp, newest.offset)
+                    indexed_bytes = position
+                valid_bytes = position + batch.size_bytes
+                if on_batch is not None:
+                    on_batch(batch)
+        except ProtocolError as e:
+            _log.warning("%s has invalid bytes at position %d: %s", self.path(names.LOG), valid_bytes, e)
+        self._max_timestamp = newest
+        self._rolling_based_timestamp = None
+        self.time_index.maybe_append(newest.timestamp, newest.offset)
+        self.offset_index.write_out()
+        self.time_index.write_out()
+        return valid_bytes
+
+    def _open_for_recovery(self) -> FileHandle:
+        self._handle = self._files.open(self.path(names.LOG))
+        self._pool.opened(self)
+        return self._handle
+
+    def _cut_file(self, handle: FileHandle, size: int) -> None:
+        handle.truncate(size)
+        self.size_bytes = size
+        self._hints.clear()
+        self._bytes_since_last_index_entry = 0
+
+    def truncate_to(self, offset: int, now_ms: int) -> None:
+        """Removes the batch that holds `offset` and all after it."""
+        handle = self.open()
+        found = self.find(offset)
+        self.offset_index.truncate_to(offset)
+        self.time_index.truncate_to(offset)
+        self.txn_index.truncate_to(offset)
+        if found is not None:
+            self._cut_file(handle, found.position)
+        if self.size_bytes == 0:
+            self.created_ms = now_ms
+            self._rolling_based_timestamp = None
+        self._max_timestamp = self._read_largest_timestamp()
+
+    def _read_largest_timestamp(self) -> TimestampOffset:
+        newest = self.time_index.last_entry()
+        for _, batch in self.batches(self.offset_index.lookup(newest.offset)):
+            if batch.max_timestamp > newest.timestamp:
+                newest = TimestampOffset(batch.max_timestamp, batch.last_offset)
+        return newest
+
+    def moved_to(self, directory: str) -> None:
+        """The directory of the log has another name now."""
+        self._directory = directory
+        self._rename_paths()
+
+    def change_suffix(self, suffix: str) -> None:
+        """Renames all files of the segment; `""` makes them part of the log. The data file comes last.
+
+        So a file of a half renamed segment is recognised: what has no data file is no segment.
+        """
+        self._close_handle()
+        old = {kind: self.path(kind) for kind in names.SEGMENT_SUFFIXES}
+        self._suffix = suffix
+        for kind in reversed(names.SEGMENT_SUFFIXES):
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rename(old[kind], self.path(kind))
+        self._rename_paths()
+
+    def _rename_paths(self) -> None:
+        self.offset_index.path = self.path(names.INDEX)
+        self.time_index.path = self.path(names.TIME_INDEX)
+        self.txn_index.path = self.path(names.TXN_INDEX)
+
+    def paths(self) -> list[str]:
+        """The files of the segment that can exist, the data file first."""
+        return [self.path(kind) for kind in names.SEGMENT_SUFFIXES]
+
+    def discard(self) -> None:
+        """Forgets everything in memory and closes the file: the segment is going away."""
+        self.offset_index.forget()
+        self.time_index.forget()
+        self._close_handle()
+
+
+def _follows(batch: RecordBatch, last_offset: int, base_offset: int) -> bool:
+    """Whether a batch can come after `last_offset` in its segment."""
+    return (
+        batch.base_offset > last_offset
+        and batch.last_offset_delta >= 0
+        and batch.last_offset - base_offset <= _MAX_RELATIVE_OFFSET
+        and batch.size_bytes >= RECORD_BATCH_OVERHEAD
+    )

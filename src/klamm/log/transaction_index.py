@@ -1,0 +1,92 @@
+"""The aborted transactions of a segment: 34 bytes each, in the order in which they ended."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from klamm.log.files import Files
+from klamm.log.indexes import CorruptIndexError
+
+_ENTRY: Final = struct.Struct(">hqqqq")
+_VERSION: Final = 0
+
+
+class AbortedTxn(NamedTuple):
+    """`last_offset` is the abort marker's; below `last_stable_offset` everything was decided when it was written."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class TransactionIndex:
+    """Has a file only when there are entries. Read whole when first needed: aborted transactions are few."""
+
+    def __init__(self, files: Files, path: str, base_offset: int, *, exists: bool) -> None:
+        self._files = files
+        self.path = path
+        self.base_offset = base_offset
+        self._exists = exists
+        self._entries: list[AbortedTxn] | None = None if exists else []
+
+    @property
+    def exists(self) -> bool:
+        return self._exists
+
+    def all(self) -> list[AbortedTxn]:
+        """Raises CorruptIndexError when the file cannot be what was written."""
+        if self._entries is None:
+            self._entries = self._load()
+        return self._entries
+
+    def append(self, aborted: AbortedTxn) -> None:
+        entries = self.all()
+        handle = self._files.open(self.path, create=True)
+        try:
+            handle.pwrite((_ENTRY.pack(_VERSION, *aborted),), len(entries) * _ENTRY.size)
+        finally:
+            handle.close()
+        self._exists = True
+        entries.append(aborted)
+
+    def collect(self, fetch_offset: int, upper_bound_offset: int) -> tuple[list[AbortedTxn], bool]:
+        """The transactions a reader of that range must skip, and whether later segments cannot add any."""
+        found = []
+        for txn in self.all():
+            if txn.last_offset >= fetch_offset and txn.first_offset < upper_bound_offset:
+                found.append(txn)
+            if txn.last_stable_offset >= upper_bound_offset:
+                return found, True
+        return found, False
+
+    def truncate_to(self, offset: int) -> None:
+        """Forgets the transactions that ended at `offset` or after."""
+        entries = self.all()
+        kept = [t for t in entries if t.last_offset < offset]
+        if len(kept) != len(entries):
+            handle = self._files.open(self.path)
+            try:
+                handle.truncate(len(kept) * _ENTRY.size)
+            finally:
+                handle.close()
+            self._entries = kept
+
+    def reset(self) -> None:
+        if self._exists:
+            self._files.unlink(self.path)
+        self._exists = False
+        self._entries = []
+
+    def sanity_check(self) -> None:
+        if any(t.last_offset < self.base_offset for t in self.all()):
+            raise CorruptIndexError(f"{self.path} names a transaction that ended before the segment begins")
+
+    def _load(self) -> list[AbortedTxn]:
+        data = self._files.read_bytes(self.path)
+        data = data[: len(data) // _ENTRY.size * _ENTRY.size]
+        entries = list(_ENTRY.iter_unpack(data))
+        if any(e[0] > _VERSION for e in entries):
+            raise CorruptIndexError(f"{self.path} has entries of an unknown version")
+        return [AbortedTxn(*e[1:]) for e in entries]
