@@ -1,0 +1,125 @@
+"""Brokers that come, go, bounce or change their addresses, and what becomes of their replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from klamm.controller import deletion, partition_state_machine, reassignment, replica_state_machine
+from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.effects import AddChannel, CloseChannel, Note, Steps
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellStopReplica
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.controller.store import read_data
+from klamm.controller.topic_store import read_brokers
+from klamm.model import BrokerEndPoints
+from klamm.zk import paths
+from klamm.zk.broker_znode import decode_broker
+from klamm.zk.znodes import ZnodeFormatError
+
+
+def on_broker_change(ctx: ControllerContext) -> Steps[None]:
+    """New, dead and bounced brokers, by their epochs: a broker that came back faster than we read is another one."""
+    now = yield from read_brokers(watch=True)
+    known = ctx.live_or_shutting_down
+    new = [b for b in sorted(now) if b not in known]
+    dead = [b for b in sorted(known) if b not in now]
+    bounced = [b for b in sorted(now) if b in known and now[b].epoch > known[b].epoch]
+    if not (new or dead or bounced):
+        return
+    yield Note(f"brokers: new {new}, dead {dead}, bounced {bounced}, live {sorted(now)}")
+    for broker in new:
+        yield AddChannel(now[broker])
+    for broker in bounced:
+        yield CloseChannel(broker)
+        yield AddChannel(now[broker])
+    for broker in dead:
+        yield CloseChannel(broker)
+    if new:
+        yield from _add(ctx, new, now)
+    if bounced:
+        yield from _remove(ctx, bounced)
+        yield from _add(ctx, bounced, now)
+    if dead:
+        yield from _remove(ctx, dead)
+
+
+def _add(ctx: ControllerContext, ids: Sequence[int], now: dict[int, BrokerEndPoints]) -> Steps[None]:
+    for broker in ids:
+        ctx.add_broker(now[broker])
+    yield from on_broker_startup(ctx, ids)
+
+
+def _remove(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
+    for broker in ids:
+        ctx.remove_broker(broker)
+    yield from on_replicas_become_offline(ctx, ctx.replicas_on(ids))
+
+
+def on_broker_startup(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
+    """Everybody learns of the new brokers before these are told what to lead and to follow."""
+    for broker in ids:
+        ctx.offline_dirs.pop(broker, None)
+    others = [b for b in ctx.broker_ids() if b not in ids]
+    everything = [tp for tp in ctx.leadership if not ctx.is_queued_for_deletion(tp.topic)]
+    yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=(), update_metadata_to=others).send()
+    yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=everything, update_metadata_to=ids).send()
+    yield from _delete_strays(ctx, ids)
+    replicas = ctx.replicas_on(ids)
+    startable = [r for r in replicas if not _is_being_deleted(ctx, r)]
+    yield from replica_state_machine.handle_state_changes(ctx, startable, ReplicaState.ONLINE)
+    yield from partition_state_machine.trigger_online(ctx)
+    yield from reassignment.resume_on_brokers(ctx, ids)
+    yield from deletion.resume_for_topics(ctx, dict.fromkeys(r.partition.topic for r in replicas))
+
+
+def _is_being_deleted(ctx: ControllerContext, replica: PartitionReplica) -> bool:
+    deleting = (ReplicaState.DELETION_STARTED, ReplicaState.DELETION_SUCCESSFUL)
+    return ctx.replica_state(replica) in deleting
+
+
+def _delete_strays(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
+    """Replicas that a reassignment took away while their broker was down are deleted when it is back."""
+    stops = [
+        TellStopReplica(broker, tp, delete=True)
+        for broker in ids
+        for tp in ctx.pending_stray_deletes.pop(broker, {})
+        if broker not in ctx.assignment(tp).replicas
+    ]
+    if stops:
+        yield from ControllerBrokerRequestBatch.build(ctx, stop_replica=stops).send()
+
+
+def on_replicas_become_offline(ctx: ControllerContext, replicas: Sequence[PartitionReplica]) -> Steps[None]:
+    """New leaders for what lost its leader, then the replicas leave their ISRs; deletions of theirs must wait."""
+    deleting = [r for r in replicas if ctx.is_queued_for_deletion(r.partition.topic)]
+    others = [r for r in replicas if not ctx.is_queued_for_deletion(r.partition.topic)]
+    leaderless = ctx.partitions_without_online_leader(r.replica for r in replicas)
+    yield from partition_state_machine.handle_state_changes(ctx, leaderless, PartitionState.OFFLINE)
+    outcome = yield from partition_state_machine.trigger_online(ctx)
+    yield from replica_state_machine.handle_state_changes(ctx, others, ReplicaState.OFFLINE)
+    if deleting:
+        yield from deletion.fail(ctx, deleting)
+    if not others and not outcome.elected:
+        yield from tell_live_brokers(ctx)
+
+
+def tell_live_brokers(ctx: ControllerContext, to: Iterable[int] | None = None) -> Steps[None]:
+    """An UpdateMetadata without partitions: who is alive, and who the controller is."""
+    yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=(), update_metadata_to=to).send()
+
+
+def on_broker_modifications(ctx: ControllerContext, broker_id: int) -> Steps[None]:
+    """A broker rewrote its registration in place: new addresses, same incarnation."""
+    (result,) = yield from read_data([paths.broker_path(broker_id)], watch=True)
+    known = ctx.live_or_shutting_down.get(broker_id)
+    if result is None or known is None or result.stat.czxid != known.epoch:
+        return
+    try:
+        broker = decode_broker(broker_id, result.data, result.stat.czxid).broker
+    except ZnodeFormatError as error:
+        yield Note(str(error))
+        return
+    if broker != known:
+        ctx.add_broker(broker)
+        yield AddChannel(broker)
+        yield from tell_live_brokers(ctx)

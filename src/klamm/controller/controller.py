@@ -1,0 +1,242 @@
+"""KafkaController: events in, effects out. One event runs to its end before the next begins.
+
+`process(event)` is a generator. Whoever drives it carries out what it yields and resumes it with the answers; a driver
+that stops resuming it is a crash. The core knows no clock, no chance and no socket of its own.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from klamm.clock import Clock
+from klamm.controller import (
+    broker_changes,
+    deletion,
+    elections,
+    failover,
+    isr_changes,
+    partition_state_machine,
+    producer_ids,
+    reassignment,
+    reassignment_requests,
+    shutdown,
+    store,
+    topic_creation,
+    topics,
+)
+from klamm.controller import events as e
+from klamm.controller.assignment import Rng
+from klamm.controller.config import ControllerConfig
+from klamm.controller.context import ControllerContext
+from klamm.controller.effects import ActiveControllerChanged, Note, Reply, Steps
+from klamm.controller.replies import BrokerRegistration
+from klamm.controller.store import ControllerMoved
+from klamm.errors import ErrorCode
+from klamm.model import NO_CONTROLLER
+from klamm.zk import paths
+from klamm.zk.ops import SessionExpired
+
+_RoleEvent = e.Startup | e.ControllerChange | e.Reelect | e.RegisterBrokerAndReelect | e.Expire | e.ShutdownEventThread
+_TopicEvent = (
+    e.TopicChange
+    | e.PartitionModifications
+    | e.CreateTopics
+    | e.CreatePartitions
+    | e.DeleteTopics
+    | e.TopicDeletion
+    | e.TopicDeletionStopReplicaResponseReceived
+)
+_MoveEvent = (
+    e.ZkPartitionReassignment
+    | e.ApiPartitionReassignment
+    | e.ListPartitionReassignments
+    | e.PartitionReassignmentIsrChange
+    | e.ReplicaLeaderElection
+    | e.AutoPreferredReplicaLeaderElection
+    | e.UncleanLeaderElectionEnable
+    | e.TopicUncleanLeaderElectionEnable
+)
+_BrokerEvent = (
+    e.BrokerChange
+    | e.BrokerModifications
+    | e.ControlledShutdown
+    | e.AlterPartition
+    | e.IsrChangeNotification
+    | e.LogDirEventNotification
+    | e.LeaderAndIsrResponseReceived
+    | e.UpdateMetadataResponseReceived
+    | e.AllocateProducerIds
+)
+_ActiveEvent = _TopicEvent | _MoveEvent | _BrokerEvent
+
+
+class KafkaController:
+    """Every broker has one; at most one of them in the cluster is active."""
+
+    def __init__(self, config: ControllerConfig, clock: Clock, rng: Rng) -> None:
+        self.context = ControllerContext(config, clock, rng)
+
+    @property
+    def is_active(self) -> bool:
+        return self.context.is_active
+
+    def process(self, event: e.ControllerEvent) -> Steps[None]:
+        """Every event is answered: by its own handler, or with a refusal when it was not carried out."""
+        try:
+            if isinstance(event, _RoleEvent):
+                yield from self._process_role(event)
+            elif self.is_active:
+                yield from self._process_active(event)
+        except SessionExpired:
+            yield Note(f"{type(event).__name__}: the session with ZooKeeper is over")
+            yield from self._resign()
+        except ControllerMoved as moved:
+            yield Note(f"{type(event).__name__}: {moved}")
+            yield from self._settle()
+        yield Reply(e.refusal(event))
+
+    # ---- role --------------------------------------------------------------------------------------------------------
+
+    def _process_role(self, event: _RoleEvent) -> Steps[None]:
+        match event:
+            case e.Startup() | e.RegisterBrokerAndReelect():
+                registration = yield from failover.register_broker(self.context)
+                yield Reply(registration)
+                yield from self._reelect(registration)
+            case e.ControllerChange():
+                yield from self._maybe_resign()
+            case e.Reelect():
+                yield from self._maybe_resign()
+                yield from self._elect()
+            case e.Expire() | e.ShutdownEventThread():
+                yield from self._resign()
+            case _:
+                assert_never(event)
+
+    def _reelect(self, registration: BrokerRegistration) -> Steps[None]:
+        if registration.error is ErrorCode.NONE:
+            yield from self._maybe_resign()
+            yield from self._elect()
+
+    def _elect(self) -> Steps[None]:
+        if self.is_active:
+            return
+        if (yield from failover.elect(self.context)):
+            yield from failover.on_controller_failover(self.context)
+
+    def _maybe_resign(self) -> Steps[None]:
+        """Reads who the controller is; resigns when this broker was it and is not any more."""
+        was_active, me = self.is_active, self.context.config.broker_id
+        controller_id = yield from failover.read_controller_id()
+        if was_active and controller_id != me:
+            yield from self._resign()
+        elif controller_id == me and not was_active:
+            yield from failover.drop_orphaned_claim(self.context)
+            controller_id = NO_CONTROLLER
+        self.context.active_controller_id = controller_id
+        yield ActiveControllerChanged(controller_id, self.context.epoch)
+
+    def _settle(self) -> Steps[None]:
+        """The fence failed: this controller is deposed. Who is it now?"""
+        yield from self._resign()
+        try:
+            yield from self._maybe_resign()
+        except SessionExpired:
+            yield Note("the session with ZooKeeper is over as well")
+
+    def abandon(self, event: e.ControllerEvent) -> Steps[None]:
+        """After an error that nobody expected: what is cached may be wrong, so the role is given up and won anew."""
+        if self.is_active:
+            context = self.context
+            yield from self._resign()
+            try:
+                yield from failover.give_up_role(context)
+            except SessionExpired:
+                yield Note("the session with ZooKeeper is over as well")
+        yield Reply(e.refusal(event, ErrorCode.UNKNOWN_SERVER_ERROR))
+
+    def _resign(self) -> Steps[None]:
+        old = self.context
+        self.context = ControllerContext(old.config, old.clock, old.rng)
+        self.context.unclean_elections = old.unclean_elections
+        yield from failover.resign(old)
+        yield ActiveControllerChanged(NO_CONTROLLER, 0)
+
+    # ---- everything else ---------------------------------------------------------------------------------------------
+
+    def _process_active(self, event: _ActiveEvent) -> Steps[None]:
+        if isinstance(event, _TopicEvent):
+            yield from self._process_topics(event)
+        elif isinstance(event, _MoveEvent):
+            yield from self._process_moves(event)
+        else:
+            yield from self._process_brokers(event)
+
+    def _process_topics(self, event: _TopicEvent) -> Steps[None]:
+        ctx = self.context
+        match event:
+            case e.TopicChange():
+                yield from topics.on_topic_change(ctx)
+            case e.PartitionModifications(topic):
+                yield from topics.on_partition_modifications(ctx, topic)
+            case e.CreateTopics():
+                yield from topic_creation.on_create_topics(ctx, event)
+            case e.CreatePartitions():
+                yield from topics.on_create_partitions(ctx, event)
+            case e.DeleteTopics():
+                yield from topics.on_delete_topics(ctx, event)
+            case e.TopicDeletion():
+                yield from deletion.on_topic_deletion(ctx)
+            case e.TopicDeletionStopReplicaResponseReceived():
+                yield from deletion.on_stop_replica_response(ctx, event)
+            case _:
+                assert_never(event)
+
+    def _process_moves(self, event: _MoveEvent) -> Steps[None]:
+        """Elections and reassignments that were asked for."""
+        ctx = self.context
+        match event:
+            case e.ZkPartitionReassignment():
+                yield from reassignment_requests.on_zk_reassignment(ctx)
+            case e.ApiPartitionReassignment():
+                yield from reassignment_requests.on_api_reassignment(ctx, event)
+            case e.ListPartitionReassignments():
+                yield from reassignment_requests.on_list_reassignments(ctx, event)
+            case e.PartitionReassignmentIsrChange(tp):
+                yield from store.read_data([paths.partition_state_path(*tp)], watch=tp in ctx.reassigning)
+                yield from reassignment.maybe_complete(ctx, [tp])
+            case e.ReplicaLeaderElection():
+                yield from elections.on_replica_leader_election(ctx, event)
+            case e.AutoPreferredReplicaLeaderElection():
+                yield from elections.on_auto_preferred_election(ctx)
+            case e.UncleanLeaderElectionEnable():
+                yield from partition_state_machine.trigger_online(ctx)
+            case e.TopicUncleanLeaderElectionEnable(topic):
+                yield from partition_state_machine.trigger_online(ctx, topic)
+            case _:
+                assert_never(event)
+
+    def _process_brokers(self, event: _BrokerEvent) -> Steps[None]:
+        """What happens to brokers, and what they say and ask."""
+        ctx = self.context
+        match event:
+            case e.BrokerChange():
+                yield from broker_changes.on_broker_change(ctx)
+            case e.BrokerModifications(broker_id):
+                yield from broker_changes.on_broker_modifications(ctx, broker_id)
+            case e.ControlledShutdown():
+                yield from shutdown.on_controlled_shutdown(ctx, event)
+            case e.AlterPartition():
+                yield from isr_changes.on_alter_partition(ctx, event)
+            case e.IsrChangeNotification():
+                yield from isr_changes.on_isr_change_notification(ctx)
+            case e.LogDirEventNotification():
+                yield from isr_changes.on_log_dir_event(ctx)
+            case e.LeaderAndIsrResponseReceived():
+                yield from isr_changes.on_leader_and_isr_response(ctx, event)
+            case e.UpdateMetadataResponseReceived():
+                yield from isr_changes.on_update_metadata_response(event)
+            case e.AllocateProducerIds():
+                yield from producer_ids.on_allocate_producer_ids(ctx, event)
+            case _:
+                assert_never(event)

@@ -1,0 +1,161 @@
+"""Topic deletion: stop and delete every replica, then remove the znodes; what cannot go on waits for its broker.
+
+A topic is queued from the moment its entry in `/admin/delete_topics` was seen until its znodes are gone. It is
+*ineligible* while a replica is not online, a partition is being reassigned or a broker failed to delete; a broker that
+starts or a reassignment that ends makes it eligible again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from klamm.controller import partition_state_machine, replica_state_machine, topic_store
+from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.effects import Note, Steps
+from klamm.controller.events import TopicDeletionStopReplicaResponseReceived
+from klamm.controller.request_batch import ControllerBrokerRequestBatch
+from klamm.controller.requests import RequestHead
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.errors import ErrorCode
+
+
+def is_current(ctx: ControllerContext, broker_id: int, head: RequestHead) -> bool:
+    """False for an answer to a request of an earlier term or to an earlier incarnation of the broker."""
+    broker = ctx.live_or_shutting_down.get(broker_id)
+    return broker is not None and (head.controller_epoch, head.broker_epoch) == (ctx.epoch, broker.epoch)
+
+
+def enqueue_topics(ctx: ControllerContext, topics: Sequence[str]) -> Steps[None]:
+    """Queues topics for deletion; those with a partition under reassignment wait for its end."""
+    for topic in topics:
+        if any(tp in ctx.reassigning for tp in ctx.partitions_of(topic)):
+            ctx.topics_ineligible_for_deletion.add(topic)
+        ctx.queue_for_deletion(topic)
+    yield from resume(ctx, topics)
+
+
+def resume_for_topics(ctx: ControllerContext, topics: Iterable[str]) -> Steps[None]:
+    """Makes topics eligible again: a broker with a replica came back, or a reassignment ended."""
+    queued = [topic for topic in topics if ctx.is_queued_for_deletion(topic)]
+    ctx.topics_ineligible_for_deletion.difference_update(queued)
+    yield from resume(ctx, queued)
+
+
+def resume(ctx: ControllerContext, topics: Iterable[str]) -> Steps[None]:
+    """Moves each of these topics one step on: finish, retry or start."""
+    complete, retry, eligible = [], [], []
+    for topic in dict.fromkeys(topics):
+        if not ctx.is_queued_for_deletion(topic):
+            continue
+        busy = ctx.count_in_state(topic, ReplicaState.DELETION_STARTED) > 0
+        if ctx.are_all_replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):
+            complete.append(topic)
+        elif not busy and topic not in ctx.topics_ineligible_for_deletion:
+            retry += ctx.replicas_in_state(topic, ReplicaState.DELETION_INELIGIBLE)
+            eligible.append(topic)
+    yield from _complete(ctx, complete)
+    yield from replica_state_machine.handle_state_changes(ctx, retry, ReplicaState.OFFLINE)
+    if eligible:
+        yield from _start(ctx, eligible)
+
+
+def _start(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
+    fresh = [topic for topic in topics if topic not in ctx.topics_with_deletion_started]
+    tps = [tp for topic in fresh for tp in ctx.partitions_of(topic)]
+    running = [tp for tp in tps if ctx.partition_state(tp) is not PartitionState.NON_EXISTENT]
+    yield from partition_state_machine.handle_state_changes(ctx, running, PartitionState.OFFLINE)
+    yield from partition_state_machine.handle_state_changes(ctx, running, PartitionState.NON_EXISTENT)
+    ctx.topics_with_deletion_started.update(fresh)
+    all_tps = [tp for topic in topics for tp in ctx.partitions_of(topic)]
+    yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=all_tps).send()
+    yield from _delete_replicas(ctx, topics)
+
+
+def _delete_replicas(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
+    """Online replicas are stopped, then deleted; a topic with one that is not online must wait for it."""
+    dead, alive = [], []
+    for topic in topics:
+        replicas = ctx.replicas_of(ctx.partitions_of(topic))
+        left = [r for r in replicas if ctx.replica_state(r) is not ReplicaState.DELETION_SUCCESSFUL]
+        offline = [r for r in left if not ctx.is_replica_online(r.replica, r.partition)]
+        if offline:
+            ctx.topics_ineligible_for_deletion.add(topic)
+            yield Note(f"the deletion of {topic} waits for replicas {', '.join(map(str, offline))}")
+        dead += [r for r in offline if ctx.replica_state(r) is ReplicaState.OFFLINE]
+        alive += [r for r in left if r not in offline]
+    yield from replica_state_machine.handle_state_changes(ctx, dead, ReplicaState.DELETION_INELIGIBLE)
+    yield from replica_state_machine.handle_state_changes(ctx, alive, ReplicaState.OFFLINE)
+    yield from replica_state_machine.handle_state_changes(ctx, alive, ReplicaState.DELETION_STARTED)
+
+
+def fail(ctx: ControllerContext, replicas: Iterable[PartitionReplica]) -> Steps[None]:
+    """These replicas cannot be deleted now: their topics wait until something changes."""
+    failed = [r for r in replicas if ctx.is_queued_for_deletion(r.partition.topic)]
+    topics = dict.fromkeys(r.partition.topic for r in failed)
+    stoppable = (ReplicaState.OFFLINE, ReplicaState.DELETION_STARTED)
+    moving = [r for r in failed if ctx.replica_state(r) in stoppable]
+    yield from replica_state_machine.handle_state_changes(ctx, moving, ReplicaState.DELETION_INELIGIBLE)
+    ctx.topics_ineligible_for_deletion.update(topics)
+    yield from resume(ctx, topics)
+
+
+def on_stop_replica_response(ctx: ControllerContext, event: TopicDeletionStopReplicaResponseReceived) -> Steps[None]:
+    if not is_current(ctx, event.broker_id, event.head):
+        return
+    failed: list[PartitionReplica] = []
+    deleted: list[PartitionReplica] = []
+    for tp, error in event.partition_errors:
+        code = event.request_error or error
+        (deleted if code == ErrorCode.NONE else failed).append(PartitionReplica(tp, event.broker_id))
+    if failed:
+        yield Note(f"broker {event.broker_id} did not delete {', '.join(str(r.partition) for r in failed)}")
+        yield from fail(ctx, failed)
+    started = [r for r in deleted if ctx.replica_state(r) is ReplicaState.DELETION_STARTED]
+    if started:
+        yield from replica_state_machine.handle_state_changes(ctx, started, ReplicaState.DELETION_SUCCESSFUL)
+        yield from resume(ctx, [r.partition.topic for r in started])
+
+
+def _complete(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
+    """All replicas are gone: the znodes go, the entry of the queue last, and the name is free again."""
+    if not topics:
+        return
+    yield from topic_store.delete_topics(ctx, topics)
+    for topic in topics:
+        yield Note(f"topic {topic} is deleted")
+        ctx.remove_topic(topic)
+
+
+def on_topic_deletion(ctx: ControllerContext) -> Steps[None]:
+    """The event of the watch on `/admin/delete_topics`."""
+    topics = yield from topic_store.read_delete_topics(watch=True)
+    unknown = [topic for topic in topics if topic not in ctx.topics]
+    if not ctx.config.delete_topic_enable:
+        unknown = list(topics)
+    yield from _drop_entries(ctx, unknown)
+    wanted = [topic for topic in topics if topic in ctx.topics and topic not in ctx.topics_to_be_deleted]
+    if ctx.config.delete_topic_enable and wanted:
+        yield from enqueue_topics(ctx, wanted)
+
+
+def _drop_entries(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
+    if topics:
+        yield Note(f"deletion of {', '.join(topics)} is dropped: unknown topics, or delete.topic.enable is false")
+        yield from topic_store.drop_delete_entries(ctx, topics)
+
+
+def initialise(ctx: ControllerContext) -> Steps[None]:
+    """At failover: what is queued, and what of it must wait."""
+    topics = yield from topic_store.read_delete_topics(watch=True)
+    if not ctx.config.delete_topic_enable:
+        yield from _drop_entries(ctx, list(topics))
+        return
+    yield from _drop_entries(ctx, [topic for topic in topics if topic not in ctx.topics])
+    for topic in topics:
+        if topic not in ctx.topics:
+            continue
+        ctx.queue_for_deletion(topic)
+        tps = list(ctx.partitions_of(topic))
+        offline = any(not ctx.is_replica_online(r.replica, r.partition) for r in ctx.replicas_of(tps))
+        if offline or any(tp in ctx.reassigning for tp in tps):
+            ctx.topics_ineligible_for_deletion.add(topic)

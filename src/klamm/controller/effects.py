@@ -1,0 +1,125 @@
+"""What the controller asks of the world: frozen values that `process` yields and its driver carries out.
+
+Only `ZkRead` and `ZkMulti` are answered with something: results, or an exception of `klamm.zk.ops` thrown at the yield
+(`MultiFailed`, `ConnectionLoss` when a multi's outcome is unknown, `SessionExpired`). A driver retries reads
+over a lost connection itself. All other effects are carried out in the order they are yielded and answered with None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from klamm.controller.events import ControllerEvent
+from klamm.controller.replies import EventReply
+from klamm.controller.requests import ControlRequest
+from klamm.model import BrokerEndPoints
+from klamm.zk.ops import MultiResult, ReadOp, ReadResult, WriteOp
+
+
+@dataclass(frozen=True, slots=True)
+class ZkRead:
+    """Answered with one result an operation, None where the znode is not there."""
+
+    ops: tuple[ReadOp, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ZkMulti:
+    """One transaction. Answered with one result an operation."""
+
+    ops: tuple[WriteOp, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Queue a request for a broker, behind all that were sent before; a broker without a channel gets nothing."""
+
+    broker_id: int
+    request: ControlRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AddChannel:
+    """Start sending to a broker; if there is a channel already, it only learns the new addresses."""
+
+    broker: BrokerEndPoints
+
+
+@dataclass(frozen=True, slots=True)
+class CloseChannel:
+    """Stop sending to a broker and drop what is queued for it."""
+
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer whoever put the event that is being processed. Only the first answer to an event counts."""
+
+    value: EventReply
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue:
+    """Put an event at the end of the own queue."""
+
+    event: ControllerEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Put an event when the time has passed, unless `CancelScheduled` comes first."""
+
+    delay_ms: int
+    event: ControllerEvent
+
+
+@dataclass(frozen=True, slots=True)
+class CancelScheduled:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegistered:
+    """This broker's znode exists now, with this epoch."""
+
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveControllerChanged:
+    """Who is the controller now, as far as this broker knows (-1: nobody)."""
+
+    controller_id: int
+    controller_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the state change log."""
+
+    text: str
+
+
+Effect: TypeAlias = (
+    ZkRead
+    | ZkMulti
+    | Send
+    | AddChannel
+    | CloseChannel
+    | Reply
+    | Enqueue
+    | Schedule
+    | CancelScheduled
+    | BrokerRegistered
+    | ActiveControllerChanged
+    | Note
+)
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[Effect, Any, T]
+"""A part of the controller's work that yields effects and ends with a T."""
+ReadResults: TypeAlias = tuple[ReadResult | None, ...]
+MultiResults: TypeAlias = tuple[MultiResult, ...]

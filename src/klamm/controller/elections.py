@@ -1,0 +1,138 @@
+"""Elections that nobody's death forces: preferred leaders, asked for or by the balance check, and unclean ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from klamm.controller import partition_state_machine
+from klamm.controller.context import ControllerContext
+from klamm.controller.effects import Enqueue, Note, Reply, Schedule, Steps
+from klamm.controller.election import ElectionStrategy
+from klamm.controller.events import (
+    AutoPreferredReplicaLeaderElection,
+    ElectionTrigger,
+    ElectionType,
+    ReplicaLeaderElection,
+)
+from klamm.controller.replies import PartitionResult, PartitionResults
+from klamm.controller.states import PartitionState
+from klamm.controller.store import delete_all, read, read_data
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.zk import paths
+from klamm.zk.ops import Exists, ExistsResult
+from klamm.zk.znodes import ZnodeFormatError, decode_partitions
+
+FIRST_BALANCE_CHECK_MS = 5_000
+
+_UNAVAILABLE = {
+    ElectionType.PREFERRED: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+    ElectionType.UNCLEAN: ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+}
+
+
+def on_replica_leader_election(ctx: ControllerContext, event: ReplicaLeaderElection) -> Steps[None]:
+    asked_by_client = event.trigger is ElectionTrigger.ADMIN_CLIENT
+    if asked_by_client:
+        wanted: Iterable[TopicPartition] = ctx.leadership if event.partitions is None else event.partitions
+    else:
+        listed = yield from _read_election_znode()
+        if listed is None:
+            return
+        wanted = listed
+    results = yield from elect(ctx, list(wanted), event.election_type, event.trigger)
+    if event.partitions is None:
+        results = {tp: error for tp, error in results.items() if error is not ErrorCode.ELECTION_NOT_NEEDED}
+    yield Reply(PartitionResults(tuple(PartitionResult(tp, error) for tp, error in results.items())))
+
+
+def _read_election_znode() -> Steps[list[TopicPartition] | None]:
+    """What tools wrote to `/admin/preferred_replica_election`; the watch for the next time is set with the reading."""
+    (there,) = yield from read([Exists(paths.PREFERRED_REPLICA_ELECTION, watch=True)])
+    if not isinstance(there, ExistsResult) or there.stat is None:
+        return None
+    (result,) = yield from read_data([paths.PREFERRED_REPLICA_ELECTION])
+    if result is None:
+        return None
+    try:
+        return list(decode_partitions(paths.PREFERRED_REPLICA_ELECTION, result.data))
+    except ZnodeFormatError as error:
+        yield Note(str(error))
+        return []
+
+
+def elect(
+    ctx: ControllerContext, wanted: list[TopicPartition], election_type: ElectionType, trigger: ElectionTrigger
+) -> Steps[dict[TopicPartition, ErrorCode]]:
+    """Elects where it is needed and possible; one error a partition, NONE where there is a new leader."""
+    results = {tp: _precheck(ctx, tp, election_type) for tp in wanted}
+    candidates = [tp for tp, error in results.items() if error is ErrorCode.NONE]
+    if election_type is ElectionType.PREFERRED:
+        strategy = ElectionStrategy.PREFERRED
+    elif trigger is ElectionTrigger.ADMIN_CLIENT:
+        strategy = ElectionStrategy.OFFLINE_UNCLEAN
+    else:
+        strategy = ElectionStrategy.OFFLINE
+    outcome = yield from partition_state_machine.handle_state_changes(ctx, candidates, PartitionState.ONLINE, strategy)
+    for tp, error in outcome.failed.items():
+        results[tp] = _UNAVAILABLE[election_type] if error is ErrorCode.LEADER_NOT_AVAILABLE else error
+    if trigger is ElectionTrigger.ZK:
+        yield from delete_all(ctx, [paths.PREFERRED_REPLICA_ELECTION])
+        yield Enqueue(ReplicaLeaderElection(None, ElectionType.PREFERRED, ElectionTrigger.ZK))
+    return results
+
+
+def _precheck(ctx: ControllerContext, tp: TopicPartition, election_type: ElectionType) -> ErrorCode:
+    if not ctx.has_assignment(tp):
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if ctx.is_queued_for_deletion(tp.topic):
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
+    state = ctx.leadership.get(tp)
+    if state is None:
+        return ErrorCode.NONE
+    leader = state.leader_and_isr.leader
+    if election_type is ElectionType.PREFERRED:
+        fine = leader == ctx.assignment(tp).replicas[0]
+    else:
+        fine = leader in ctx.live_broker_ids
+    return ErrorCode.ELECTION_NOT_NEEDED if fine else ErrorCode.NONE
+
+
+def on_auto_preferred_election(ctx: ControllerContext) -> Steps[None]:
+    """Gives brokers back what they should lead, where more than the allowed share of it is led by others."""
+    yield Schedule(ctx.config.leader_imbalance_check_interval_seconds * 1000, AutoPreferredReplicaLeaderElection())
+    if ctx.preferred_replica_imbalance_count:
+        for tps in _imbalanced(ctx):
+            yield from elect(ctx, tps, ElectionType.PREFERRED, ElectionTrigger.AUTO)
+
+
+def _imbalanced(ctx: ControllerContext) -> list[list[TopicPartition]]:
+    """For each broker over the threshold, the partitions that it can take back now."""
+    by_preferred: dict[int, list[TopicPartition]] = {}
+    for tp in ctx.leadership:
+        replicas = ctx.assignment(tp).replicas
+        if replicas and not ctx.is_queued_for_deletion(tp.topic):
+            by_preferred.setdefault(replicas[0], []).append(tp)
+    groups = []
+    for broker in sorted(by_preferred):
+        tps = by_preferred[broker]
+        elsewhere = [tp for tp in tps if ctx.leadership[tp].leader_and_isr.leader != broker]
+        if len(elsewhere) / len(tps) <= ctx.config.leader_imbalance_per_broker_percentage / 100:
+            continue
+        ready = [
+            tp
+            for tp in elsewhere
+            if ctx.is_replica_online(broker, tp) and broker in ctx.leadership[tp].leader_and_isr.isr
+        ]
+        if ready:
+            groups.append(ready)
+    return groups
+
+
+def on_failover(ctx: ControllerContext) -> Steps[None]:
+    """A preferred election that a tool asked for and the last controller did not finish."""
+    listed = yield from _read_election_znode()
+    if listed is None:
+        return
+    pending = [tp for tp in listed if _precheck(ctx, tp, ElectionType.PREFERRED) is ErrorCode.NONE]
+    yield from elect(ctx, pending, ElectionType.PREFERRED, ElectionTrigger.ZK)

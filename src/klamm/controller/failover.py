@@ -1,0 +1,241 @@
+"""Becoming the controller and ceasing to be it: registration, election, failover, resignation.
+
+`/controller` is the lock, `/controller_epoch` the epoch; both change in one transaction. The version of the epoch's
+znode is the fence of everything that this controller writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from klamm.controller import (
+    deletion,
+    elections,
+    partition_state_machine,
+    reassignment,
+    reassignment_requests,
+    replica_state_machine,
+    store,
+    topic_store,
+)
+from klamm.controller.broker_changes import tell_live_brokers
+from klamm.controller.context import ControllerContext
+from klamm.controller.effects import (
+    ActiveControllerChanged,
+    AddChannel,
+    BrokerRegistered,
+    CancelScheduled,
+    CloseChannel,
+    MultiResults,
+    Note,
+    Schedule,
+    Steps,
+    ZkMulti,
+)
+from klamm.controller.events import AutoPreferredReplicaLeaderElection
+from klamm.controller.replies import BrokerRegistration
+from klamm.controller.store import ControllerMoved
+from klamm.controller.topics import adopt_topics
+from klamm.errors import ErrorCode
+from klamm.model import NO_CONTROLLER, BrokerEndPoints, TopicPartition
+from klamm.zk import paths
+from klamm.zk.broker_znode import encode_broker
+from klamm.zk.ops import (
+    ConnectionLoss,
+    Create,
+    Delete,
+    Exists,
+    GetData,
+    GetDataResult,
+    MultiFailed,
+    NodeExists,
+    SetData,
+    SetDataResult,
+)
+from klamm.zk.znodes import (
+    FeatureZnode,
+    ZnodeFormatError,
+    decode_controller,
+    decode_controller_epoch,
+    decode_feature,
+    encode_controller,
+    encode_controller_epoch,
+    encode_feature,
+)
+
+
+def register_broker(ctx: ControllerContext) -> Steps[BrokerRegistration]:
+    """Creates this broker's znode; its czxid is the broker epoch. A znode of another session is left alone."""
+    config = ctx.config
+    path = paths.broker_path(config.broker_id)
+    me = BrokerEndPoints(config.broker_id, config.endpoints, config.rack)
+    version = 5 if config.inter_broker_protocol.has_features else 4
+    data = encode_broker(me, ctx.clock.now_ms(), version=version, jmx_port=config.jmx_port)
+    while True:
+        try:
+            results: MultiResults = yield ZkMulti((Create(path, ephemeral=True), SetData(path, data, 0)))
+            stat = results[1]
+            assert isinstance(stat, SetDataResult)
+            epoch = stat.stat.czxid
+        except ConnectionLoss:
+            (found,) = yield from store.read_data([path])
+            if found is None or found.data != data:
+                continue
+            epoch = found.stat.czxid
+        except MultiFailed as failed:
+            if not isinstance(failed.error, NodeExists):
+                raise
+            message = f"{path} exists already: another broker with id {config.broker_id} lives, or lived until now"
+            return BrokerRegistration(error=ErrorCode.DUPLICATE_BROKER_REGISTRATION, message=message)
+        yield BrokerRegistered(epoch)
+        return BrokerRegistration(epoch)
+
+
+def read_controller_id() -> Steps[int]:
+    """Who holds `/controller` now; whatever happens to that znode next is told."""
+    _, found = yield from store.read([Exists(paths.CONTROLLER, watch=True), GetData(paths.CONTROLLER)])
+    if not isinstance(found, GetDataResult):
+        return NO_CONTROLLER
+    try:
+        return decode_controller(found.data).broker_id
+    except ZnodeFormatError as error:
+        yield Note(str(error))
+        return NO_CONTROLLER
+
+
+def elect(ctx: ControllerContext) -> Steps[bool]:
+    """Competes for the role. True: this broker is the controller now and must fail over."""
+    ctx.active_controller_id = yield from read_controller_id()
+    if ctx.active_controller_id != NO_CONTROLLER:
+        yield ActiveControllerChanged(ctx.active_controller_id, ctx.epoch)
+        return False
+    epoch, version = yield from _read_or_create_epoch()
+    me = ctx.config.broker_id
+    znode_version = 2 if ctx.config.inter_broker_protocol.at_least(3, 4) else 1
+    data = encode_controller(me, ctx.clock.now_ms(), version=znode_version)
+    try:
+        results: MultiResults = yield ZkMulti(
+            (
+                Create(paths.CONTROLLER, data, ephemeral=True),
+                SetData(paths.CONTROLLER_EPOCH, encode_controller_epoch(epoch + 1), version),
+            )
+        )
+        result = results[1]
+        assert isinstance(result, SetDataResult)
+        new_version = result.stat.version
+    except (MultiFailed, ConnectionLoss):
+        new_version = yield from _verify_election(me, data, epoch + 1)
+    ctx.epoch, ctx.epoch_zk_version, ctx.active_controller_id = epoch + 1, new_version, me
+    yield Note(f"broker {me} is the controller with epoch {ctx.epoch}")
+    yield ActiveControllerChanged(me, ctx.epoch)
+    return True
+
+
+def _read_or_create_epoch() -> Steps[tuple[int, int]]:
+    while True:
+        (found,) = yield from store.read_data([paths.CONTROLLER_EPOCH])
+        if found is not None:
+            return decode_controller_epoch(found.data), found.stat.version
+        try:
+            yield ZkMulti((Create(paths.CONTROLLER_EPOCH, encode_controller_epoch(0)),))
+        except (MultiFailed, ConnectionLoss):
+            continue
+        return 0, 0
+
+
+def _verify_election(me: int, data: bytes, epoch: int) -> Steps[int]:
+    """The transaction failed or its answer was lost: it was ours only if both znodes say so."""
+    controller, epoch_node = yield from store.read_data([paths.CONTROLLER, paths.CONTROLLER_EPOCH])
+    ours = controller is not None and controller.data == data
+    if ours and epoch_node is not None and decode_controller_epoch(epoch_node.data) == epoch:
+        return epoch_node.stat.version
+    raise ControllerMoved(f"broker {me} lost the election for epoch {epoch}")
+
+
+def on_controller_failover(ctx: ControllerContext) -> Steps[None]:
+    """Reads the whole cluster, tells every broker who lives, then what it is, then elects where leaders are missing."""
+    yield from _set_up_feature(ctx)
+    yield from _clear_notifications(ctx)
+    yield from _initialise_context(ctx)
+    yield from deletion.initialise(ctx)
+    yield from tell_live_brokers(ctx)
+    yield from replica_state_machine.startup(ctx)
+    yield from partition_state_machine.startup(ctx)
+    yield from reassignment_requests.on_zk_reassignment(ctx)
+    yield from reassignment.resume_all(ctx)
+    yield from deletion.resume(ctx, list(ctx.topics_to_be_deleted))
+    yield from elections.on_failover(ctx)
+    if ctx.config.auto_leader_rebalance_enable:
+        yield Schedule(elections.FIRST_BALANCE_CHECK_MS, AutoPreferredReplicaLeaderElection())
+
+
+def _set_up_feature(ctx: ControllerContext) -> Steps[None]:
+    """`/feature`: enabled from protocol 2.7 on. Features that are there are kept."""
+    protocol = ctx.config.inter_broker_protocol
+    wanted = FeatureZnode(protocol.has_features, version=2 if protocol.at_least(3, 3) else 1)
+    while True:
+        (found,) = yield from store.read_data([paths.FEATURE])
+        if found is not None:
+            try:
+                current = decode_feature(found.data)
+            except ZnodeFormatError as error:
+                yield Note(str(error))
+                return
+            if current.enabled == wanted.enabled:
+                return
+        data = encode_feature(wanted)
+        version = None if found is None else found.stat.version
+        op = Create(paths.FEATURE, data) if version is None else SetData(paths.FEATURE, data, version)
+        try:
+            yield from store.fenced(ctx, [op])
+        except (MultiFailed, ConnectionLoss):
+            continue
+        return
+
+
+def _clear_notifications(ctx: ControllerContext) -> Steps[None]:
+    """What was notified before is read anyway; only what comes after counts."""
+    for parent in (paths.LOG_DIR_EVENT_NOTIFICATION, paths.ISR_CHANGE_NOTIFICATION):
+        names = yield from store.read_children(parent, watch=True)
+        yield from store.delete_all(ctx, [f"{parent}/{name}" for name in names])
+
+
+def _initialise_context(ctx: ControllerContext) -> Steps[None]:
+    for broker in (yield from topic_store.read_brokers(watch=True)).values():
+        ctx.add_broker(broker)
+        yield AddChannel(broker)
+    topics = yield from store.read_children(paths.TOPICS, watch=True)
+    stored = yield from topic_store.read_topics(topics, watch=True)
+    yield from adopt_topics(ctx, stored)
+    for tps in _slices(ctx, 10_000):
+        for tp, state in (yield from store.read_states(tps)).items():
+            ctx.put_leadership(tp, state)
+
+
+def _slices(ctx: ControllerContext, size: int) -> Iterator[list[TopicPartition]]:
+    tps = list(ctx.all_partitions())
+    return (tps[i : i + size] for i in range(0, len(tps), size))
+
+
+def resign(ctx: ControllerContext) -> Steps[None]:
+    """Stops every sender and timer; the caller forgets the context. Nothing is written."""
+    for broker in ctx.broker_ids():
+        yield CloseChannel(broker)
+    yield CancelScheduled()
+
+
+def drop_orphaned_claim(ctx: ControllerContext) -> Steps[None]:
+    """`/controller` names this broker, which is not active: an election whose outcome was not known at the time."""
+    yield Note(f"broker {ctx.config.broker_id} holds {paths.CONTROLLER} without being active: the znode is deleted")
+    try:
+        yield ZkMulti((Delete(paths.CONTROLLER),))
+    except (MultiFailed, ConnectionLoss):
+        yield Note(f"{paths.CONTROLLER} is gone already, or its deletion is not certain")
+
+
+def give_up_role(ctx: ControllerContext) -> Steps[None]:
+    """Deletes `/controller`, fenced, so that all brokers compete again: after an error in the middle of failover."""
+    try:
+        yield from store.fenced(ctx, [Delete(paths.CONTROLLER)])
+    except (MultiFailed, ConnectionLoss, ControllerMoved):
+        yield Note("the role of controller could not be given up: it is somebody else's already")

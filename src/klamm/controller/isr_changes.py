@@ -1,0 +1,179 @@
+"""ISR changes: asked for by AlterPartition, written by leaders themselves, or forced by failed log directories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from klamm.controller import reassignment, replica_state_machine, store
+from klamm.controller.broker_changes import on_replicas_become_offline
+from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.deletion import is_current
+from klamm.controller.effects import Note, Reply, Steps
+from klamm.controller.events import (
+    AlterPartition,
+    AlterPartitionItem,
+    LeaderAndIsrResponseReceived,
+    UpdateMetadataResponseReceived,
+)
+from klamm.controller.replies import AlterPartitionResult, AlterPartitionResults
+from klamm.controller.request_batch import ControllerBrokerRequestBatch
+from klamm.controller.states import ReplicaState
+from klamm.errors import ErrorCode
+from klamm.model import LeaderAndIsr, LeaderRecoveryState, TopicPartition
+from klamm.zk import paths
+from klamm.zk.znodes import ZnodeFormatError, decode_log_dir_event, decode_partitions
+
+
+def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[None]:
+    """Leaders change their ISR through the controller. The leader learns from the answer, the others by metadata."""
+    broker = ctx.live_or_shutting_down.get(event.broker_id)
+    if broker is None or broker.epoch != event.broker_epoch:
+        yield Reply(AlterPartitionResults(ErrorCode.STALE_BROKER_EPOCH))
+        return
+    results: dict[int, AlterPartitionResult] = {}
+    wanted: dict[TopicPartition, tuple[int, LeaderAndIsr]] = {}
+    asked: list[TopicPartition] = []
+    for index, item in enumerate(event.partitions):
+        topic = item.topic or ctx.topic_names.get(item.topic_id, "")
+        tp = TopicPartition(topic, item.partition)
+        outcome = _judge(ctx, event, item, tp)
+        if isinstance(outcome, ErrorCode) or outcome is None:
+            results[index] = _result(ctx, item, tp, outcome or ErrorCode.NONE)
+        else:
+            wanted[tp] = (index, outcome)
+        asked.append(tp)
+    written = yield from _write(ctx, {tp: state for tp, (_, state) in wanted.items()})
+    for tp, (index, _) in wanted.items():
+        error = ErrorCode.NONE if tp in written else ErrorCode.INVALID_UPDATE_VERSION
+        results[index] = _result(ctx, event.partitions[index], tp, error)
+    known = [tp for tp in asked if tp in ctx.leadership]
+    yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=known).send()
+    yield Reply(AlterPartitionResults(partitions=tuple(results[i] for i in range(len(event.partitions)))))
+    yield from reassignment.maybe_complete(ctx, written)
+
+
+def _judge(
+    ctx: ControllerContext, event: AlterPartition, item: AlterPartitionItem, tp: TopicPartition
+) -> LeaderAndIsr | ErrorCode | None:
+    """The state to write, an error, or None when what is asked for is already so."""
+    if not tp.topic:
+        return ErrorCode.UNKNOWN_TOPIC_ID
+    cached = ctx.leadership.get(tp)
+    if cached is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    current = cached.leader_and_isr
+    if item.partition_epoch > current.partition_epoch or item.leader_epoch > current.leader_epoch:
+        return ErrorCode.NOT_CONTROLLER
+    if item.leader_epoch < current.leader_epoch or event.broker_id != current.leader:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    recovery = item.leader_recovery_state
+    if set(item.new_isr) == set(current.isr) and recovery == current.leader_recovery_state:
+        return None
+    if item.partition_epoch < current.partition_epoch:
+        return ErrorCode.INVALID_UPDATE_VERSION
+    recovering = recovery is LeaderRecoveryState.RECOVERING
+    if not item.new_isr or (recovering and (len(item.new_isr) > 1 or recovery != current.leader_recovery_state)):
+        return ErrorCode.INVALID_REQUEST
+    if not _is_eligible(ctx, item, tp):
+        return ErrorCode.INELIGIBLE_REPLICA if event.version >= 2 else ErrorCode.OPERATION_NOT_ATTEMPTED
+    return replace(current, isr=item.new_isr, leader_recovery_state=recovery)
+
+
+def _is_eligible(ctx: ControllerContext, item: AlterPartitionItem, tp: TopicPartition) -> bool:
+    """Members must be replicas of the partition on brokers that live, do not shut down, and are that incarnation."""
+    epochs = item.isr_broker_epochs or (-1,) * len(item.new_isr)
+    for replica, epoch in zip(item.new_isr, epochs, strict=True):
+        broker = ctx.live_or_shutting_down.get(replica)
+        if broker is None or replica in ctx.shutting_down or replica not in ctx.assignment(tp).replicas:
+            return False
+        if epoch not in (-1, broker.epoch):
+            return False
+    return True
+
+
+def _write(ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr]) -> Steps[list[TopicPartition]]:
+    """Compare and swap at the version the leader knows; what changed meanwhile is refused, and read anew."""
+
+    def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
+        return wanted[tp] if state.partition_epoch == wanted[tp].partition_epoch else None
+
+    updated = yield from store.update_states(ctx, list(wanted), decide)
+    for tp, state in (*updated.changed.items(), *updated.unchanged.items()):
+        ctx.put_leadership(tp, state)
+    return list(updated.changed)
+
+
+def _result(
+    ctx: ControllerContext, item: AlterPartitionItem, tp: TopicPartition, error: ErrorCode
+) -> AlterPartitionResult:
+    cached = ctx.leadership.get(tp)
+    state = cached.leader_and_isr if cached is not None and error is ErrorCode.NONE else None
+    topic_id = ctx.topic_ids.get(tp.topic, item.topic_id)
+    return AlterPartitionResult(tp.topic, topic_id, tp.partition, error, state)
+
+
+def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
+    """Leaders of older protocol versions write the ISR themselves and then leave a note here."""
+    names = yield from store.read_children(paths.ISR_CHANGE_NOTIFICATION, watch=True)
+    if not names:
+        return
+    notes = [paths.isr_change_path(name) for name in names]
+    results = yield from store.read_data(notes)
+    tps: dict[TopicPartition, None] = {}
+    for path, result in zip(notes, results, strict=True):
+        try:
+            tps.update(dict.fromkeys(decode_partitions(path, result.data) if result else ()))
+        except ZnodeFormatError as error:
+            yield Note(str(error))
+    states = yield from store.read_states([tp for tp in tps if ctx.has_assignment(tp)])
+    for tp, state in states.items():
+        ctx.put_leadership(tp, state)
+    if states:
+        yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=list(states)).send()
+        yield from reassignment.maybe_complete(ctx, states)
+    yield from store.delete_all(ctx, notes)
+
+
+def on_log_dir_event(ctx: ControllerContext) -> Steps[None]:
+    """A broker lost a log directory: all its replicas are told again, and the answers say which are gone."""
+    names = yield from store.read_children(paths.LOG_DIR_EVENT_NOTIFICATION, watch=True)
+    if not names:
+        return
+    notes = [paths.log_dir_event_path(name) for name in names]
+    results = yield from store.read_data(notes)
+    brokers = set()
+    for path, result in zip(notes, results, strict=True):
+        try:
+            if result is not None:
+                brokers.add(decode_log_dir_event(path, result.data))
+        except ZnodeFormatError as error:
+            yield Note(str(error))
+    replicas = [r for r in ctx.replicas_on(sorted(brokers)) if not ctx.is_queued_for_deletion(r.partition.topic)]
+    yield from replica_state_machine.handle_state_changes(ctx, replicas, ReplicaState.ONLINE)
+    yield from store.delete_all(ctx, notes)
+
+
+def on_leader_and_isr_response(ctx: ControllerContext, event: LeaderAndIsrResponseReceived) -> Steps[None]:
+    if not is_current(ctx, event.broker_id, event.head):
+        return
+    if event.error is not ErrorCode.NONE:
+        yield Note(f"broker {event.broker_id} answered LeaderAndIsr with {event.error.name}")
+        return
+    offline = ctx.offline_dirs.setdefault(event.broker_id, set())
+    lost = []
+    for tp, error in event.partition_errors:
+        if error == ErrorCode.KAFKA_STORAGE_ERROR and tp not in offline and ctx.has_assignment(tp):
+            offline.add(tp)
+            lost.append(PartitionReplica(tp, event.broker_id))
+        elif error == ErrorCode.NONE:
+            offline.discard(tp)
+    if not offline:
+        del ctx.offline_dirs[event.broker_id]
+    if lost:
+        yield Note(f"broker {event.broker_id} lost the log directory of {', '.join(str(r.partition) for r in lost)}")
+        yield from on_replicas_become_offline(ctx, lost)
+
+
+def on_update_metadata_response(event: UpdateMetadataResponseReceived) -> Steps[None]:
+    if event.error is not ErrorCode.NONE:
+        yield Note(f"broker {event.broker_id} answered UpdateMetadata with {event.error.name}")

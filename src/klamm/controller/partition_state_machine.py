@@ -1,0 +1,176 @@
+"""The partition state machine: NonExistent, New, Online, Offline.
+
+A call moves many partitions to one state: it decides, writes what must be written in fenced transactions, then changes
+the cache, then sends one batch. Illegal transitions are noted and skipped; a partition that could not be moved keeps
+its state and comes back with an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from klamm.controller import store
+from klamm.controller.context import ControllerContext
+from klamm.controller.effects import Note, Steps
+from klamm.controller.election import (
+    Election,
+    ElectionStrategy,
+    elect_for_controlled_shutdown,
+    elect_for_reassignment,
+    elect_offline,
+    elect_preferred,
+    initial_leader_and_isr,
+)
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
+from klamm.controller.states import VALID_PREVIOUS_PARTITION_STATES, PartitionState
+from klamm.errors import ErrorCode
+from klamm.model import LeaderAndIsr, TopicPartition
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of each partition: its new state, or why it has none."""
+
+    elected: dict[TopicPartition, LeaderAndIsr] = field(default_factory=dict)
+    failed: dict[TopicPartition, ErrorCode] = field(default_factory=dict)
+
+
+def startup(ctx: ControllerContext) -> Steps[None]:
+    """After failover: states from what was read, then an attempt to bring online what has no online leader."""
+    for tp in list(ctx.all_partitions()):
+        if tp not in ctx.leadership:
+            ctx.put_partition_state(tp, PartitionState.NEW)
+        else:
+            online = ctx.has_online_leader(tp)
+            ctx.put_partition_state(tp, PartitionState.ONLINE if online else PartitionState.OFFLINE)
+    yield from trigger_online(ctx)
+
+
+def trigger_online(ctx: ControllerContext, topic: str | None = None) -> Steps[Outcome]:
+    """Tries to bring online every partition that is not; topics queued for deletion are left alone."""
+    tps = [tp for tp in ctx.not_online if topic in (None, tp.topic) and not ctx.is_queued_for_deletion(tp.topic)]
+    return (yield from handle_state_changes(ctx, tps, PartitionState.ONLINE, ElectionStrategy.OFFLINE))
+
+
+def handle_state_changes(
+    ctx: ControllerContext,
+    tps: Iterable[TopicPartition],
+    target: PartitionState,
+    strategy: ElectionStrategy = ElectionStrategy.OFFLINE,
+) -> Steps[Outcome]:
+    legal, outcome = [], Outcome()
+    for tp in tps:
+        state = ctx.partition_state(tp)
+        if state in VALID_PREVIOUS_PARTITION_STATES[target]:
+            legal.append(tp)
+        else:
+            outcome.failed[tp] = ErrorCode.UNKNOWN_SERVER_ERROR
+            yield Note(f"partition {tp} cannot go from {state.name} to {target.name}")
+    if target is not PartitionState.ONLINE:
+        for tp in legal:
+            ctx.put_partition_state(tp, target)
+        return outcome
+    if legal:
+        yield from _bring_online(ctx, legal, strategy, outcome)
+    return outcome
+
+
+def _bring_online(
+    ctx: ControllerContext, tps: list[TopicPartition], strategy: ElectionStrategy, outcome: Outcome
+) -> Steps[None]:
+    new = [tp for tp in tps if ctx.partition_state(tp) is PartitionState.NEW]
+    old = [tp for tp in tps if ctx.partition_state(tp) is not PartitionState.NEW]
+    tells = yield from _initialise(ctx, new, outcome)
+    tells += yield from _elect(ctx, old, strategy, outcome)
+    if tells:
+        yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+
+
+def _initialise(ctx: ControllerContext, tps: list[TopicPartition], outcome: Outcome) -> Steps[list[TellLeaderAndIsr]]:
+    """New partitions get their first leader and ISR from the replicas that are online now."""
+    wanted = {}
+    for tp in tps:
+        first = initial_leader_and_isr(ctx.assignment(tp).replicas, ctx.online_replicas(tp))
+        if first is None:
+            outcome.failed[tp] = ErrorCode.LEADER_NOT_AVAILABLE
+            yield Note(f"partition {tp} stays NEW: none of its replicas {ctx.assignment(tp).replicas} is online")
+        else:
+            wanted[tp] = first
+    created = yield from store.create_states(ctx, wanted)
+    outcome.failed.update({tp: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for tp in wanted if tp not in created})
+    tells = []
+    for tp, state in created.items():
+        ctx.put_leadership(tp, state)
+        ctx.put_partition_state(tp, PartitionState.ONLINE if ctx.has_online_leader(tp) else PartitionState.OFFLINE)
+        outcome.elected[tp] = state.leader_and_isr
+        tells.append(TellLeaderAndIsr(state.leader_and_isr.isr, tp, is_new=True))
+    return tells
+
+
+def _elect(
+    ctx: ControllerContext, tps: list[TopicPartition], strategy: ElectionStrategy, outcome: Outcome
+) -> Steps[list[TellLeaderAndIsr]]:
+    unclean = yield from _unclean_topics(ctx, tps, strategy)
+    elections: dict[TopicPartition, Election] = {}
+
+    def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
+        election = run_strategy(ctx, tp, state, strategy, allow_unclean=tp.topic in unclean)
+        if election is None:
+            elections.pop(tp, None)
+            return None
+        elections[tp] = election
+        return election.leader_and_isr
+
+    updated = yield from store.update_states(ctx, tps, decide)
+    tells = []
+    for tp in tps:
+        state = updated.changed.get(tp)
+        if state is None:
+            missing = tp in updated.missing
+            outcome.failed[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if missing else ErrorCode.LEADER_NOT_AVAILABLE
+            continue
+        ctx.put_leadership(tp, state)
+        ctx.put_partition_state(tp, PartitionState.ONLINE)
+        ctx.unclean_elections += elections[tp].unclean
+        outcome.elected[tp] = state.leader_and_isr
+        tells.append(TellLeaderAndIsr(elections[tp].recipients, tp))
+    return tells
+
+
+def run_strategy(
+    ctx: ControllerContext, tp: TopicPartition, state: LeaderAndIsr, strategy: ElectionStrategy, *, allow_unclean: bool
+) -> Election | None:
+    assignment = ctx.assignment(tp)
+    online = ctx.online_replicas(tp)
+    match strategy:
+        case ElectionStrategy.OFFLINE | ElectionStrategy.OFFLINE_UNCLEAN:
+            recovery = ctx.config.inter_broker_protocol.has_leader_recovery_state
+            return elect_offline(assignment, state, online, allow_unclean=allow_unclean, mark_recovering=recovery)
+        case ElectionStrategy.REASSIGN:
+            return elect_for_reassignment(assignment, state, online)
+        case ElectionStrategy.PREFERRED:
+            return elect_preferred(assignment, state, online)
+        case ElectionStrategy.CONTROLLED_SHUTDOWN:
+            everyone = ctx.online_replicas(tp, include_shutting_down=True)
+            return elect_for_controlled_shutdown(assignment, state, everyone, ctx.shutting_down)
+
+
+def _unclean_topics(
+    ctx: ControllerContext, tps: list[TopicPartition], strategy: ElectionStrategy
+) -> Steps[frozenset[str]]:
+    """Topics whose partitions may be given to a replica outside the ISR. Configs are read only where it matters."""
+    if strategy is ElectionStrategy.OFFLINE_UNCLEAN:
+        return frozenset(tp.topic for tp in tps)
+    if strategy is not ElectionStrategy.OFFLINE:
+        return frozenset()
+    lost = dict.fromkeys(tp.topic for tp in tps if not _has_online_isr(ctx, tp))
+    configs = yield from store.read_topic_configs(lost)
+    default = "true" if ctx.config.unclean_leader_election_enable else "false"
+    key = "unclean.leader.election.enable"
+    return frozenset(topic for topic in lost if configs.get(topic, {}).get(key, default).lower() == "true")
+
+
+def _has_online_isr(ctx: ControllerContext, tp: TopicPartition) -> bool:
+    cached = ctx.leadership.get(tp)
+    return cached is not None and any(ctx.is_replica_online(r, tp) for r in cached.leader_and_isr.isr)

@@ -1,0 +1,47 @@
+"""Blocks of producer ids for brokers: each id is given to one broker, ever."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from klamm.controller.context import ControllerContext
+from klamm.controller.effects import Reply, Steps
+from klamm.controller.events import AllocateProducerIds
+from klamm.controller.replies import ProducerIdsBlock
+from klamm.controller.store import fenced, read_data
+from klamm.errors import ErrorCode
+from klamm.zk import paths
+from klamm.zk.ops import ConnectionLoss, MultiFailed, SetData
+from klamm.zk.znodes import ProducerIdBlock, decode_producer_id_block, encode_producer_id_block
+
+BLOCK_SIZE: Final = 1000
+MAX_PRODUCER_ID: Final = 2**63 - 1
+
+
+def on_allocate_producer_ids(ctx: ControllerContext, event: AllocateProducerIds) -> Steps[None]:
+    broker = ctx.live_or_shutting_down.get(event.broker_id)
+    if broker is None:
+        yield Reply(ProducerIdsBlock(ErrorCode.BROKER_ID_NOT_REGISTERED))
+    elif broker.epoch != event.broker_epoch:
+        yield Reply(ProducerIdsBlock(ErrorCode.STALE_BROKER_EPOCH))
+    else:
+        yield Reply((yield from _claim(ctx, event.broker_id)))
+
+
+def _claim(ctx: ControllerContext, broker_id: int) -> Steps[ProducerIdsBlock]:
+    """Compare and swap; when an answer is lost a block may be skipped, which costs nothing but numbers."""
+    while True:
+        (result,) = yield from read_data([paths.PRODUCER_ID_BLOCK])
+        if result is None:
+            return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
+        last = decode_producer_id_block(result.data)
+        start = 0 if last is None else last.block_end + 1
+        if start > MAX_PRODUCER_ID - BLOCK_SIZE:
+            return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
+        block = ProducerIdBlock(broker_id, start, start + BLOCK_SIZE - 1)
+        try:
+            data = encode_producer_id_block(block)
+            yield from fenced(ctx, [SetData(paths.PRODUCER_ID_BLOCK, data, result.stat.version)])
+        except (MultiFailed, ConnectionLoss):
+            continue
+        return ProducerIdsBlock(start=start, length=BLOCK_SIZE)

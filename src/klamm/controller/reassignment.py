@@ -1,0 +1,145 @@
+"""Moving replicas (KIP-455): add the new ones, wait until the whole target is in sync, then take the old ones away.
+
+While a partition moves, its replicas are the target followed by the leftover originals; the topic znode holds what is
+added and removed, so any controller can go on. A move ends when the target is a subset of the ISR in ZooKeeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from klamm.controller import deletion, partition_state_machine, replica_state_machine, store, topic_store
+from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.effects import Enqueue, Note, Steps
+from klamm.controller.election import ElectionStrategy
+from klamm.controller.events import ZkPartitionReassignment
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.model import LeaderAndIsr, ReplicaAssignment, TopicPartition
+from klamm.zk import paths
+
+
+def on_partition_reassignment(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:
+    """Starts, replaces, continues, cancels or completes the move of one partition."""
+    ctx.topics_ineligible_for_deletion.add(tp.topic)
+    if new != ctx.assignment(tp):
+        yield from _update_current(ctx, tp, new)
+    if (yield from _is_complete(ctx, tp, new)):
+        yield from _complete(ctx, tp, new)
+    elif tp in ctx.reassigning:
+        yield from _begin(ctx, tp, new)
+
+
+def _update_current(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:
+    old = ctx.assignment(tp)
+    yield from topic_store.rewrite_topic(ctx, tp.topic, lambda current: {**current, tp.partition: new})
+    ctx.put_assignment(tp, new)
+    dropped = [r for r in old.replicas if r not in new.replicas]
+    yield from _remove_replicas(ctx, tp, dropped)
+    ctx.reassigning[tp] = None
+    if not ctx.config.inter_broker_protocol.has_alter_partition:
+        yield from store.read_data([paths.partition_state_path(*tp)], watch=True)
+
+
+def _is_complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[bool]:
+    """The target is in sync, and one of it can lead: otherwise taking the others away would lose the partition."""
+    state = (yield from store.read_states([tp])).get(tp)
+    if state is None or tp not in ctx.reassigning:
+        return False
+    isr, target = state.leader_and_isr.isr, new.target_replicas
+    able = any(ctx.is_replica_online(r, tp) for r in target if r in isr)
+    return able and (not new.is_being_reassigned or set(target) <= set(isr))
+
+
+def _begin(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:
+    """Everyone learns the new replica list under a new leader epoch; added replicas begin to fetch."""
+    if not (yield from _bump_leader_epoch(ctx, tp)):
+        return
+    tells = [
+        TellLeaderAndIsr(tuple(r for r in new.replicas if r not in new.adding_replicas), tp),
+        TellLeaderAndIsr(new.adding_replicas, tp, is_new=True),
+    ]
+    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+    adding = [PartitionReplica(tp, r) for r in new.adding_replicas]
+    fresh = [r for r in adding if ctx.replica_state(r) is ReplicaState.NON_EXISTENT]
+    yield from replica_state_machine.handle_state_changes(ctx, fresh, ReplicaState.NEW)
+
+
+def _bump_leader_epoch(ctx: ControllerContext, tp: TopicPartition) -> Steps[bool]:
+    def decide(_: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr:
+        return state.with_leader(state.leader, state.isr)
+
+    updated = yield from store.update_states(ctx, [tp], decide)
+    if tp not in updated.changed:
+        yield Note(f"partition {tp} has no state znode: its reassignment waits")
+        return False
+    ctx.put_leadership(tp, updated.changed[tp])
+    return True
+
+
+def _complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:
+    target = ReplicaAssignment(new.target_replicas)
+    added = [PartitionReplica(tp, r) for r in new.adding_replicas]
+    yield from replica_state_machine.handle_state_changes(ctx, added, ReplicaState.ONLINE)
+    ctx.put_assignment(tp, target)
+    yield from _move_leader(ctx, tp, target)
+    yield from _remove_replicas(ctx, tp, new.removing_replicas)
+    yield from topic_store.rewrite_topic(ctx, tp.topic, lambda current: {**current, tp.partition: target})
+    ctx.reassigning.pop(tp, None)
+    yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=[tp]).send()
+    yield Note(f"reassignment of {tp} to {list(target.replicas)} is complete")
+    if ctx.has_zk_reassignment:
+        yield Enqueue(ZkPartitionReassignment())
+    if not any(other in ctx.reassigning for other in ctx.partitions_of(tp.topic)):
+        ctx.topics_ineligible_for_deletion.discard(tp.topic)
+        yield from deletion.resume_for_topics(ctx, [tp.topic])
+
+
+def _move_leader(ctx: ControllerContext, tp: TopicPartition, target: ReplicaAssignment) -> Steps[None]:
+    leader = ctx.leadership[tp].leader_and_isr.leader
+    if leader in target.replicas and ctx.is_replica_online(leader, tp):
+        if (yield from _bump_leader_epoch(ctx, tp)):
+            tells = [TellLeaderAndIsr(target.replicas, tp)]
+            yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+        return
+    outcome = yield from partition_state_machine.handle_state_changes(
+        ctx, [tp], PartitionState.ONLINE, ElectionStrategy.REASSIGN
+    )
+    if tp in outcome.failed:
+        ctx.put_partition_state(tp, PartitionState.OFFLINE)
+
+
+def _remove_replicas(ctx: ControllerContext, tp: TopicPartition, removed: Iterable[int]) -> Steps[None]:
+    """Stops and deletes replicas that left the assignment; a broker that is down is told when it comes back."""
+    replicas = [PartitionReplica(tp, r) for r in removed]
+    for replica in replicas:
+        if replica.replica not in ctx.live_or_shutting_down:
+            ctx.pending_stray_deletes.setdefault(replica.replica, {})[tp] = None
+    for state in (
+        ReplicaState.OFFLINE,
+        ReplicaState.DELETION_STARTED,
+        ReplicaState.DELETION_SUCCESSFUL,
+        ReplicaState.NON_EXISTENT,
+    ):
+        yield from replica_state_machine.handle_state_changes(ctx, replicas, state)
+
+
+def maybe_complete(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> Steps[None]:
+    """The ISR of these partitions changed: moves whose target is in sync now are completed."""
+    for tp in [tp for tp in tps if tp in ctx.reassigning]:
+        current = ctx.assignment(tp)
+        if (yield from _is_complete(ctx, tp, current)):
+            yield from on_partition_reassignment(ctx, tp, current)
+
+
+def resume_on_brokers(ctx: ControllerContext, brokers: Iterable[int]) -> Steps[None]:
+    started = frozenset(brokers)
+    for tp in list(ctx.reassigning):
+        if started & set(ctx.assignment(tp).target_replicas):
+            yield from on_partition_reassignment(ctx, tp, ctx.assignment(tp))
+
+
+def resume_all(ctx: ControllerContext) -> Steps[None]:
+    """At failover: every move that the topic znodes speak of goes on."""
+    for tp in list(ctx.reassigning):
+        yield from on_partition_reassignment(ctx, tp, ctx.assignment(tp))

@@ -1,0 +1,151 @@
+"""Who asks for reassignments: the API (KIP-455) and, for old tools, the znode `/admin/reassign_partitions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from klamm.controller import store
+from klamm.controller.context import ControllerContext
+from klamm.controller.effects import Enqueue, Note, Reply, Steps
+from klamm.controller.events import (
+    ApiPartitionReassignment,
+    ListPartitionReassignments,
+    ZkPartitionReassignment,
+)
+from klamm.controller.reassignment import on_partition_reassignment
+from klamm.controller.replies import PartitionResult, PartitionResults, Reassignments
+from klamm.controller.topic_validation import Refused
+from klamm.errors import ErrorCode
+from klamm.model import ReplicaAssignment, TopicPartition
+from klamm.zk import paths
+from klamm.zk.ops import ConnectionLoss, Delete, Exists, ExistsResult, MultiFailed, SetData
+from klamm.zk.znodes import ZnodeFormatError, decode_reassignment, encode_reassignment
+
+Target = tuple[int, ...] | None
+
+
+def on_api_reassignment(ctx: ControllerContext, event: ApiPartitionReassignment) -> Steps[None]:
+    accepted, results = {}, []
+    for tp, target in event.reassignments:
+        planned = plan(ctx, tp, target)
+        if isinstance(planned, Refused):
+            results.append(PartitionResult(tp, planned.error, planned.message))
+        else:
+            accepted[tp] = planned
+            results.append(PartitionResult(tp))
+    if accepted:
+        yield from _drop_from_znode(ctx, accepted)
+    for tp, assignment in accepted.items():
+        yield from on_partition_reassignment(ctx, tp, assignment)
+    yield Reply(PartitionResults(tuple(results)))
+
+
+def plan(ctx: ControllerContext, tp: TopicPartition, target: Target) -> ReplicaAssignment | Refused:
+    """The assignment on the way to `target` (None: back to where it was), or why it cannot be."""
+    if not ctx.has_assignment(tp) or ctx.is_queued_for_deletion(tp.topic):
+        return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "The partition does not exist.")
+    current = ctx.assignment(tp)
+    if target is None:
+        if tp not in ctx.reassigning:
+            return Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
+        planned = current.reassign_to(current.origin_replicas)
+    else:
+        if (refused := _check_target(ctx, target)) is not None:
+            return refused
+        planned = current.reassign_to(target)
+        unknown = [r for r in planned.adding_replicas if r not in ctx.live_broker_ids]
+        if unknown:
+            listed = ", ".join(map(str, unknown))
+            return Refused(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Replica assignment has brokers that are not alive: {listed}.",
+            )
+    return _keep_in_sync_replica(ctx, tp, planned)
+
+
+def _check_target(ctx: ControllerContext, target: tuple[int, ...]) -> Refused | None:
+    message = None
+    if not target:
+        message = "Empty replica list specified in partition reassignment."
+    elif len(set(target)) != len(target):
+        message = f"Duplicate replica ids in partition reassignment replica list: {list(target)}"
+    elif any(r < 0 for r in target):
+        message = f"Invalid replica id in partition reassignment replica list: {list(target)}"
+    return None if message is None else Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+
+
+def _keep_in_sync_replica(
+    ctx: ControllerContext, tp: TopicPartition, planned: ReplicaAssignment
+) -> ReplicaAssignment | Refused:
+    """Replicas dropped at once (a cancelled or replaced move) must not be all that is in sync."""
+    state = ctx.leadership.get(tp)
+    if state is None or any(r in planned.replicas for r in state.leader_and_isr.isr):
+        return planned
+    return Refused(
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        f"None of the replicas {list(planned.replicas)} is in sync; in sync are {list(state.leader_and_isr.isr)}.",
+    )
+
+
+def on_list_reassignments(ctx: ControllerContext, event: ListPartitionReassignments) -> Steps[None]:
+    wanted: Iterable[TopicPartition] = ctx.reassigning if event.partitions is None else event.partitions
+    moving = tuple((tp, ctx.assignment(tp)) for tp in wanted if tp in ctx.reassigning)
+    yield Reply(Reassignments(moving))
+
+
+def on_zk_reassignment(ctx: ControllerContext) -> Steps[None]:
+    """What a tool wrote to the znode; the watch for the next time is set with the reading."""
+    targets = yield from _read_znode()
+    ctx.has_zk_reassignment = bool(targets)
+    refused = []
+    for tp, target in targets.items():
+        if ctx.has_assignment(tp) and ctx.assignment(tp).target_replicas == target:
+            continue
+        planned = plan(ctx, tp, target)
+        if isinstance(planned, Refused):
+            refused.append(tp)
+            yield Note(f"reassignment of {tp} to {list(target)} is refused: {planned.message}")
+        else:
+            yield from on_partition_reassignment(ctx, tp, planned)
+    done = [tp for tp in targets if tp in refused or tp not in ctx.reassigning]
+    if done:
+        yield from _drop_from_znode(ctx, done)
+
+
+def _read_znode() -> Steps[Mapping[TopicPartition, tuple[int, ...]]]:
+    (there,) = yield from store.read([Exists(paths.REASSIGN_PARTITIONS, watch=True)])
+    if not isinstance(there, ExistsResult) or there.stat is None:
+        return {}
+    (result,) = yield from store.read_data([paths.REASSIGN_PARTITIONS])
+    if result is None:
+        return {}
+    try:
+        return decode_reassignment(result.data)
+    except ZnodeFormatError as error:
+        yield Note(str(error))
+        return {}
+
+
+def _drop_from_znode(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> Steps[None]:
+    """Rewrites the znode without `tps`; when nothing is left it goes, and the watch is set anew."""
+    gone = set(tps)
+    while True:
+        (result,) = yield from store.read_data([paths.REASSIGN_PARTITIONS])
+        if result is None:
+            return
+        try:
+            targets = decode_reassignment(result.data)
+        except ZnodeFormatError:
+            return
+        left = {tp: target for tp, target in targets.items() if tp not in gone}
+        if len(left) == len(targets):
+            return
+        path, version = paths.REASSIGN_PARTITIONS, result.stat.version
+        op = SetData(path, encode_reassignment(left), version) if left else Delete(path, version)
+        try:
+            yield from store.fenced(ctx, [op])
+        except (MultiFailed, ConnectionLoss):
+            continue
+        if not left:
+            yield Enqueue(ZkPartitionReassignment())
+        return

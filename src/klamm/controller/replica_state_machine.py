@@ -1,0 +1,139 @@
+"""The replica state machine: New, Online, Offline and the states of deletion.
+
+As with partitions a call moves many replicas to one state: one fenced transaction (or a few), the cache, one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from klamm.controller import store
+from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.effects import Note, Steps
+from klamm.controller.election import remove_from_isr
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr, TellStopReplica
+from klamm.controller.states import VALID_PREVIOUS_REPLICA_STATES, ReplicaState
+from klamm.model import LeaderAndIsr, ReplicaAssignment, TopicPartition
+
+
+def startup(ctx: ControllerContext) -> Steps[None]:
+    """After failover every replica is told again what it is; those that are not online leave their ISR."""
+    online, offline = [], []
+    for replica in ctx.replicas_of(ctx.all_partitions()):
+        if ctx.is_replica_online(replica.replica, replica.partition):
+            ctx.put_replica_state(replica, ReplicaState.ONLINE)
+            online.append(replica)
+        else:
+            ctx.put_replica_state(replica, ReplicaState.DELETION_INELIGIBLE)
+            offline.append(replica)
+    yield from handle_state_changes(ctx, online, ReplicaState.ONLINE)
+    yield from handle_state_changes(ctx, offline, ReplicaState.OFFLINE)
+
+
+def handle_state_changes(
+    ctx: ControllerContext, replicas: Iterable[PartitionReplica], target: ReplicaState
+) -> Steps[None]:
+    legal = []
+    for replica in replicas:
+        state = ctx.replica_state(replica)
+        if state in VALID_PREVIOUS_REPLICA_STATES[target]:
+            legal.append(replica)
+        else:
+            yield Note(f"replica {replica} cannot go from {state.name} to {target.name}")
+    if not legal:
+        return
+    match target:
+        case ReplicaState.NEW:
+            yield from _become_new(ctx, legal)
+        case ReplicaState.ONLINE:
+            yield from _become_online(ctx, legal)
+        case ReplicaState.OFFLINE:
+            yield from _become_offline(ctx, legal)
+        case ReplicaState.DELETION_STARTED:
+            yield from _start_deletion(ctx, legal)
+        case ReplicaState.NON_EXISTENT:
+            _forget(ctx, legal)
+        case ReplicaState.DELETION_SUCCESSFUL | ReplicaState.DELETION_INELIGIBLE:
+            for replica in legal:
+                ctx.put_replica_state(replica, target)
+
+
+def _become_new(ctx: ControllerContext, replicas: list[PartitionReplica]) -> Steps[None]:
+    tells = []
+    for replica in replicas:
+        state = ctx.leadership.get(replica.partition)
+        if state is not None and state.leader_and_isr.leader == replica.replica:
+            yield Note(f"replica {replica} cannot be NEW: it leads its partition")
+            continue
+        if state is not None:
+            tells.append(TellLeaderAndIsr((replica.replica,), replica.partition, is_new=True))
+        ctx.put_replica_state(replica, ReplicaState.NEW)
+    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+
+
+def _become_online(ctx: ControllerContext, replicas: list[PartitionReplica]) -> Steps[None]:
+    tells = []
+    for replica in replicas:
+        if ctx.replica_state(replica) is not ReplicaState.NEW and replica.partition in ctx.leadership:
+            tells.append(TellLeaderAndIsr((replica.replica,), replica.partition))
+        ctx.put_replica_state(replica, ReplicaState.ONLINE)
+    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+
+
+def _become_offline(ctx: ControllerContext, replicas: list[PartitionReplica]) -> Steps[None]:
+    """The replica is stopped and leaves the ISR; the others of its partition learn the new ISR."""
+    by_partition: dict[TopicPartition, list[int]] = {}
+    for replica in replicas:
+        by_partition.setdefault(replica.partition, []).append(replica.replica)
+    known = [tp for tp in by_partition if tp in ctx.leadership]
+    yield from shrink_isr(ctx, {tp: by_partition[tp] for tp in known})
+    tells = []
+    for tp in known:
+        if tp in ctx.leadership and not ctx.is_queued_for_deletion(tp.topic):
+            others = tuple(r for r in ctx.assignment(tp).replicas if r not in by_partition[tp])
+            tells.append(TellLeaderAndIsr(others, tp))
+    for replica in replicas:
+        ctx.put_replica_state(replica, ReplicaState.OFFLINE)
+    yield from ControllerBrokerRequestBatch.build(
+        ctx,
+        leader_and_isr=tells,
+        stop_replica=[TellStopReplica(r.replica, r.partition, delete=False) for r in replicas],
+        update_metadata=list(by_partition),
+    ).send()
+
+
+def shrink_isr(ctx: ControllerContext, leaving: dict[TopicPartition, list[int]]) -> Steps[None]:
+    """Removes replicas from ISRs in one write a partition; the last member stays, so that an ISR is never empty."""
+
+    def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
+        shrunk = state
+        for replica in leaving[tp]:
+            shrunk = remove_from_isr(shrunk, replica) or shrunk
+        unchanged = (shrunk.leader, shrunk.isr) == (state.leader, state.isr)
+        return None if unchanged else state.with_leader(shrunk.leader, shrunk.isr)
+
+    updated = yield from store.update_states(ctx, list(leaving), decide)
+    for tp, state in (*updated.changed.items(), *updated.unchanged.items()):
+        ctx.put_leadership(tp, state)
+    for tp in updated.missing:
+        if not ctx.is_queued_for_deletion(tp.topic):
+            yield Note(f"partition {tp} has no state znode")
+
+
+def _start_deletion(ctx: ControllerContext, replicas: list[PartitionReplica]) -> Steps[None]:
+    for replica in replicas:
+        ctx.put_replica_state(replica, ReplicaState.DELETION_STARTED)
+    stops = [TellStopReplica(r.replica, r.partition, delete=True) for r in replicas]
+    yield from ControllerBrokerRequestBatch.build(ctx, stop_replica=stops).send()
+
+
+def _forget(ctx: ControllerContext, replicas: list[PartitionReplica]) -> None:
+    for tp, replica in replicas:
+        old = ctx.assignment(tp)
+        kept = ReplicaAssignment(
+            tuple(r for r in old.replicas if r != replica),
+            tuple(r for r in old.adding_replicas if r != replica),
+            tuple(r for r in old.removing_replicas if r != replica),
+        )
+        ctx.put_assignment(tp, kept)
+        ctx.put_replica_state(PartitionReplica(tp, replica), ReplicaState.NON_EXISTENT)

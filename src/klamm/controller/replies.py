@@ -1,0 +1,113 @@
+"""What the controller answers to those who put an event: frozen values that cross from the control loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from klamm.errors import ErrorCode
+from klamm.model import ZERO_UUID, LeaderAndIsr, ReplicaAssignment, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class TopicResult:
+    """The outcome for one topic of CreateTopics, CreatePartitions or DeleteTopics."""
+
+    name: str
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    topic_id: UUID = ZERO_UUID
+    num_partitions: int = -1
+    replication_factor: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicResults:
+    """One result a topic, in the order asked. `error` is set when the whole request was refused (NOT_CONTROLLER)."""
+
+    topics: tuple[TopicResult, ...] = ()
+    error: ErrorCode = ErrorCode.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    partition: TopicPartition
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResults:
+    """Outcome a partition of an election or a reassignment."""
+
+    partitions: tuple[PartitionResult, ...] = ()
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reassignments:
+    """The partitions that are being reassigned now."""
+
+    partitions: tuple[tuple[TopicPartition, ReplicaAssignment], ...] = ()
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlledShutdownResult:
+    """`remaining` are the partitions the broker still leads; it may stop when there are none and no error."""
+
+    error: ErrorCode = ErrorCode.NONE
+    remaining: tuple[TopicPartition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AlterPartitionResult:
+    topic: str
+    topic_id: UUID
+    partition: int
+    error: ErrorCode
+    leader_and_isr: LeaderAndIsr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlterPartitionResults:
+    error: ErrorCode = ErrorCode.NONE
+    partitions: tuple[AlterPartitionResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdsBlock:
+    error: ErrorCode = ErrorCode.NONE
+    start: int = -1
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegistration:
+    """The answer to Startup: the broker epoch (czxid of the znode), or why this broker could not register."""
+
+    broker_epoch: int = -1
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer to an event that has nothing to report."""
+
+
+DONE: Final = Done()
+
+EventReply = (
+    TopicResults
+    | PartitionResults
+    | Reassignments
+    | ControlledShutdownResult
+    | AlterPartitionResults
+    | ProducerIdsBlock
+    | BrokerRegistration
+    | Done
+)

@@ -1,0 +1,192 @@
+"""ControllerBrokerRequestBatch: everything that one decision tells the brokers, as a value built by one expression.
+
+There is no batch object to add to and to forget: a decision collects what it wants to say in plain lists, builds the
+batch and sends it, or fails before and says nothing. Sending yields LeaderAndIsr for all brokers, then UpdateMetadata
+for all, then StopReplica for all. Every LeaderAndIsr is accompanied by an UpdateMetadata of the same partitions to all
+live brokers; the list of live brokers is always complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+from klamm.controller.context import ControllerContext
+from klamm.controller.effects import Effect, Send, Steps
+from klamm.controller.requests import (
+    LeaderAndIsrPartition,
+    LeaderAndIsrRequest,
+    LiveLeader,
+    RequestHead,
+    StopReplicaPartition,
+    StopReplicaRequest,
+    UpdateMetadataBody,
+    UpdateMetadataPartition,
+    UpdateMetadataRequest,
+)
+from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, NO_EPOCH, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class TellLeaderAndIsr:
+    """These brokers are to lead or follow the partition as its cached state says."""
+
+    brokers: tuple[int, ...]
+    partition: TopicPartition
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TellStopReplica:
+    broker: int
+    partition: TopicPartition
+    delete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerBrokerRequestBatch:
+    sends: tuple[Send, ...]
+
+    @classmethod
+    def build(
+        cls,
+        ctx: ControllerContext,
+        *,
+        leader_and_isr: Iterable[TellLeaderAndIsr] = (),
+        stop_replica: Iterable[TellStopReplica] = (),
+        update_metadata: Iterable[TopicPartition] | None = None,
+        update_metadata_to: Iterable[int] | None = None,
+    ) -> ControllerBrokerRequestBatch:
+        """`update_metadata`: partitions beyond those of `leader_and_isr`; an empty list still tells who is alive."""
+        states = list(leader_and_isr)
+        tps = dict.fromkeys(tell.partition for tell in states)
+        tps.update(dict.fromkeys(update_metadata or ()))
+        targets = ctx.broker_ids() if update_metadata_to is None else tuple(sorted(update_metadata_to))
+        metadata = _update_metadata_sends(ctx, tps, targets) if tps or update_metadata is not None else ()
+        return cls((*_leader_and_isr_sends(ctx, states), *metadata, *_stop_replica_sends(ctx, stop_replica)))
+
+    def send(self) -> Steps[None]:
+        yield from self.sends
+
+    def effects(self) -> tuple[Effect, ...]:
+        return self.sends
+
+
+def _head(ctx: ControllerContext, broker: int) -> RequestHead:
+    return RequestHead(ctx.config.broker_id, ctx.epoch, ctx.live_or_shutting_down[broker].epoch)
+
+
+def _topic_ids(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> tuple[tuple[str, UUID], ...]:
+    topics = dict.fromkeys(tp.topic for tp in tps)
+    return tuple((topic, ctx.topic_ids[topic]) for topic in topics if topic in ctx.topic_ids)
+
+
+def _leader_and_isr_sends(ctx: ControllerContext, tells: list[TellLeaderAndIsr]) -> list[Send]:
+    is_new: dict[tuple[int, TopicPartition], bool] = {}
+    by_broker: dict[int, dict[TopicPartition, None]] = {}
+    for tell in tells:
+        for broker in tell.brokers:
+            if broker in ctx.live_or_shutting_down and tell.partition in ctx.leadership:
+                by_broker.setdefault(broker, {})[tell.partition] = None
+                key = (broker, tell.partition)
+                is_new[key] = is_new.get(key, False) or tell.is_new
+    shared: dict[tuple[TopicPartition, bool], LeaderAndIsrPartition] = {}
+    sends = []
+    for broker in sorted(by_broker):
+        states = []
+        for tp in by_broker[broker]:
+            new = is_new[broker, tp]
+            state = shared.get((tp, new))
+            if state is None:
+                state = shared[tp, new] = _leader_and_isr_partition(ctx, tp, new)
+            states.append(state)
+        sends.append(Send(broker, _leader_and_isr_request(ctx, broker, tuple(states))))
+    return sends
+
+
+def _leader_and_isr_partition(ctx: ControllerContext, tp: TopicPartition, is_new: bool) -> LeaderAndIsrPartition:
+    state, assignment = ctx.leadership[tp], ctx.assignment(tp)
+    return LeaderAndIsrPartition(
+        tp,
+        state.leader_and_isr,
+        state.controller_epoch,
+        assignment.replicas,
+        assignment.adding_replicas,
+        assignment.removing_replicas,
+        is_new,
+    )
+
+
+def _leader_and_isr_request(
+    ctx: ControllerContext, broker: int, states: tuple[LeaderAndIsrPartition, ...]
+) -> LeaderAndIsrRequest:
+    leaders = sorted({state.leader_and_isr.leader for state in states})
+    live = []
+    for leader in leaders:
+        known = ctx.live_or_shutting_down.get(leader)
+        endpoint = known.endpoint(ctx.config.inter_broker_listener) if known else None
+        if endpoint is not None:
+            live.append(LiveLeader(leader, endpoint))
+    ids = _topic_ids(ctx, (state.partition for state in states))
+    return LeaderAndIsrRequest(_head(ctx, broker), states, ids, tuple(live))
+
+
+def _update_metadata_sends(
+    ctx: ControllerContext, tps: Iterable[TopicPartition], targets: tuple[int, ...]
+) -> list[Send]:
+    tps = [tp for tp in tps if tp in ctx.leadership]
+    body = UpdateMetadataBody(
+        tuple(_update_metadata_partition(ctx, tp) for tp in tps),
+        _topic_ids(ctx, tps),
+        tuple(ctx.live_or_shutting_down[b] for b in ctx.broker_ids()),
+    )
+    return [Send(b, UpdateMetadataRequest(_head(ctx, b), body)) for b in targets if b in ctx.live_or_shutting_down]
+
+
+def _update_metadata_partition(ctx: ControllerContext, tp: TopicPartition) -> UpdateMetadataPartition:
+    cached = ctx.leadership[tp]
+    state, replicas = cached.leader_and_isr, ctx.assignment(tp).replicas
+    deleting = ctx.is_queued_for_deletion(tp.topic)
+    return UpdateMetadataPartition(
+        partition=tp,
+        controller_epoch=cached.controller_epoch,
+        leader=LEADER_DURING_DELETE if deleting else state.leader,
+        leader_epoch=0 if deleting else state.leader_epoch,
+        isr=state.isr,
+        zk_version=0 if deleting else state.partition_epoch,
+        replicas=replicas,
+        offline_replicas=tuple(r for r in replicas if not ctx.is_replica_online(r, tp)),
+    )
+
+
+def _stop_replica_sends(ctx: ControllerContext, tells: Iterable[TellStopReplica]) -> list[Send]:
+    by_broker: dict[int, dict[TopicPartition, bool]] = {}
+    for tell in tells:
+        if tell.broker in ctx.live_or_shutting_down:
+            wanted = by_broker.setdefault(tell.broker, {})
+            wanted[tell.partition] = wanted.get(tell.partition, False) or tell.delete
+    return [
+        Send(broker, request)
+        for broker in sorted(by_broker)
+        for request in _stop_replica_requests(ctx, broker, by_broker[broker])
+    ]
+
+
+def _stop_replica_requests(
+    ctx: ControllerContext, broker: int, wanted: dict[TopicPartition, bool]
+) -> list[StopReplicaRequest]:
+    """One request with a flag a partition; before version 3 the flag is the request's: deletions first, then stops."""
+    states = tuple(StopReplicaPartition(tp, _stop_epoch(ctx, tp), delete) for tp, delete in wanted.items())
+    if ctx.config.inter_broker_protocol.stop_replica_version >= 3:
+        groups = [states]
+    else:
+        groups = [tuple(s for s in states if s.delete), tuple(s for s in states if not s.delete)]
+    return [StopReplicaRequest(_head(ctx, broker), group) for group in groups if group]
+
+
+def _stop_epoch(ctx: ControllerContext, tp: TopicPartition) -> int:
+    if ctx.is_queued_for_deletion(tp.topic):
+        return EPOCH_DURING_DELETE
+    state = ctx.leadership.get(tp)
+    return NO_EPOCH if state is None else state.leader_and_isr.leader_epoch

@@ -1,0 +1,92 @@
+"""The three control requests as logical values: what a broker must know, before any version of the wire.
+
+`UpdateMetadata` bodies are shared by all brokers (and encoded once); only the head differs. The values compare equal
+when they say the same, so transcripts and the simulator can read and apply them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+from klamm.model import BrokerEndPoints, EndPoint, LeaderAndIsr, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """What a control request says of its sender and of the incarnation of the broker it is meant for."""
+
+    controller_id: int
+    controller_epoch: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAndIsrPartition:
+    """`controller_epoch` is the epoch that wrote the state, not the sender's."""
+
+    partition: TopicPartition
+    leader_and_isr: LeaderAndIsr
+    controller_epoch: int
+    replicas: tuple[int, ...]
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLeader:
+    id: int
+    endpoint: EndPoint
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAndIsrRequest:
+    head: RequestHead
+    partitions: tuple[LeaderAndIsrPartition, ...]
+    topic_ids: tuple[tuple[str, UUID], ...]
+    live_leaders: tuple[LiveLeader, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMetadataPartition:
+    """`leader` -2 tells a cache to forget the partition."""
+
+    partition: TopicPartition
+    controller_epoch: int
+    leader: int
+    leader_epoch: int
+    isr: tuple[int, ...]
+    zk_version: int
+    replicas: tuple[int, ...]
+    offline_replicas: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMetadataBody:
+    partitions: tuple[UpdateMetadataPartition, ...]
+    topic_ids: tuple[tuple[str, UUID], ...]
+    live_brokers: tuple[BrokerEndPoints, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMetadataRequest:
+    head: RequestHead
+    body: UpdateMetadataBody
+
+
+@dataclass(frozen=True, slots=True)
+class StopReplicaPartition:
+    partition: TopicPartition
+    leader_epoch: int
+    delete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StopReplicaRequest:
+    head: RequestHead
+    partitions: tuple[StopReplicaPartition, ...]
+
+
+ControlRequest: TypeAlias = LeaderAndIsrRequest | UpdateMetadataRequest | StopReplicaRequest

@@ -1,0 +1,268 @@
+"""How the controller reads and writes partition states: fenced, many at once, and sure of the outcome.
+
+Every write is a multi that begins with a check of `/controller_epoch`: when that check fails another broker is the
+controller and `ControllerMoved` ends the event. A multi whose answer was lost may have happened: the znodes are read
+again, and a state that is exactly the one we meant to write is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from klamm.controller.context import ControllerContext
+from klamm.controller.effects import MultiResults, Note, ReadResults, Steps, ZkMulti, ZkRead
+from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
+from klamm.zk import paths
+from klamm.zk.ops import (
+    Check,
+    ConnectionLoss,
+    Create,
+    Delete,
+    GetChildren,
+    GetChildrenResult,
+    GetData,
+    GetDataResult,
+    MultiFailed,
+    NoNode,
+    ReadOp,
+    SetData,
+    SetDataResult,
+    WriteOp,
+)
+from klamm.zk.znodes import ZnodeFormatError, decode_config, decode_partition_state, encode_partition_state
+
+MAX_OPS = 1000
+"""Operations a transaction: measured against a real ZooKeeper, more do not make it faster."""
+
+
+class ControllerMoved(Exception):
+    """Another broker is the controller, or became it: this one must resign."""
+
+
+def read(ops: Iterable[ReadOp]) -> Steps[ReadResults]:
+    ops = tuple(ops)
+    if not ops:
+        return ()
+    results: ReadResults = yield ZkRead(ops)
+    return results
+
+
+def read_data(paths_: Iterable[str], *, watch: bool = False) -> Steps[list[GetDataResult | None]]:
+    results = yield from read(GetData(path, watch) for path in paths_)
+    return [result if isinstance(result, GetDataResult) else None for result in results]
+
+
+def read_children(path: str, *, watch: bool = False) -> Steps[tuple[str, ...]]:
+    """Names of the children in order; none when the znode is not there."""
+    (result,) = yield from read([GetChildren(path, watch)])
+    return tuple(sorted(result.children)) if isinstance(result, GetChildrenResult) else ()
+
+
+def fenced(ctx: ControllerContext, ops: Sequence[WriteOp]) -> Steps[MultiResults]:
+    """One transaction under the fence of the controller epoch; the results of `ops`."""
+    fence = Check(paths.CONTROLLER_EPOCH, ctx.epoch_zk_version)
+    try:
+        results: MultiResults = yield ZkMulti((fence, *ops))
+    except MultiFailed as failed:
+        if failed.index == 0:
+            raise ControllerMoved(f"controller epoch {ctx.epoch} is over") from failed
+        raise
+    return results[1:]
+
+
+def delete_all(ctx: ControllerContext, doomed: Sequence[str]) -> Steps[None]:
+    """Deletes znodes in the order given; those that are gone already are as good as deleted."""
+    left = list(doomed)
+    while left:
+        chunk = left[:MAX_OPS]
+        try:
+            yield from fenced(ctx, [Delete(path) for path in chunk])
+        except ConnectionLoss:
+            continue
+        except MultiFailed as failed:
+            if not isinstance(failed.error, NoNode):
+                raise
+            left.remove(failed.op.path)
+            continue
+        del left[: len(chunk)]
+
+
+# ---- partition states ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Updated:
+    """After `update_states`: what was written, what was left as it is, and what has no state znode."""
+
+    changed: dict[TopicPartition, LeaderIsrAndControllerEpoch] = field(default_factory=dict)
+    unchanged: dict[TopicPartition, LeaderIsrAndControllerEpoch] = field(default_factory=dict)
+    missing: list[TopicPartition] = field(default_factory=list)
+
+
+def read_states(
+    tps: Sequence[TopicPartition],
+) -> Steps[dict[TopicPartition, LeaderIsrAndControllerEpoch]]:
+    """The states of those partitions that have one; `partition_epoch` is the version of the znode."""
+    results = yield from read_data(paths.partition_state_path(*tp) for tp in tps)
+    states = {}
+    for tp, result in zip(tps, results, strict=True):
+        if result is None:
+            continue
+        try:
+            states[tp] = decode_partition_state(tp, result.data, result.stat.version)
+        except ZnodeFormatError as error:
+            yield Note(str(error))
+    return states
+
+
+def update_states(
+    ctx: ControllerContext,
+    tps: Sequence[TopicPartition],
+    decide: Callable[[TopicPartition, LeaderAndIsr], LeaderAndIsr | None],
+) -> Steps[Updated]:
+    """Compare and swap until every partition is decided. `decide` gives the new state, or None to leave it.
+
+    The cached state is tried first: if it is stale, the version says so and the znode is read. Where leaders write the
+    ISR themselves the cache is known to lag, and the znode is read first.
+    """
+    updated, pending, intended = Updated(), list(tps), dict[TopicPartition, LeaderAndIsr]()
+    chunk = MAX_OPS
+    from_cache = ctx.config.inter_broker_protocol.has_alter_partition
+    while pending:
+        states = _cached(ctx, pending) if from_cache else (yield from read_states(pending))
+        _refuse_newer_epochs(ctx, states)
+        from_cache = False
+        wanted = dict[TopicPartition, LeaderAndIsr]()
+        for tp in pending:
+            state = states.get(tp)
+            if state is None:
+                updated.missing.append(tp)
+            elif tp in intended and _is_ours(ctx, state, intended[tp]):
+                updated.changed[tp] = state
+            elif (new := decide(tp, state.leader_and_isr)) is None:
+                updated.unchanged[tp] = state
+            else:
+                wanted[tp] = new
+        updated.changed.update((yield from _write_states(ctx, wanted, chunk)))
+        intended = wanted
+        pending = [tp for tp in wanted if tp not in updated.changed]
+        chunk = max(1, chunk // 4)
+    return updated
+
+
+def _encode(ctx: ControllerContext, state: LeaderAndIsr) -> bytes:
+    return encode_partition_state(LeaderIsrAndControllerEpoch(state, ctx.epoch))
+
+
+def _cached(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> dict[TopicPartition, LeaderIsrAndControllerEpoch]:
+    return {tp: ctx.leadership[tp] for tp in tps if tp in ctx.leadership}
+
+
+def _refuse_newer_epochs(ctx: ControllerContext, states: dict[TopicPartition, LeaderIsrAndControllerEpoch]) -> None:
+    for tp, state in states.items():
+        if state.controller_epoch > ctx.epoch:
+            raise ControllerMoved(f"the state of {tp} was written by controller epoch {state.controller_epoch}")
+
+
+def _is_ours(ctx: ControllerContext, found: LeaderIsrAndControllerEpoch, meant: LeaderAndIsr) -> bool:
+    same = replace(found.leader_and_isr, partition_epoch=meant.partition_epoch) == meant
+    return same and found.controller_epoch == ctx.epoch
+
+
+def _write_states(
+    ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr], chunk: int
+) -> Steps[dict[TopicPartition, LeaderIsrAndControllerEpoch]]:
+    """Writes in transactions of `chunk`; a transaction that failed or whose answer was lost is left out."""
+    written: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
+    for part in _chunks(list(wanted), chunk):
+        ops = [
+            SetData(paths.partition_state_path(*tp), _encode(ctx, wanted[tp]), wanted[tp].partition_epoch)
+            for tp in part
+        ]
+        try:
+            results = yield from fenced(ctx, ops)
+        except (MultiFailed, ConnectionLoss):
+            continue
+        for tp, result in zip(part, results, strict=True):
+            assert isinstance(result, SetDataResult)
+            state = replace(wanted[tp], partition_epoch=result.stat.version)
+            written[tp] = LeaderIsrAndControllerEpoch(state, ctx.epoch)
+    return written
+
+
+def _chunks(tps: list[TopicPartition], size: int) -> Iterator[list[TopicPartition]]:
+    return (tps[i : i + size] for i in range(0, len(tps), size))
+
+
+def state_creation_ops(
+    ctx: ControllerContext, states: dict[TopicPartition, LeaderAndIsr], existing: set[str]
+) -> list[WriteOp]:
+    """What must be created for these states below their topic znodes; `existing` paths are left out and added to."""
+    ops: list[WriteOp] = []
+    for tp, state in states.items():
+        for path in (paths.topic_partitions_path(tp.topic), paths.partition_path(*tp)):
+            if path not in existing:
+                existing.add(path)
+                ops.append(Create(path))
+        ops.append(Create(paths.partition_state_path(*tp), _encode(ctx, state)))
+    return ops
+
+
+def create_states(
+    ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr]
+) -> Steps[dict[TopicPartition, LeaderIsrAndControllerEpoch]]:
+    """Creates first states. A state that is there already (half-created topic, lost answer) is adopted as it is."""
+    created: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
+    for part in _chunks(list(wanted), MAX_OPS // 2):
+        pending = {tp: wanted[tp] for tp in part}
+        existing = {paths.topic_partitions_path(t) for t in {tp.topic for tp in part} if _has_states(ctx, t)}
+        while pending:
+            try:
+                yield from fenced(ctx, state_creation_ops(ctx, pending, set(existing)))
+            except (MultiFailed, ConnectionLoss):
+                found, existing = yield from _what_exists(list(pending))
+                created.update(found)
+                pending = {tp: state for tp, state in pending.items() if _can_be_created(tp, existing)}
+                continue
+            created.update({tp: LeaderIsrAndControllerEpoch(state, ctx.epoch) for tp, state in pending.items()})
+            break
+    return created
+
+
+def _can_be_created(tp: TopicPartition, existing: set[str]) -> bool:
+    return paths.topic_path(tp.topic) in existing and paths.partition_state_path(*tp) not in existing
+
+
+def _has_states(ctx: ControllerContext, topic: str) -> bool:
+    return any(tp in ctx.leadership for tp in ctx.partitions_of(topic))
+
+
+def _what_exists(
+    tps: list[TopicPartition],
+) -> Steps[tuple[dict[TopicPartition, LeaderIsrAndControllerEpoch], set[str]]]:
+    """The states that are there and can be read, and which of these znodes and those above them are."""
+    above = dict.fromkeys(
+        path
+        for tp in tps
+        for path in (
+            paths.topic_path(tp.topic),
+            paths.topic_partitions_path(tp.topic),
+            paths.partition_path(*tp),
+            paths.partition_state_path(*tp),
+        )
+    )
+    nodes = yield from read_data(above)
+    states = yield from read_states(tps)
+    return states, {path for path, node in zip(above, nodes, strict=True) if node is not None}
+
+
+def read_topic_configs(topics: Iterable[str]) -> Steps[dict[str, dict[str, str]]]:
+    """The configuration overrides of topics, as stored."""
+    topics = list(topics)
+    results = yield from read_data(paths.config_entity_path("topics", topic) for topic in topics)
+    return {
+        topic: decode_config(paths.config_entity_path("topics", topic), result.data)
+        for topic, result in zip(topics, results, strict=True)
+        if result is not None and result.data
+    }

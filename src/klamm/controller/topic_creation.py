@@ -1,0 +1,212 @@
+"""CreateTopics: plan, elect, then one fenced transaction that makes config, assignment and states appear together.
+
+Many topics share a transaction. A topic too large for one is written in two steps: its znode first, then the states by
+the partition state machine; a controller that finds such a topic finishes it, so a crash leaves nothing half-created.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from klamm.controller import topic_store
+from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.effects import Enqueue, Reply, Steps
+from klamm.controller.election import initial_leader_and_isr
+from klamm.controller.events import CreatableTopic, CreateTopics, PartitionModifications
+from klamm.controller.replies import TopicResult, TopicResults
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.controller.store import MAX_OPS, fenced, read, state_creation_ops
+from klamm.controller.topic_validation import Refused, colliding_topic, plan_topic
+from klamm.controller.topics import (
+    broker_racks,
+    duplicates,
+    on_new_partition_creation,
+    random_topic_id,
+    topic_defaults,
+)
+from klamm.errors import ErrorCode
+from klamm.model import ZERO_UUID, LeaderAndIsr, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
+from klamm.zk import paths
+from klamm.zk.ops import ConnectionLoss, Create, Exists, ExistsResult, MultiFailed, NodeExists, NoNode, SetData, WriteOp
+from klamm.zk.znodes import TopicZnode, encode_config, encode_topic
+
+Outcome = TopicResult | None
+
+
+@dataclass(slots=True)
+class _Plan:
+    """One topic to be: what its znodes will hold."""
+
+    spec: CreatableTopic
+    znode: TopicZnode
+    states: dict[TopicPartition, LeaderAndIsr]
+    config_exists: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def is_large(self) -> bool:
+        return len(self.znode.assignment) * 2 + 4 > MAX_OPS
+
+    def ops(self, ctx: ControllerContext) -> list[WriteOp]:
+        config_path = paths.config_entity_path("topics", self.name)
+        config = encode_config(dict(self.spec.configs))
+        first: WriteOp = SetData(config_path, config) if self.config_exists else Create(config_path, config)
+        states = {} if self.is_large else self.states
+        topic = Create(paths.topic_path(self.name), encode_topic(self.znode))
+        return [first, topic, *state_creation_ops(ctx, states, set())]
+
+    def result(self) -> TopicResult:
+        first = next(iter(self.znode.assignment.values()))
+        return TopicResult(
+            self.name,
+            topic_id=self.znode.topic_id or ZERO_UUID,
+            num_partitions=len(self.znode.assignment),
+            replication_factor=len(first.replicas),
+        )
+
+
+def on_create_topics(ctx: ControllerContext, event: CreateTopics) -> Steps[None]:
+    plans, results = _plan_all(ctx, event)
+    if not event.validate_only and plans:
+        yield from _note_existing_configs(plans)
+        for name, refused in (yield from _write_all(ctx, plans)).items():
+            results[name] = TopicResult(name, refused.error, refused.message)
+            del plans[name]
+        yield from _adopt(ctx, list(plans.values()))
+    results |= {name: plan.result() for name, plan in plans.items()}
+    yield Reply(TopicResults(tuple(results[spec.name] for spec in event.topics)))
+
+
+def _plan_all(ctx: ControllerContext, event: CreateTopics) -> tuple[dict[str, _Plan], dict[str, TopicResult]]:
+    plans: dict[str, _Plan] = {}
+    results: dict[str, TopicResult] = {}
+    twice = duplicates(spec.name for spec in event.topics)
+    keys = dict(ctx.collision_keys) if len(event.topics) > 1 else ctx.collision_keys
+    brokers = broker_racks(ctx)
+    for spec in event.topics:
+        if spec.name in twice:
+            error = ErrorCode.INVALID_REQUEST
+            results[spec.name] = TopicResult(spec.name, error, "Found multiple entries for this topic.")
+            continue
+        planned = plan_topic(
+            spec,
+            exists=spec.name in ctx.topics,
+            collides_with=colliding_topic(spec.name, keys),
+            brokers=brokers,
+            defaults=topic_defaults(ctx),
+            rng=ctx.rng,
+        )
+        if isinstance(planned, Refused):
+            results[spec.name] = TopicResult(spec.name, planned.error, planned.message)
+            continue
+        plans[spec.name] = _plan(ctx, spec, planned)
+        if keys is not ctx.collision_keys:
+            keys[spec.name.replace(".", "_")] = spec.name
+    return plans, results
+
+
+def _plan(ctx: ControllerContext, spec: CreatableTopic, replicas: dict[int, tuple[int, ...]]) -> _Plan:
+    topic_id = random_topic_id(ctx) if ctx.config.inter_broker_protocol.has_topic_ids else None
+    znode = TopicZnode({p: ReplicaAssignment(r) for p, r in replicas.items()}, topic_id)
+    states = {}
+    for partition, brokers in replicas.items():
+        tp = TopicPartition(spec.name, partition)
+        first = initial_leader_and_isr(brokers, [b for b in brokers if ctx.is_replica_online(b, tp)])
+        if first is not None:
+            states[tp] = first
+    return _Plan(spec, znode, states)
+
+
+def _note_existing_configs(plans: dict[str, _Plan]) -> Steps[None]:
+    """A config znode may have been left behind or written ahead: it is overwritten, as Kafka does."""
+    results = yield from read(Exists(paths.config_entity_path("topics", name)) for name in plans)
+    for plan, result in zip(plans.values(), results, strict=True):
+        plan.config_exists = isinstance(result, ExistsResult) and result.stat is not None
+
+
+def _write_all(ctx: ControllerContext, plans: dict[str, _Plan]) -> Steps[dict[str, Refused]]:
+    refused: dict[str, Refused] = {}
+    pending = list(plans.values())
+    while pending:
+        group, ops, owners = _next_group(ctx, pending)
+        try:
+            yield from fenced(ctx, ops)
+        except ConnectionLoss:
+            done = yield from _already_written(group)
+            pending = [plan for plan in pending if plan.name not in done]
+        except MultiFailed as failed:
+            plan = owners[failed.index - 1]
+            reason = yield from _resolve(plan, failed)
+            if reason is not None:
+                refused[plan.name] = reason
+            if reason is not None or plan.name in (yield from _already_written([plan])):
+                pending.remove(plan)
+        else:
+            del pending[: len(group)]
+    return refused
+
+
+def _next_group(ctx: ControllerContext, pending: list[_Plan]) -> tuple[list[_Plan], list[WriteOp], list[_Plan]]:
+    """As many topics as fit into a transaction, its operations, and for each operation the topic it belongs to."""
+    group: list[_Plan] = []
+    ops: list[WriteOp] = []
+    owners: list[_Plan] = []
+    for plan in pending:
+        own = plan.ops(ctx)
+        if group and len(ops) + len(own) > MAX_OPS:
+            break
+        group.append(plan)
+        ops += own
+        owners += [plan] * len(own)
+    return group, ops, owners
+
+
+def _already_written(group: Sequence[_Plan]) -> Steps[frozenset[str]]:
+    """Topics whose znode is the very one we meant to write: the transaction happened, only its answer was lost."""
+    stored = yield from topic_store.read_topics(plan.name for plan in group)
+    return frozenset(p.name for p in group if p.name in stored and stored[p.name].znode == p.znode)
+
+
+def _resolve(plan: _Plan, failed: MultiFailed) -> Steps[Refused | None]:
+    """Why one operation failed. None: the plan was corrected, or the topic turns out to be ours."""
+    if failed.op.path == paths.config_entity_path("topics", plan.name) and isinstance(
+        failed.error, NodeExists | NoNode
+    ):
+        plan.config_exists = isinstance(failed.error, NodeExists)
+        return None
+    if isinstance(failed.error, NodeExists) and failed.op.path == paths.topic_path(plan.name):
+        if plan.name in (yield from _already_written([plan])):
+            return None
+        return Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{plan.name}' already exists.")
+    return Refused(ErrorCode.UNKNOWN_SERVER_ERROR, f"ZooKeeper refused {failed.op.path}: {failed.error}")
+
+
+def _adopt(ctx: ControllerContext, plans: Sequence[_Plan]) -> Steps[None]:
+    """The topics exist: they enter the context, one batch tells the brokers, and changes by others are watched."""
+    tells, unfinished = [], []
+    for plan in plans:
+        ctx.put_topic(plan.name, plan.znode.topic_id or ZERO_UUID)
+        for partition, assignment in plan.znode.assignment.items():
+            tp = TopicPartition(plan.name, partition)
+            ctx.put_assignment(tp, assignment)
+            state = None if plan.is_large else plan.states.get(tp)
+            if state is None:
+                unfinished.append(tp)
+                continue
+            ctx.put_leadership(tp, LeaderIsrAndControllerEpoch(state, ctx.epoch))
+            ctx.put_partition_state(tp, PartitionState.ONLINE)
+            for replica in assignment.replicas:
+                ctx.put_replica_state(PartitionReplica(tp, replica), ReplicaState.ONLINE)
+            tells.append(TellLeaderAndIsr(state.isr, tp, is_new=True))
+    if tells:
+        yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+    yield from on_new_partition_creation(ctx, unfinished)
+    stored = yield from topic_store.read_topics((plan.name for plan in plans), watch=True)
+    for plan in plans:
+        if plan.name not in stored or stored[plan.name].znode != plan.znode:
+            yield Enqueue(PartitionModifications(plan.name))

@@ -1,0 +1,144 @@
+"""How the controller reads and writes topics and brokers: assignments, ids, the queue of deletions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from klamm.controller.context import ControllerContext
+from klamm.controller.effects import Note, Steps
+from klamm.controller.store import MAX_OPS, delete_all, fenced, read, read_children, read_data
+from klamm.model import ZERO_UUID, BrokerEndPoints, ReplicaAssignment
+from klamm.zk import paths
+from klamm.zk.broker_znode import decode_broker
+from klamm.zk.ops import (
+    ConnectionLoss,
+    Create,
+    GetChildren,
+    GetChildrenResult,
+    MultiFailed,
+    NodeExists,
+    NotEmpty,
+    SetData,
+)
+from klamm.zk.znodes import TopicZnode, ZnodeFormatError, decode_topic, encode_topic
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTopic:
+    znode: TopicZnode
+    version: int
+
+    @property
+    def topic_id(self) -> UUID:
+        return self.znode.topic_id or ZERO_UUID
+
+
+def read_topics(topics: Iterable[str], *, watch: bool = False) -> Steps[dict[str, StoredTopic]]:
+    """Topics that exist and can be read; a znode that holds nonsense is noted and left alone."""
+    names = list(topics)
+    results = yield from read_data((paths.topic_path(topic) for topic in names), watch=watch)
+    stored = {}
+    for topic, result in zip(names, results, strict=True):
+        if result is None:
+            continue
+        try:
+            stored[topic] = StoredTopic(decode_topic(topic, result.data), result.stat.version)
+        except ZnodeFormatError as error:
+            yield Note(str(error))
+    return stored
+
+
+Assignment = Mapping[int, ReplicaAssignment]
+
+
+def rewrite_topic(
+    ctx: ControllerContext, topic: str, change: Callable[[Assignment], Assignment]
+) -> Steps[TopicZnode | None]:
+    """Compare and swap of a topic znode; keys we do not know and the id stay. None: the topic is gone.
+
+    `change` may be called more than once, and must give the same when applied to its own result.
+    """
+    while True:
+        stored = (yield from read_topics([topic])).get(topic)
+        if stored is None:
+            return None
+        topic_id = stored.znode.topic_id or ctx.topic_ids.get(topic)
+        new = TopicZnode(change(stored.znode.assignment), topic_id, stored.znode.extra)
+        if new == stored.znode:
+            return new
+        try:
+            yield from fenced(ctx, [SetData(paths.topic_path(topic), encode_topic(new), stored.version)])
+        except (MultiFailed, ConnectionLoss):
+            continue
+        return new
+
+
+def read_brokers(*, watch: bool = False) -> Steps[dict[int, BrokerEndPoints]]:
+    """All registered brokers with their epochs. With `watch`, both the list and each registration are watched."""
+    names = yield from read_children(paths.BROKER_IDS, watch=watch)
+    ids = sorted(int(name) for name in names if name.isdecimal())
+    results = yield from read_data((paths.broker_path(broker) for broker in ids), watch=watch)
+    brokers = {}
+    for broker_id, result in zip(ids, results, strict=True):
+        if result is None:
+            continue
+        try:
+            brokers[broker_id] = decode_broker(broker_id, result.data, result.stat.czxid).broker
+        except ZnodeFormatError as error:
+            yield Note(str(error))
+    return brokers
+
+
+def read_delete_topics(*, watch: bool = False) -> Steps[tuple[str, ...]]:
+    return (yield from read_children(paths.DELETE_TOPICS, watch=watch))
+
+
+def drop_delete_entries(ctx: ControllerContext, topics: Iterable[str]) -> Steps[None]:
+    yield from delete_all(ctx, [paths.delete_topic_path(topic) for topic in topics])
+
+
+def create_delete_entries(ctx: ControllerContext, topics: Sequence[str]) -> Steps[None]:
+    """Queues topics for deletion in ZooKeeper; entries that are there already are as good."""
+    left = list(topics)
+    while left:
+        chunk = left[:MAX_OPS]
+        try:
+            yield from fenced(ctx, [Create(paths.delete_topic_path(topic)) for topic in chunk])
+        except ConnectionLoss:
+            continue
+        except MultiFailed as failed:
+            if not isinstance(failed.error, NodeExists):
+                raise
+            left.remove(failed.op.path.rsplit("/", 1)[1])
+            continue
+        del left[: len(chunk)]
+
+
+def delete_topics(ctx: ControllerContext, topics: Sequence[str]) -> Steps[None]:
+    """Removes everything of these topics, children first; the entry in the queue goes last, so a crash resumes."""
+    doomed = list(topics)
+    while doomed:
+        paths_ = yield from _topic_tree(doomed)
+        try:
+            yield from delete_all(ctx, paths_)
+        except MultiFailed as failed:
+            if not isinstance(failed.error, NotEmpty):
+                raise
+            continue
+        return
+
+
+def _topic_tree(topics: Sequence[str]) -> Steps[list[str]]:
+    results = yield from read(GetChildren(paths.topic_partitions_path(topic)) for topic in topics)
+    doomed = []
+    for topic, result in zip(topics, results, strict=True):
+        names = sorted(result.children) if isinstance(result, GetChildrenResult) else []
+        for name in names:
+            directory = f"{paths.topic_partitions_path(topic)}/{name}"
+            doomed += [f"{directory}/state", directory]
+        if isinstance(result, GetChildrenResult):
+            doomed.append(paths.topic_partitions_path(topic))
+        doomed += [paths.topic_path(topic), paths.config_entity_path("topics", topic), paths.delete_topic_path(topic)]
+    return doomed

@@ -1,0 +1,178 @@
+"""Topics that others made or grew by writing their znodes; growth and deletion that were asked of the controller."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from uuid import UUID
+
+from klamm.controller import deletion, partition_state_machine, replica_state_machine, topic_store
+from klamm.controller.context import ControllerContext
+from klamm.controller.effects import Note, Reply, Steps
+from klamm.controller.events import CreatablePartitions, CreatePartitions, DeleteTopics
+from klamm.controller.replies import TopicResult, TopicResults
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.controller.store import read, read_children
+from klamm.controller.topic_store import StoredTopic
+from klamm.controller.topic_validation import Refused, TopicDefaults, plan_partitions
+from klamm.errors import ErrorCode
+from klamm.model import ZERO_UUID, ReplicaAssignment, TopicPartition
+from klamm.zk import paths
+from klamm.zk.ops import GetChildren, GetChildrenResult
+
+
+def broker_racks(ctx: ControllerContext) -> dict[int, str | None]:
+    """The brokers that new replicas may go to, with their racks."""
+    live = ctx.live_broker_ids
+    return {b: ctx.live_or_shutting_down[b].rack for b in ctx.broker_ids() if b in live}
+
+
+def topic_defaults(ctx: ControllerContext) -> TopicDefaults:
+    config = ctx.config
+    return TopicDefaults(config.num_partitions, config.default_replication_factor, config.max_topic_partitions)
+
+
+def random_topic_id(ctx: ControllerContext) -> UUID:
+    """A version 4 UUID of the controller's own chance: never one of the reserved ones."""
+    return UUID(int=ctx.rng.getrandbits(128), version=4)
+
+
+def on_new_partition_creation(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> Steps[None]:
+    tps = list(tps)
+    yield from partition_state_machine.handle_state_changes(ctx, tps, PartitionState.NEW)
+    replicas = ctx.replicas_of(tps)
+    yield from replica_state_machine.handle_state_changes(ctx, replicas, ReplicaState.NEW)
+    yield from partition_state_machine.handle_state_changes(ctx, tps, PartitionState.ONLINE)
+    yield from replica_state_machine.handle_state_changes(ctx, replicas, ReplicaState.ONLINE)
+
+
+# ---- what others did -------------------------------------------------------------------------------------------------
+
+
+def on_topic_change(ctx: ControllerContext) -> Steps[None]:
+    """Topics whose znodes appeared or vanished. Those that vanished are forgotten: somebody else deleted them."""
+    listed = yield from read_children(paths.TOPICS, watch=True)
+    new = [topic for topic in listed if topic not in ctx.topics]
+    present = frozenset(listed)
+    for topic in [topic for topic in ctx.topics if topic not in present]:
+        ctx.remove_topic(topic)
+    stored = yield from topic_store.read_topics(new, watch=True)
+    yield from adopt_topics(ctx, stored)
+    yield from on_new_partition_creation(ctx, [tp for topic in stored for tp in ctx.partitions_of(topic)])
+
+
+def adopt_topics(ctx: ControllerContext, stored: Mapping[str, StoredTopic]) -> Steps[None]:
+    """Takes topics into the context; a topic without an id gets one, written before it is used."""
+    for topic, found in stored.items():
+        topic_id = found.topic_id
+        if topic_id == ZERO_UUID and ctx.config.inter_broker_protocol.has_topic_ids:
+            topic_id = yield from _give_topic_id(ctx, topic)
+        ctx.put_topic(topic, topic_id)
+        for partition, assignment in found.znode.assignment.items():
+            tp = TopicPartition(topic, partition)
+            ctx.put_assignment(tp, assignment)
+            if assignment.is_being_reassigned:
+                ctx.reassigning[tp] = None
+
+
+def _give_topic_id(ctx: ControllerContext, topic: str) -> Steps[UUID]:
+    ctx.topic_ids[topic] = random_topic_id(ctx)
+    znode = yield from topic_store.rewrite_topic(ctx, topic, lambda assignment: assignment)
+    return ZERO_UUID if znode is None or znode.topic_id is None else znode.topic_id
+
+
+def on_partition_modifications(ctx: ControllerContext, topic: str) -> Steps[None]:
+    """Somebody rewrote a topic znode: new partitions are brought online, other changes are not taken up."""
+    stored = (yield from topic_store.read_topics([topic], watch=True)).get(topic)
+    if stored is None or topic not in ctx.topics:
+        return
+    if stored.topic_id == ZERO_UUID and topic in ctx.topic_ids:
+        yield Note(f"topic {topic} lost its id in ZooKeeper: it is written back")
+        yield from topic_store.rewrite_topic(ctx, topic, lambda assignment: assignment)
+    added = {p: a for p, a in stored.znode.assignment.items() if p not in ctx.topics[topic]}
+    if not added:
+        return
+    if ctx.is_queued_for_deletion(topic):
+        yield from _restore_assignment(ctx, topic)
+        return
+    for partition, assignment in added.items():
+        ctx.put_assignment(TopicPartition(topic, partition), assignment)
+    yield from on_new_partition_creation(ctx, [TopicPartition(topic, p) for p in added])
+
+
+def _restore_assignment(ctx: ControllerContext, topic: str) -> Steps[None]:
+    """A topic that is being deleted does not grow: the znode goes back to the partitions that exist."""
+    (result,) = yield from read([GetChildren(paths.topic_partitions_path(topic))])
+    names = result.children if isinstance(result, GetChildrenResult) else ()
+    existing = {int(name) for name in names if name.isdecimal()}
+    kept = {p: a for p, a in ctx.topics[topic].items() if p in existing}
+    yield Note(f"topic {topic} is being deleted: partitions added to it are taken back")
+    yield from topic_store.rewrite_topic(ctx, topic, lambda _: kept)
+
+
+# ---- what was asked --------------------------------------------------------------------------------------------------
+
+
+def on_create_partitions(ctx: ControllerContext, event: CreatePartitions) -> Steps[None]:
+    results = []
+    twice = duplicates(topic.name for topic in event.topics)
+    for spec in event.topics:
+        if spec.name in twice:
+            results.append(_refuse(spec.name, ErrorCode.INVALID_REQUEST, "Duplicate topic in request."))
+        else:
+            results.append((yield from _grow_topic(ctx, spec, event.validate_only)))
+    yield Reply(TopicResults(tuple(results)))
+
+
+def _grow_topic(ctx: ControllerContext, spec: CreatablePartitions, validate_only: bool) -> Steps[TopicResult]:
+    topic = spec.name
+    if topic not in ctx.topics:
+        return _refuse(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
+    if ctx.is_queued_for_deletion(topic):
+        return _refuse(topic, ErrorCode.INVALID_TOPIC_EXCEPTION, "The topic is queued for deletion.")
+    if any(tp in ctx.reassigning for tp in ctx.partitions_of(topic)):
+        message = f"A partition reassignment is in progress for the topic '{topic}'."
+        return _refuse(topic, ErrorCode.REASSIGNMENT_IN_PROGRESS, message)
+    plan = plan_partitions(spec, ctx.topics[topic], broker_racks(ctx), topic_defaults(ctx))
+    if isinstance(plan, Refused):
+        return _refuse(topic, plan.error, plan.message)
+    if not validate_only:
+        added = {p: ReplicaAssignment(replicas) for p, replicas in plan.items()}
+        written = yield from topic_store.rewrite_topic(ctx, topic, lambda current: {**added, **current})
+        if written is None:
+            return _refuse(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
+        new = {p: a for p, a in written.assignment.items() if p not in ctx.topics[topic]}
+        for partition, assignment in new.items():
+            ctx.put_assignment(TopicPartition(topic, partition), assignment)
+        yield from on_new_partition_creation(ctx, [TopicPartition(topic, p) for p in new])
+    return TopicResult(topic, topic_id=ctx.topic_ids.get(topic, ZERO_UUID), num_partitions=spec.count)
+
+
+def on_delete_topics(ctx: ControllerContext, event: DeleteTopics) -> Steps[None]:
+    """Queues topics for deletion in ZooKeeper, answers, and begins; the end is seen in the metadata."""
+    results, accepted = [], []
+    for topic in event.names:
+        topic_id = ctx.topic_ids.get(topic, ZERO_UUID)
+        if not ctx.config.delete_topic_enable:
+            results.append(_refuse(topic, ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled."))
+        elif topic not in ctx.topics:
+            message = "This server does not host this topic-partition."
+            results.append(_refuse(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
+        else:
+            results.append(TopicResult(topic, topic_id=topic_id))
+            if topic not in ctx.topics_to_be_deleted:
+                accepted.append(topic)
+    accepted = list(dict.fromkeys(accepted))
+    yield from topic_store.create_delete_entries(ctx, accepted)
+    yield Reply(TopicResults(tuple(results)))
+    if accepted:
+        yield from deletion.enqueue_topics(ctx, accepted)
+
+
+def duplicates(names: Iterable[str]) -> frozenset[str]:
+    """Names that a request gives more than once: Kafka refuses all of them."""
+    return frozenset(name for name, count in Counter(names).items() if count > 1)
+
+
+def _refuse(topic: str, error: ErrorCode, message: str) -> TopicResult:
+    return TopicResult(topic, error, message)

@@ -1,0 +1,62 @@
+"""Which event a notification of ZooKeeper stands for. A notification says only that something changed, never what."""
+
+from __future__ import annotations
+
+from klamm.controller.events import (
+    BrokerChange,
+    BrokerModifications,
+    ControllerChange,
+    ControllerEvent,
+    ElectionTrigger,
+    ElectionType,
+    IsrChangeNotification,
+    LogDirEventNotification,
+    PartitionModifications,
+    PartitionReassignmentIsrChange,
+    Reelect,
+    ReplicaLeaderElection,
+    TopicChange,
+    TopicDeletion,
+    ZkPartitionReassignment,
+)
+from klamm.model import TopicPartition
+from klamm.zk import paths
+from klamm.zk.ops import EventType, WatchEvent
+
+_CHILDREN: dict[str, ControllerEvent] = {
+    paths.BROKER_IDS: BrokerChange(),
+    paths.TOPICS: TopicChange(),
+    paths.DELETE_TOPICS: TopicDeletion(),
+    paths.ISR_CHANGE_NOTIFICATION: IsrChangeNotification(),
+    paths.LOG_DIR_EVENT_NOTIFICATION: LogDirEventNotification(),
+}
+_CREATED: dict[str, ControllerEvent] = {
+    paths.REASSIGN_PARTITIONS: ZkPartitionReassignment(),
+    paths.PREFERRED_REPLICA_ELECTION: ReplicaLeaderElection(None, ElectionType.PREFERRED, ElectionTrigger.ZK),
+}
+
+
+def event_of(watch: WatchEvent) -> ControllerEvent | None:
+    """None: nothing of interest to the controller."""
+    if watch.type is EventType.CHILDREN_CHANGED:
+        return _CHILDREN.get(watch.path)
+    if watch.path == paths.CONTROLLER:
+        return Reelect() if watch.type is EventType.DELETED else ControllerChange()
+    if watch.path in _CREATED:
+        return _CREATED[watch.path] if watch.type is EventType.CREATED else None
+    if watch.type is EventType.DATA_CHANGED:
+        return _data_changed(watch.path)
+    return None
+
+
+def _data_changed(path: str) -> ControllerEvent | None:
+    parts = path.split("/")[1:]
+    match parts:
+        case ["brokers", "ids", broker] if broker.isdecimal():
+            return BrokerModifications(int(broker))
+        case ["brokers", "topics", topic]:
+            return PartitionModifications(topic)
+        case ["brokers", "topics", topic, "partitions", partition, "state"] if partition.isdecimal():
+            return PartitionReassignmentIsrChange(TopicPartition(topic, int(partition)))
+        case _:
+            return None
