@@ -1,0 +1,145 @@
+"""One client connection of the embedded server: frames in, replies out, flow control in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, cast
+
+from klamm.zk.ops import Id
+
+_LENGTH: Final = struct.Struct(">i")
+MAX_WAITING: Final = 1_000
+"""Replies that may wait for the disk before a connection is read no further."""
+
+
+class FrameHandler(Protocol):
+    """The server as a connection sees it."""
+
+    max_frame_bytes: int
+    commands: dict[bytes, Callable[[], bytes]]
+
+    def on_connected(self, connection: Connection) -> bool: ...
+    def on_frame(self, connection: Connection, frame: bytes) -> None: ...
+    def on_disconnected(self, connection: Connection) -> None: ...
+    def flush(self) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """`number` names the connection as a watcher; `session_id` is None until the handshake."""
+
+    def __init__(self, server: FrameHandler, number: int) -> None:
+        self.number = number
+        self.session_id: int | None = None
+        self.auth: Sequence[Id] = ()
+        self.host = ""
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._out: list[bytes] = []
+        self._waiting = 0
+        self._write_paused = False
+        self._read_paused = False
+        self._closing = False
+
+    # --- the transport's side ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.host = str(peer[0]) if peer else ""
+        self.auth = (Id("ip", self.host),)
+        if not self._server.on_connected(self):
+            self.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._read_frames()
+        self._server.flush()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._transport = None
+        self._server.on_disconnected(self)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._update_reading()
+
+    # --- frames ------------------------------------------------------------------------------------------------------
+
+    def _read_frames(self) -> None:
+        buffer, pos, size = self._buffer, 0, len(self._buffer)
+        if self.session_id is None and size >= 4 and (command := self._server.commands.get(bytes(buffer[:4]))):
+            self.write(command())
+            self.close()
+        while not self._closing and not self._read_paused and size - pos >= 4:
+            length = _LENGTH.unpack_from(buffer, pos)[0]
+            if not 0 <= length <= self._server.max_frame_bytes:
+                self.close()
+                break
+            end = pos + 4 + length
+            if end > size:
+                break
+            self._server.on_frame(self, bytes(buffer[pos + 4 : end]))
+            pos = end
+        if self._closing:
+            buffer.clear()
+        elif pos:
+            del buffer[:pos]
+
+    # --- the server's side -------------------------------------------------------------------------------------------
+
+    def wait_one(self) -> None:
+        """One more reply waits for the disk; too many, and no more requests are read."""
+        self._waiting += 1
+        self._update_reading()
+
+    def deliver(self, frame: bytes) -> None:
+        """A reply that waited, or need not wait; it leaves with the next `flush`."""
+        self._waiting -= 1
+        self.write(frame)
+
+    def write(self, frame: bytes) -> None:
+        if not self._closing:
+            self._out.append(frame)
+
+    def flush(self) -> None:
+        if self._out and self._transport is not None:
+            self._transport.write(b"".join(self._out))
+            self._out.clear()
+        if self._read_paused:
+            self._update_reading()
+
+    def close(self) -> None:
+        """Sends what was written, then closes. Nothing more is read."""
+        if self._closing:
+            return
+        self.flush()
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _update_reading(self) -> None:
+        pause = self._write_paused or self._waiting > MAX_WAITING
+        if pause == self._read_paused or self._transport is None or self._closing:
+            return
+        self._read_paused = pause
+        if pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+            asyncio.get_running_loop().call_soon(self.data_received, b"")  # frames that are here already

@@ -1,0 +1,141 @@
+"""One request body against a tree: decode, execute, encode the answer. Also how the log repeats a write.
+
+What happens depends on the tree, the body, the time and the identities alone, so a logged request repeats exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from klamm.zk import jute
+from klamm.zk.jute import OpCode
+from klamm.zk.ops import (
+    Check,
+    Code,
+    Create,
+    CreateResult,
+    Delete,
+    Exists,
+    GetAcl,
+    GetChildren,
+    GetData,
+    Id,
+    NoNode,
+    SetAcl,
+    SetData,
+    SetDataResult,
+    Unimplemented,
+    WriteResult,
+    ZkError,
+)
+from klamm.zk.tree import ZnodeTree
+
+_WRITES: Final[dict[int, Callable[[bytes], tuple[Create | Delete | SetData | SetAcl | Check, int]]]] = {
+    OpCode.CREATE: jute.read_create,
+    OpCode.CREATE2: jute.read_create,
+    OpCode.DELETE: jute.read_delete,
+    OpCode.SET_DATA: jute.read_set_data,
+    OpCode.SET_ACL: jute.read_set_acl,
+    OpCode.CHECK: jute.read_check,
+}
+WRITES: Final = frozenset({*_WRITES, OpCode.MULTI})
+
+
+class ReconfigDisabled(ZkError):
+    code = Code.RECONFIG_DISABLED
+
+
+def execute_write(tree: ZnodeTree, session_id: int, opcode: int, body: bytes, now_ms: int, auth: Sequence[Id]) -> bytes:
+    """The body of the answer. Raises the `ZkError` to answer with; a failed multi is an answer, not an error."""
+    if opcode == OpCode.MULTI:
+        codes, ops = jute.read_multi(body)
+        return jute.multi_bytes(codes, tree.multi(session_id, ops, now_ms, auth))
+    op, _ = _WRITES[opcode](body)
+    result: WriteResult = tree.write(session_id, op, now_ms, auth)
+    if isinstance(result, CreateResult):
+        assert result.stat is not None
+        return jute.string_bytes(result.path) + (jute.stat_bytes(result.stat) if opcode == OpCode.CREATE2 else b"")
+    return jute.stat_bytes(result.stat) if isinstance(result, SetDataResult) else b""
+
+
+def repeat_write(tree: ZnodeTree, session_id: int, opcode: int, body: bytes, now_ms: int, auth: Sequence[Id]) -> None:
+    """A write of the log again, without its answer."""
+    if opcode == OpCode.MULTI:
+        tree.multi(session_id, jute.read_multi(body)[1], now_ms, auth)
+    else:
+        tree.write(session_id, _WRITES[opcode](body)[0], now_ms, auth)
+
+
+def execute_read(tree: ZnodeTree, opcode: int, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
+    """The body of the answer to a request that changes no znode. Raises the `ZkError` to answer with."""
+    handler = _READS.get(opcode)
+    if handler is None:
+        raise Unimplemented(message=f"operation {opcode} is not implemented")
+    return handler(tree, body, watcher, auth)
+
+
+def _get_data(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
+    path, watch, _ = jute.read_path_and_watch(body)
+    result = tree.read(GetData(path, watch), watcher, auth)
+    return jute.buffer_bytes(result.data) + jute.stat_bytes(result.stat)
+
+
+def _exists(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
+    path, watch, _ = jute.read_path_and_watch(body)
+    stat = tree.read(Exists(path, watch), watcher, auth).stat
+    if stat is None:
+        raise NoNode(path)
+    return jute.stat_bytes(stat)
+
+
+def _get_children(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
+    path, watch, _ = jute.read_path_and_watch(body)
+    return jute.strings_bytes(tree.read(GetChildren(path, watch), watcher, auth).children)
+
+
+def _get_children2(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
+    path, watch, _ = jute.read_path_and_watch(body)
+    result = tree.read(GetChildren(path, watch), watcher, auth)
+    return jute.strings_bytes(result.children) + jute.stat_bytes(result.stat)
+
+
+def _get_acl(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
+    path, _ = jute.read_string(body, 0)
+    return jute.acl_bytes(tree.get_acl(GetAcl(path), auth))
+
+
+def _multi_read(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
+    return jute.multi_read_bytes(tree.multi_read(jute.read_multi_read(body), auth))
+
+
+def _sync(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
+    """There is one server: every read is up to date already."""
+    path, _ = jute.read_string(body, 0)
+    return jute.string_bytes(path)
+
+
+def _set_watches(tree: ZnodeTree, body: bytes, watcher: int, *, second: bool) -> bytes:
+    wanted = jute.read_set_watches(body, second=second)
+    if wanted.persistent:
+        raise Unimplemented(message="persistent watches are not implemented")
+    tree.set_watches(watcher, wanted.relative_zxid, wanted.data, wanted.exist, wanted.child)
+    return b""
+
+
+def _reconfig(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
+    raise ReconfigDisabled
+
+
+_READS: Final[dict[int, Callable[[ZnodeTree, bytes, int, Sequence[Id]], bytes]]] = {
+    OpCode.EXISTS: _exists,
+    OpCode.GET_DATA: _get_data,
+    OpCode.GET_CHILDREN: _get_children,
+    OpCode.GET_CHILDREN2: _get_children2,
+    OpCode.GET_ACL: _get_acl,
+    OpCode.MULTI_READ: _multi_read,
+    OpCode.SYNC: _sync,
+    OpCode.SET_WATCHES: lambda tree, body, watcher, _: _set_watches(tree, body, watcher, second=False),
+    OpCode.SET_WATCHES2: lambda tree, body, watcher, _: _set_watches(tree, body, watcher, second=True),
+    OpCode.RECONFIG: _reconfig,
+}
