@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from klamm.clock import Clock
 from klamm.config import ConfigRepository, KafkaConfig
+from klamm.log.log_manager import LogManager
 from klamm.metadata import MetadataCache
 from klamm.metrics import MetricsRegistry
 from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH
@@ -18,7 +19,6 @@ from klamm.replica.replica_manager import ReplicaManager
 
 if TYPE_CHECKING:
     from klamm.controller.events import ControllerEvent
-    from klamm.log.log_manager import LogManager
 
 
 class Controller(Protocol):

@@ -25,17 +25,17 @@ def handle(broker: Broker, ctx: RequestContext, req: DescribeLogDirsRequest) -> 
     by_dir: dict[str, list[Log]] = {}
     for log in _asked_logs(broker, req):
         by_dir.setdefault(log.log_dir, []).append(log)
-    results = [_live(broker, log_dir, by_dir.get(log_dir, [])) for log_dir in broker.logs.live_dirs]
+    results = [_live(broker, log_dir.path, by_dir.get(log_dir.path, [])) for log_dir in broker.logs.dirs.live]
     results += [
         DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=log_dir, topics=())
-        for log_dir in broker.logs.failed_dirs
+        for log_dir in broker.logs.dirs.failures
     ]
     return DescribeLogDirsResponse(throttle_time_ms=0, results=results)
 
 
 def _asked_logs(broker: Broker, req: DescribeLogDirsRequest) -> Iterable[Log]:
     if req.topics is None:
-        return broker.logs.logs()
+        return broker.logs.logs.values()
     asked = dict.fromkeys(TopicPartition(topic.topic, index) for topic in req.topics for index in topic.partitions)
     return [log for tp in asked if (log := broker.logs.get_log(tp)) is not None]
 
@@ -44,7 +44,7 @@ def _live(broker: Broker, log_dir: str, logs: list[Log]) -> DescribeLogDirsResul
     topics: dict[str, list[DescribeLogDirsPartition]] = {}
     for log in logs:
         topics.setdefault(log.topic_partition.topic, []).append(_partition(log))
-    total_bytes, usable_bytes = broker.logs.disk_usage(log_dir)
+    total_bytes, usable_bytes = broker.logs.dirs.usage(log_dir)
     return DescribeLogDirsResult(
         error_code=ErrorCode.NONE,
         log_dir=log_dir,

@@ -10,6 +10,7 @@ A fetch with a broker's id as replica id reports that follower's progress.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from klamm.apis.fetch_context import FetchContext, open_context
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
@@ -29,6 +30,9 @@ from klamm.protocol.messages.fetch import (
 from klamm.replica.fetch_path import FetchParams, Reads
 from klamm.replica.fetch_session import SessionPartition
 from klamm.replica.partition_reader import Isolation, PartitionRead
+
+_MAX_WAIT_MS: Final = 600_000
+"""The longest a fetch is held, whatever it asks for: nothing may stay parked for a client that has long gone."""
 
 
 def handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse | asyncio.Future[FetchResponse]:
@@ -57,7 +61,7 @@ def _params(version: int, req: FetchRequest, *, has_refused: bool) -> FetchParam
     else:
         isolation = Isolation.TXN_COMMITTED if req.isolation_level == 1 else Isolation.HIGH_WATERMARK
     return FetchParams(
-        max_wait_ms=0 if has_refused else req.max_wait_ms,
+        max_wait_ms=0 if has_refused else min(req.max_wait_ms, _MAX_WAIT_MS),
         min_bytes=req.min_bytes,
         max_bytes=req.max_bytes,
         isolation=isolation,

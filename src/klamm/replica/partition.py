@@ -99,7 +99,7 @@ class Partition:
     # --- transitions -------------------------------------------------------------------------------------------
 
     def make_leader(self, state: LeaderAndIsrPartitionState, topic_id: UUID, log: Log, now_ms: int) -> bool:
-        """This broker leads from now on; returns whether that is news (a new leader epoch). An OSError changes nothing."""
+        """This broker leads from now on; returns whether the leader epoch is new. An OSError changes nothing."""
         if state.partition_epoch < self.partition_epoch and state.leader_epoch <= self.leader_epoch:
             return False
         was_leader = self.is_leader

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from klamm.clock import Clock
 from klamm.errors import ErrorCode
 from klamm.log.log import Log
+from klamm.log.log_manager import LogManager
 from klamm.log.producer_state import AppendOrigin
 from klamm.metadata import MetadataCache
 from klamm.metrics import BrokerTopicStats, MetricsRegistry
 from klamm.model import TopicPartition
 from klamm.purgatory import DelayedOperationPurgatory
+from klamm.replica import gauges
 from klamm.replica.append_path import AppendPath
 from klamm.replica.counters import PartitionCounters
 from klamm.replica.delete_records import DeleteRecordsPath
@@ -27,7 +29,6 @@ from klamm.replica.partition import Partition
 from klamm.replica.state_change import StateChange, StateChangeResult, StopReplica, TopicPartitionStates
 
 if TYPE_CHECKING:
-    from klamm.log.log_manager import LogManager
     from klamm.replica.append_path import AppendResults, RecordsBytes
     from klamm.replica.delete_records import DeletedRecords
     from klamm.replica.fetch_path import Fetches, FetchParams, Reads
@@ -90,6 +91,8 @@ class ReplicaManager:
         self.delete_records_purgatory = DelayedOperationPurgatory("DeleteRecords", loop)
         self.leadership_listeners: list[LeadershipListener] = []
         self.isr_change_listener: Callable[[Partition, tuple[int, ...]], None] | None = None
+        self.isr_meters = gauges.IsrMeters(metrics)
+        gauges.register(self)
         self._append_path = AppendPath(self)
         self._fetch_path = FetchPath(self)
         self._delete_path = DeleteRecordsPath(self)
@@ -118,7 +121,10 @@ class ReplicaManager:
 
     def host(self, partition: Partition) -> None:
         tp = partition.topic_partition
+        if tp in self.partitions:
+            return
         self.partitions[tp] = partition
+        gauges.register_partition(self.metrics, partition)
         self._by_topic.setdefault(tp.topic, {})[tp] = partition
 
     def drop(self, tp: TopicPartition) -> Partition | None:
@@ -127,6 +133,7 @@ class ReplicaManager:
         if partition is None:
             return None
         self.counters.forget(tp)
+        gauges.remove_partition(self.metrics, partition)
         siblings = self._by_topic[tp.topic]
         del siblings[tp]
         if not siblings:
@@ -221,7 +228,7 @@ class ReplicaManager:
         self.fetch_purgatory.check_and_complete(tp)
         self.delete_records_purgatory.check_and_complete(tp)
 
-    def on_flushed(self, tp: TopicPartition) -> None:
+    def on_flushed(self, tp: TopicPartition, recovery_point: int) -> None:
         """The log's recovery point moved: produces that waited for the disk look again."""
         if self.produce_purgatory.size:
             self.produce_purgatory.check_and_complete(tp)
@@ -230,7 +237,10 @@ class ReplicaManager:
 
     def checkpoint_high_watermarks(self) -> None:
         """Writes `replication-offset-checkpoint` of every live directory."""
-        self.logs.checkpoint_high_watermarks()
+        self.logs.checkpoint_high_watermarks(self.high_watermarks())
+
+    def high_watermarks(self) -> dict[TopicPartition, int]:
+        return {tp: p.log.high_watermark for tp, p in self.partitions.items() if p.log is not None}
 
     def shutdown(self) -> None:
         """Answers all that waits and leaves the high watermarks on disk."""

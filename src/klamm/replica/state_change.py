@@ -141,7 +141,7 @@ class StateChange:
     def _log_for(self, tp: TopicPartition, topic_id: UUID, *, is_new: bool) -> Log | ErrorCode:
         replicas = self._replicas
         try:
-            hosted: Log = replicas.logs.get_or_create_log(tp, topic_id, is_new=is_new)
+            hosted = replicas.logs.get_or_create_log(tp, is_new=is_new)
         except LogDirError as failure:
             log.error("%s: no log: %s", tp, failure)
             self.take_offline((tp,))
@@ -149,6 +149,8 @@ class StateChange:
             return ErrorCode.KAFKA_STORAGE_ERROR
         if topic_id != ZERO_UUID and (error := hosted.assign_topic_id(topic_id)):
             return error
+        if tp not in replicas.partitions:
+            hosted.update_high_watermark(replicas.logs.checkpointed_high_watermark(tp))
         return hosted
 
     def _restart_fetchers(self, leaders: list[Partition], followers: list[Partition]) -> None:
@@ -181,7 +183,7 @@ class StateChange:
         replicas.fetchers.remove([stop.topic_partition for stop in accepted])
         dropped = [replicas.drop(stop.topic_partition) for stop in accepted if stop.delete]
         for stop in accepted:
-            if stop.delete and (code := self._delete_log(stop.topic_partition)):
+            if stop.delete and (code := replicas.logs.async_delete(stop.topic_partition)):
                 result.partitions[stop.topic_partition] = code
             replicas.complete_after_high_watermark(stop.topic_partition)
         self._tell_listeners((), [partition for partition in dropped if partition is not None])
@@ -196,14 +198,6 @@ class StateChange:
             return ErrorCode.NONE
         is_older = stop.leader_epoch < partition.leader_epoch
         return ErrorCode.FENCED_LEADER_EPOCH if is_older else ErrorCode.NONE
-
-    def _delete_log(self, tp: TopicPartition) -> ErrorCode:
-        try:
-            self._replicas.logs.async_delete(tp)
-        except LogDirError as failure:
-            log.error("%s: its log cannot be deleted: %s", tp, failure)
-            return ErrorCode.KAFKA_STORAGE_ERROR
-        return ErrorCode.NONE
 
     # --- log directories -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,79 @@
+"""The replica manager's metrics: counts over all partitions, each partition's standing, and what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from klamm.metrics import MetricsRegistry
+from klamm.purgatory import DelayedOperationPurgatory
+
+if TYPE_CHECKING:
+    from klamm.replica.partition import Partition
+    from klamm.replica.replica_manager import ReplicaManager
+
+_SERVER: Final = "kafka.server"
+_PARTITION: Final = ("kafka.cluster", "Partition")
+
+
+class IsrMeters:
+    def __init__(self, metrics: MetricsRegistry) -> None:
+        self.expands = metrics.meter(_SERVER, "ReplicaManager", "IsrExpandsPerSec")
+        self.shrinks = metrics.meter(_SERVER, "ReplicaManager", "IsrShrinksPerSec")
+        self.failed_updates = metrics.meter(_SERVER, "ReplicaManager", "FailedIsrUpdatesPerSec")
+
+
+def register(replicas: ReplicaManager) -> None:
+    counters = replicas.counters
+    gauges: dict[str, Callable[[], object]] = {
+        "LeaderCount": lambda: counters.leader_count,
+        "PartitionCount": lambda: len(replicas.partitions),
+        "OfflineReplicaCount": lambda: len(replicas.offline),
+        "UnderReplicatedPartitions": lambda: counters.under_replicated_partitions,
+        "UnderMinIsrPartitionCount": lambda: counters.under_min_isr_partition_count,
+        "AtMinIsrPartitionCount": lambda: counters.at_min_isr_partition_count,
+        "ReassigningPartitions": lambda: counters.reassigning_partitions,
+    }
+    for name, value in gauges.items():
+        replicas.metrics.gauge(_SERVER, "ReplicaManager", name, value)
+    for purgatory in (replicas.produce_purgatory, replicas.fetch_purgatory, replicas.delete_records_purgatory):
+        register_purgatory(replicas.metrics, purgatory)
+
+
+def register_purgatory(metrics: MetricsRegistry, purgatory: DelayedOperationPurgatory) -> None:
+    tags = {"delayedOperation": purgatory.name}
+    metrics.gauge(_SERVER, "DelayedOperationPurgatory", "PurgatorySize", lambda: purgatory.watched, tags)
+    metrics.gauge(_SERVER, "DelayedOperationPurgatory", "NumDelayedOperations", lambda: purgatory.size, tags)
+
+
+def register_partition(metrics: MetricsRegistry, partition: Partition) -> None:
+    """Kafka's `kafka.cluster:type=Partition` gauges; zero on a broker that does not lead the partition."""
+    tags = _tags(partition)
+    for name, value in _partition_gauges(partition).items():
+        metrics.gauge(*_PARTITION, name, value, tags)
+
+
+def remove_partition(metrics: MetricsRegistry, partition: Partition) -> None:
+    for name in _partition_gauges(partition):
+        metrics.remove(*_PARTITION, name, _tags(partition))
+
+
+def _tags(partition: Partition) -> dict[str, str]:
+    tp = partition.topic_partition
+    return {"topic": tp.topic, "partition": str(tp.partition)}
+
+
+def _partition_gauges(partition: Partition) -> dict[str, Callable[[], object]]:
+    return {
+        "UnderReplicated": lambda: int(partition.is_under_replicated),
+        "UnderMinIsr": lambda: int(partition.is_under_min_isr),
+        "AtMinIsr": lambda: int(partition.is_at_min_isr),
+        "InSyncReplicasCount": lambda: len(partition.isr) if partition.is_leader else 0,
+        "ReplicasCount": lambda: len(partition.replicas) if partition.is_leader else 0,
+        "LastStableOffsetLag": lambda: _last_stable_offset_lag(partition),
+    }
+
+
+def _last_stable_offset_lag(partition: Partition) -> int:
+    log = partition.log
+    return log.high_watermark - log.last_stable_offset if log is not None and partition.is_leader else 0
