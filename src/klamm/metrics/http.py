@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from typing import Final, cast
 
 from klamm.metrics.exposition import CONTENT_TYPE
 from klamm.metrics.registry import MetricsRegistry
@@ -60,8 +60,7 @@ class _HttpConnection(asyncio.Protocol):
         self._answer: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
         self._timer = self._loop.call_later(REQUEST_TIMEOUT_S, self.abort)
 

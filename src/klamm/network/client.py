@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
+from functools import cache
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from klamm.errors import ProtocolError
 from klamm.protocol.frames import (
@@ -15,7 +17,7 @@ from klamm.protocol.frames import (
     decode_response_header,
     encode_request_header,
 )
-from klamm.protocol.messages import response_class
+from klamm.protocol.messages import request_class
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.wire import BytesLike, Message, decode, encode
 
@@ -154,7 +156,7 @@ class BrokerConnection:
         version = waiting.version
         if waiting.api_key == ApiVersionsRequest.KEY and frame[pos : pos + 2] == b"\x00\x23":
             version = 0  # an ApiVersions of a version the broker does not know is answered in v0
-        response, _ = decode(response_class(waiting.api_key), version, frame, pos)
+        response, _ = decode(_response_class(waiting.api_key), version, frame, pos)
         self._waiting.popleft()
         waiting.settle(response)
 
@@ -175,6 +177,15 @@ class BrokerConnection:
         self._fail(ConnectionError(f"the broker closed the connection{f': {error}' if error else ''}"))
         if not self.closed.done():
             self.closed.set_result(None)
+
+
+@cache
+def _response_class(api_key: int) -> type[Message]:
+    """The response class of one API: it stands beside its request."""
+    request = request_class(api_key)
+    name = request.__name__.removesuffix("Request") + "Response"
+    response: type[Message] = getattr(sys.modules[request.__module__], name)
+    return response
 
 
 class _Waiting:
@@ -211,8 +222,7 @@ class _Wire(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._owner._on_lost(exc)

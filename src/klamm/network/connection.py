@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.network.api_table import API_VERSIONS_KEY, VersionedApi
@@ -66,12 +66,11 @@ class Connection(MutableProtocol):
     # The transport calls these.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=0)
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)
         self.last_active_at = self._monotonic()
         self.pause(NOT_ADMITTED)
-        self.processor.acceptor.on_connection(self, transport)
+        self.processor.acceptor.on_connection(self, self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Requests that were received are still handled, as Kafka does; their responses go nowhere."""
@@ -146,8 +145,6 @@ class Connection(MutableProtocol):
         request = Request(self, api, correlation_id, client_id, message, len(frame), now)
         if api.metric_name is not None:
             request.split_name = api.metric_name(message)
-        if api.key == API_VERSIONS_KEY:
-            self._note_client_software(message)
         self._submit(request)
 
     def _read_client_id(self, frame: Frame, length: int, api: VersionedApi) -> tuple[str | None, int]:
@@ -162,10 +159,6 @@ class Connection(MutableProtocol):
         header, pos = decode_request_header(frame)
         self._client_id_bytes, self._client_id = bytes(raw), header.client_id
         return header.client_id, pos
-
-    def _note_client_software(self, message: Message) -> None:
-        self.context.client_software_name = getattr(message, "client_software_name", "") or "unknown"
-        self.context.client_software_version = getattr(message, "client_software_version", "") or "unknown"
 
     def _submit(self, request: Request) -> None:
         self.in_flight.append(request)
