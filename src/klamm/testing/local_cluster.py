@@ -236,6 +236,7 @@ class LocalCluster:
             return
         port = self._zookeeper_port.number
         arguments = ["--data-dir", str(self.data_dir / "zookeeper"), "--host", LOOPBACK, "--port", str(port)]
+        arguments += ["--min-session-timeout-ms", "200", *(["--no-fsync"] if self._temporary else [])]
         self._zookeeper = ChildProcess(
             "ZooKeeper",
             "klamm.zk.server",

@@ -1,0 +1,128 @@
+"""The commands' way to a cluster: confluent-kafka, with its errors turned into sentences."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from klamm.cli.output import Failure, fail
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+    from confluent_kafka.admin import AdminClient, ClusterMetadata
+
+T = TypeVar("T")
+
+BOOTSTRAP_VARIABLE: Final = "KLAMM_BOOTSTRAP_SERVERS"
+DEFAULT_BOOTSTRAP: Final = "localhost:9092"
+TIMEOUT_S: Final = 10.0
+
+BootstrapServer = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap-server",
+        "-b",
+        envvar=BOOTSTRAP_VARIABLE,
+        metavar="HOST:PORT,...",
+        help="Brokers to ask first.",
+    ),
+]
+
+
+def client_config(servers: str, **settings: object) -> dict[str, Any]:
+    """librdkafka's settings; it stays silent, because errors reach the person as sentences."""
+    return {
+        "bootstrap.servers": servers,
+        "client.id": "klamm-cli",
+        "log_level": 0,
+        "error_cb": lambda error: None,
+        "socket.timeout.ms": int(TIMEOUT_S * 1000),
+        **{name.replace("_", "."): value for name, value in settings.items()},
+    }
+
+
+def admin_client(servers: str) -> AdminClient:
+    """An AdminClient that has already reached a broker."""
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient(client_config(servers))
+    cluster_metadata(admin, servers)
+    return admin
+
+
+def cluster_metadata(admin: Any, servers: str, topic: str | None = None) -> ClusterMetadata:
+    from confluent_kafka import KafkaException
+
+    try:
+        if topic is None:
+            metadata: ClusterMetadata = admin.list_topics(timeout=TIMEOUT_S)
+        else:
+            metadata = admin.list_topics(topic, timeout=TIMEOUT_S)
+    except KafkaException as error:
+        raise Failure(unreachable(servers) if _is_local(error.args[0]) else explain(error.args[0])) from None
+    return metadata
+
+
+def unreachable(servers: str) -> str:
+    return (
+        f"No broker answers at {servers}. Start one with `klamm up`, or name another with --bootstrap-server "
+        f"or {BOOTSTRAP_VARIABLE}."
+    )
+
+
+def result(future: Future[T], what: str = "") -> T:
+    """The result of an admin call; a broker's error becomes `what: the error`."""
+    from confluent_kafka import KafkaException
+
+    try:
+        return future.result(timeout=6 * TIMEOUT_S)
+    except KafkaException as error:
+        text = explain(error.args[0])
+        raise Failure(f"{what}: {text}" if what else text) from None
+    except TimeoutError:
+        raise Failure(f"{what or 'The request'}: no answer within {6 * TIMEOUT_S:g} s.") from None
+
+
+def results(futures: Mapping[str, Future[Any]], what: Callable[[str], str]) -> dict[str, Any]:
+    """All results by name. Every failure is told; the command fails when there was one."""
+    done: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, future in futures.items():
+        try:
+            done[name] = result(future, what(name))
+        except Failure as failure:
+            problems.append(str(failure))
+    if problems:
+        fail("\n".join(problems))
+    return done
+
+
+def explain(error: KafkaError) -> str:
+    """`TOPIC_ALREADY_EXISTS: Topic 't' already exists.`"""
+    name, text = error.name().lstrip("_"), str(error.str()).strip()
+    sentence = text if text.endswith(".") else f"{text}."
+    return sentence if _is_local(error) else f"{name}: {sentence}"
+
+
+def _is_local(error: KafkaError) -> bool:
+    """Whether librdkafka says so itself, and no broker."""
+    return int(error.code()) < -1
+
+
+def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
+    """`key=value` options; a value may hold an equals sign."""
+    parsed: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            fail(f"{option} {pair!r} is not key=value.")
+        parsed[name] = value
+    return parsed
+
+
+def default_servers() -> str:
+    return os.environ.get(BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP)

@@ -1,0 +1,114 @@
+"""`klamm config describe|alter` for topics and brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from klamm.cli import broker_default_configs
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, admin_client, parse_pairs, result
+from klamm.cli.output import fail, say, table
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient, ConfigResource
+
+app = typer.Typer(help="Show and change the configuration of topics and brokers.", no_args_is_help=True)
+
+Topic = Annotated[str | None, typer.Option("--topic", "-t", metavar="NAME", help="The topic.")]
+Broker = Annotated[str | None, typer.Option("--broker", metavar="ID", help="The broker.")]
+BrokerDefaults = Annotated[bool, typer.Option("--broker-defaults", help="The dynamic defaults of all brokers.")]
+
+
+@app.command()
+def describe(
+    topic: Topic = None,
+    broker: Broker = None,
+    broker_defaults: BrokerDefaults = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also what is at its default.")] = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Show the configuration of one topic or broker, and where each value comes from."""
+    from confluent_kafka.admin import ConfigSource
+
+    kind, name = _resource(topic, broker, broker_defaults)
+    if broker_defaults:
+        broker_default_configs.describe(bootstrap_server)
+        return
+    admin = admin_client(bootstrap_server)
+    resource = _config_resource(kind, name)
+    entries: dict[str, Any] = result(
+        admin.describe_configs([resource])[resource], f"The configuration of {kind} {name}"
+    )
+    quiet = {ConfigSource.DEFAULT_CONFIG.value, ConfigSource.STATIC_BROKER_CONFIG.value if kind == "topic" else -1}
+    table(
+        ("Key", "Value", "Source", "ReadOnly"),
+        [
+            (
+                entry.name,
+                "[hidden]" if entry.is_sensitive else entry.value,
+                _source(entry.source),
+                str(bool(entry.is_read_only)).lower(),
+            )
+            for entry in sorted(entries.values(), key=lambda entry: str(entry.name))
+            if everything or entry.source not in quiet
+        ],
+    )
+
+
+@app.command()
+def alter(
+    topic: Topic = None,
+    broker: Broker = None,
+    broker_defaults: BrokerDefaults = False,
+    set_: Annotated[list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a value.")] = [],  # noqa: B006
+    delete: Annotated[list[str], typer.Option("--delete", "-d", metavar="KEY", help="Back to the default.")] = [],  # noqa: B006
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Change the configuration of one topic or broker while it runs."""
+    kind, name = _resource(topic, broker, broker_defaults)
+    if not set_ and not delete:
+        fail("Nothing to alter: give --set KEY=VALUE or --delete KEY.")
+    settings = parse_pairs(set_, "--set")
+    if broker_defaults:
+        broker_default_configs.alter(bootstrap_server, settings, delete)
+    else:
+        alter_resource(admin_client(bootstrap_server), kind, name, settings, delete)
+    say(f"Changed the configuration of {kind} {name or '<default>'}.")
+
+
+def alter_resource(
+    admin: AdminClient, kind: str, name: str, settings: Mapping[str, str], delete: Iterable[str]
+) -> None:
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry
+
+    resource = _config_resource(kind, name)
+    for key, value in settings.items():
+        resource.add_incremental_config(ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET))
+    for key in delete:
+        resource.add_incremental_config(ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE))
+    future = admin.incremental_alter_configs([resource])[resource]
+    result(future, f"The configuration of {kind} {name} was not changed")
+
+
+def _resource(topic: str | None, broker: str | None, broker_defaults: bool) -> tuple[str, str]:
+    given = [("topic", topic)] * (topic is not None) + [("broker", broker)] * (broker is not None)
+    given += [("broker", "")] * broker_defaults
+    if len(given) != 1:
+        fail("Say whose configuration it is: exactly one of --topic NAME, --broker ID, --broker-defaults.")
+    kind, name = given[0]
+    return kind, name or ""
+
+
+def _config_resource(kind: str, name: str) -> ConfigResource:
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    return ConfigResource(ResourceType.TOPIC if kind == "topic" else ResourceType.BROKER, name)
+
+
+def _source(code: int) -> str:
+    """`DYNAMIC_TOPIC_CONFIG`; librdkafka gives the bare number."""
+    from confluent_kafka.admin import ConfigSource
+
+    return next((source.name for source in ConfigSource if source.value == code), str(code))

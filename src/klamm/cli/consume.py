@@ -1,0 +1,170 @@
+"""`klamm consume TOPIC`: prints records as they come."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, client_config, cluster_metadata, explain
+from klamm.cli.output import fail, note
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message
+
+Formatter = Callable[["Message"], bytes]
+_POLL_S = 0.2
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Begin with the first record.")] = False,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="Join this group and commit offsets.")] = None,
+    max_messages: Annotated[int | None, typer.Option("--max-messages", "-n", min=1, help="Then end.")] = None,
+    timeout_ms: Annotated[
+        int | None, typer.Option("--timeout-ms", min=0, help="End after this long in silence.")
+    ] = None,
+    exit_at_end: Annotated[
+        bool, typer.Option("--exit-at-end", "-e", help="End after the last record there is.")
+    ] = False,
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help="value, key-value, json, or a text with %t %p %o %k %v %T %h "
+            "(topic, partition, offset, key, value, time, headers).",
+        ),
+    ] = "value",
+    isolation: Annotated[str, typer.Option("--isolation-level")] = "read_committed",
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Print the records of a topic."""
+    consumer = _consumer(bootstrap_server, group, from_beginning, isolation)
+    shown = 0
+    try:
+        _attach(consumer, bootstrap_server, topic, partition, group, from_beginning)
+        write = formatter(format_)
+        for message in _messages(consumer, timeout_ms, exit_at_end):
+            sys.stdout.buffer.write(write(message))
+            sys.stdout.buffer.flush()
+            if group is not None:
+                consumer.store_offsets(message)
+            shown += 1
+            if max_messages is not None and shown >= max_messages:
+                break
+    except KeyboardInterrupt:
+        pass
+    finally:
+        consumer.close()
+    note(f"{shown} record{'' if shown == 1 else 's'} from {topic}.")
+
+
+def _consumer(servers: str, group: str | None, from_beginning: bool, isolation: str) -> Consumer:
+    from confluent_kafka import Consumer
+
+    return Consumer(
+        client_config(
+            servers,
+            group_id=group or "klamm-consume",
+            enable_auto_commit=group is not None,
+            enable_auto_offset_store=False,
+            auto_offset_reset="earliest" if from_beginning else "latest",
+            enable_partition_eof=True,
+            isolation_level=isolation,
+        )
+    )
+
+
+def _attach(
+    consumer: Consumer, servers: str, topic: str, partition: int | None, group: str | None, from_beginning: bool
+) -> None:
+    from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
+
+    found = cluster_metadata(consumer, servers).topics.get(topic)
+    if found is None:
+        fail(f"There is no topic {topic}.")
+    if partition is not None and partition not in found.partitions:
+        fail(f"Topic {topic} has no partition {partition}.")
+    if group is not None and partition is None:
+        consumer.subscribe([topic])
+        return
+    start = OFFSET_BEGINNING if from_beginning else OFFSET_END
+    numbers = sorted(found.partitions) if partition is None else [partition]
+    consumer.assign([TopicPartition(topic, number, start) for number in numbers])
+
+
+def _messages(consumer: Consumer, timeout_ms: int | None, exit_at_end: bool) -> Iterator[Message]:
+    """Records until `timeout_ms` of silence or, if asked, until every assigned partition was at its end."""
+    from confluent_kafka import KafkaError
+
+    ended: set[tuple[str, int]] = set()
+    last = time.monotonic()
+    while True:
+        message = consumer.poll(_POLL_S if timeout_ms is None else min(_POLL_S, timeout_ms / 1000))
+        if message is None:
+            if timeout_ms is not None and (time.monotonic() - last) * 1000 >= timeout_ms:
+                return
+            continue
+        error = message.error()
+        if error is None:
+            last = time.monotonic()
+            ended.discard((str(message.topic()), message.partition() or 0))
+            yield message
+        elif error.code() == KafkaError._PARTITION_EOF:
+            ended.add((str(message.topic()), message.partition() or 0))
+            if exit_at_end and {(tp.topic, tp.partition) for tp in consumer.assignment()} <= ended:
+                return
+        elif not error.retriable():
+            fail(explain(error))
+
+
+def formatter(name: str) -> Formatter:
+    if name == "json":
+        return _json
+    template = {"value": "%v\n", "key-value": "%k\t%v\n"}.get(name, name)
+    if "%" not in template:
+        fail(f"{name!r} is not a format: expected value, key-value, json, or a text with %k, %v and the like.")
+    template = template.replace("\\n", "\n").replace("\\t", "\t")
+    pieces = [piece.encode() for piece in re.split(r"(%[tpokvTh%])", template)]
+    return lambda message: b"".join(_piece(piece, message) for piece in pieces)
+
+
+def _piece(piece: bytes, message: Any) -> bytes:
+    if piece == b"%v":
+        return message.value() if message.value() is not None else b"null"
+    if piece == b"%k":
+        return message.key() if message.key() is not None else b"null"
+    simple = {
+        b"%t": message.topic,
+        b"%p": message.partition,
+        b"%o": message.offset,
+        b"%T": lambda: message.timestamp()[1],
+        b"%h": lambda: ",".join(f"{name}={_text(value)}" for name, value in message.headers() or []),
+        b"%%": lambda: "%",
+    }
+    found = simple.get(piece)
+    return str(found()).encode() if found is not None else piece
+
+
+def _json(message: Any) -> bytes:
+    record = {
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestamp": message.timestamp()[1],
+        "key": _text(message.key()),
+        "value": _text(message.value()),
+        "headers": [[name, _text(value)] for name, value in message.headers() or []],
+    }
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def _text(data: bytes | str | None) -> str | None:
+    return data.decode("utf-8", "replace") if isinstance(data, bytes) else data

@@ -1,0 +1,98 @@
+"""`klamm demo`: the main job from end to end, with a real client, told as it goes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from klamm.cli.client import client_config, result
+from klamm.cli.output import fail, say, table
+
+TOPIC = "orders"
+CITIES = ("Innsbruck", "Bozen", "Trento", "Garmisch", "Meran")
+COUNT = 1000
+
+
+def demo() -> None:
+    """Start a broker, create a topic, produce, consume in a group, restart, and show what happened."""
+    from klamm.testing import LocalCluster
+
+    steps: list[tuple[str, str, str]] = []
+    with tempfile.TemporaryDirectory(prefix="klamm-demo-") as directory:
+        begun = time.monotonic()
+        with LocalCluster(data_dir=Path(directory)) as cluster:
+            broker_id = cluster.broker_ids[0]
+            _step(steps, begun, "start", f"1 broker, process {cluster.pid(broker_id)}, {cluster.bootstrap_servers}")
+            _create(cluster.bootstrap_servers, steps)
+            _produce(cluster.bootstrap_servers, steps)
+            _consume(cluster.bootstrap_servers, steps, COUNT // 2)
+            begun = time.monotonic()
+            cluster.kill(broker_id)
+            cluster.start(broker_id)
+            _step(steps, begun, "kill -9, start", "the log recovered, offsets reloaded")
+            _consume(cluster.bootstrap_servers, steps, COUNT - COUNT // 2)
+            begun = time.monotonic()
+            cluster.stop(broker_id)
+            _step(steps, begun, "stop", "controlled shutdown")
+    say()
+    table(("Step", "Seconds", "What happened"), steps)
+
+
+def _step(steps: list[tuple[str, str, str]], begun: float, name: str, text: str) -> None:
+    steps.append((name, f"{time.monotonic() - begun:.2f}", text))
+    say(f"{name}: {text}")
+
+
+def _create(servers: str, steps: list[tuple[str, str, str]]) -> None:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    begun = time.monotonic()
+    admin = AdminClient(client_config(servers))
+    result(admin.create_topics([NewTopic(TOPIC, 3, 1, config={"retention.ms": "3600000"})])[TOPIC])
+    _step(steps, begun, "create topic", f"{TOPIC}, 3 partitions, retention.ms=3600000")
+
+
+def _produce(servers: str, steps: list[tuple[str, str, str]]) -> None:
+    from confluent_kafka import Producer
+
+    begun = time.monotonic()
+    problems: list[Any] = []
+    producer = Producer(client_config(servers, compression_type="lz4", enable_idempotence=True, linger_ms=5))
+    for number in range(COUNT):
+        city = CITIES[number % len(CITIES)]
+        producer.produce(
+            TOPIC,
+            f"order {number}".encode(),
+            city.encode(),
+            on_delivery=lambda error, _: problems.append(error) if error else None,
+        )
+    producer.flush()
+    if problems:
+        fail(f"{len(problems)} records were not accepted: {problems[0].str()}.")
+    _step(steps, begun, "produce", f"{COUNT} records, idempotent, acks=all, lz4")
+
+
+def _consume(servers: str, steps: list[tuple[str, str, str]], count: int) -> None:
+    from confluent_kafka import Consumer
+
+    begun = time.monotonic()
+    consumer = Consumer(client_config(servers, group_id="demo", auto_offset_reset="earliest", enable_auto_commit=False))
+    consumer.subscribe([TOPIC])
+    seen: Counter[str] = Counter()
+    deadline = time.monotonic() + 60
+    while seen.total() < count:
+        if time.monotonic() > deadline:
+            fail(f"Only {seen.total()} of {count} records came back within a minute.")
+        for message in consumer.consume(min(100, count - seen.total()), 0.5):
+            if message.error() is None:
+                seen[(message.key() or b"").decode()] += 1
+    consumer.commit(asynchronous=False)
+    consumer.close()
+    _step(steps, begun, "consume", f"{count} records in group demo, offsets committed: {_counted(seen)}")
+
+
+def _counted(seen: Counter[str]) -> str:
+    return ", ".join(f"{city} {number}" for city, number in sorted(seen.items()))

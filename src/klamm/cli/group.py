@@ -1,0 +1,229 @@
+"""`klamm group list|describe|reset|delete`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, admin_client, cluster_metadata, result, results
+from klamm.cli.output import fail, note, say, table
+
+if TYPE_CHECKING:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+app = typer.Typer(help="List, describe, reset and delete consumer groups.", no_args_is_help=True)
+
+COLUMNS = (
+    "GROUP",
+    "TOPIC",
+    "PARTITION",
+    "CURRENT-OFFSET",
+    "LOG-END-OFFSET",
+    "LAG",
+    "CONSUMER-ID",
+    "HOST",
+    "CLIENT-ID",
+)
+Offsets = dict[tuple[str, int], int]
+
+
+@app.command("list")
+def list_(bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
+    """Print all consumer groups and their states."""
+    admin = admin_client(bootstrap_server)
+    listing = result(admin.list_consumer_groups())
+    table(
+        ("GROUP", "STATE"),
+        [(group.group_id, _state(group)) for group in sorted(listing.valid, key=lambda g: g.group_id)],
+    )
+    if listing.errors:
+        fail(f"Not every broker answered: {listing.errors[0]}.")
+
+
+@app.command()
+def describe(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[GROUP]...", help="Without a name: all groups.")] = None,
+    state: Annotated[bool, typer.Option("--state", help="Coordinator, assignor, state and number of members.")] = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Show committed offsets, lag and members of consumer groups."""
+    admin = admin_client(bootstrap_server)
+    wanted = list(names or [g.group_id for g in result(admin.list_consumer_groups()).valid])
+    if not wanted:
+        note("There is no consumer group.")
+        return
+    groups = results(admin.describe_consumer_groups(wanted), lambda name: f"Group {name}")
+    if state:
+        head = ("GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE", "#MEMBERS")
+        table(head, [_state_row(name, group) for name, group in groups.items()])
+        return
+    for name, group in groups.items():
+        _show(admin, name, group, is_named=bool(names))
+
+
+def _state_row(name: str, group: Any) -> tuple[object, ...]:
+    at = group.coordinator
+    where = f"{at.host}:{at.port} ({at.id})" if at else None
+    return name, where, group.partition_assignor, _state(group), len(group.members)
+
+
+def _state(group: Any) -> str:
+    """`Stable`, `PreparingRebalance`, as Kafka writes it."""
+    return "".join(word.capitalize() for word in str(group.state.name).split("_"))
+
+
+def _show(admin: AdminClient, name: str, group: Any, is_named: bool) -> None:
+    committed = _committed(admin, name)
+    owners = {(tp.topic, tp.partition): member for member in group.members for tp in member.assignment.topic_partitions}
+    if _state(group) == "Dead" and not committed and not owners and is_named:
+        fail(f"There is no consumer group {name}.")
+    if not group.members:
+        note(f"Consumer group {name} has no active members.")
+    elif _state(group) != "Stable":
+        note(f"Consumer group {name} is rebalancing.")
+    partitions = sorted(committed.keys() | owners.keys())
+    ends = _list_offsets(admin, partitions)
+    table(COLUMNS, [_row(name, tp, committed.get(tp), ends.get(tp), owners.get(tp)) for tp in partitions])
+    say()
+
+
+def _row(name: str, tp: tuple[str, int], current: int | None, end: int | None, member: Any) -> tuple[object, ...]:
+    lag = max(end - current, 0) if current is not None and end is not None else None
+    who = (member.member_id, f"/{member.host.lstrip('/')}", member.client_id) if member else (None, None, None)
+    return name, tp[0], tp[1], current, end, lag, *who
+
+
+def _committed(admin: AdminClient, group: str) -> Offsets:
+    from confluent_kafka import ConsumerGroupTopicPartitions
+
+    future = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
+    found = result(future, f"The offsets of group {group}").topic_partitions or []
+    return {(tp.topic, tp.partition): tp.offset for tp in found if tp.offset >= 0}
+
+
+def _list_offsets(admin: AdminClient, partitions: list[tuple[str, int]], spec: OffsetSpec | None = None) -> Offsets:
+    """Offsets by specification, the log end by default; partitions that are gone are left out."""
+    from confluent_kafka import KafkaException, TopicPartition
+    from confluent_kafka.admin import OffsetSpec
+
+    if not partitions:
+        return {}
+    wanted_spec = spec or OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    wanted = {TopicPartition(topic, partition): wanted_spec for topic, partition in partitions}
+    found: Offsets = {}
+    for tp, future in admin.list_offsets(wanted).items():
+        try:
+            found[tp.topic, tp.partition] = future.result().offset
+        except KafkaException:
+            continue
+    return found
+
+
+@app.command()
+def reset(
+    name: Annotated[str, typer.Argument(metavar="GROUP")],
+    topic: Annotated[
+        list[str], typer.Option("--topic", "-t", metavar="TOPIC[:PARTITION,...]", help="What to reset.")
+    ] = [],  # noqa: B006
+    all_topics: Annotated[bool, typer.Option("--all-topics", help="Every topic the group has committed.")] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest")] = False,
+    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0)] = None,
+    to_datetime: Annotated[
+        datetime | None, typer.Option("--to-datetime", help="The first record at or after it.")
+    ] = None,
+    shift_by: Annotated[int | None, typer.Option("--shift-by", help="Forward, or back when negative.")] = None,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Do it; without it the new offsets are only shown.")
+    ] = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Set the committed offsets of a group without members."""
+    targets = [to_earliest, to_latest, to_offset is not None, to_datetime is not None, shift_by is not None]
+    if sum(targets) != 1:
+        fail("Say where to: exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, --shift-by.")
+    if bool(topic) == all_topics:
+        fail("Say what to reset: --topic TOPIC[:PARTITION,...] or --all-topics.")
+    admin = admin_client(bootstrap_server)
+    committed = _committed(admin, name)
+    partitions = sorted(committed) if all_topics else _partitions(admin, bootstrap_server, topic)
+    goals = _goals(admin, partitions, committed, (to_earliest, to_latest, to_offset, to_datetime, shift_by))
+    if execute:
+        _commit(admin, name, goals)
+    else:
+        note("Nothing was changed. Add --execute to do it.")
+    table(("GROUP", "TOPIC", "PARTITION", "NEW-OFFSET"), [(name, *tp, offset) for tp, offset in goals.items()])
+
+
+def _partitions(admin: AdminClient, servers: str, topics: list[str]) -> list[tuple[str, int]]:
+    known = cluster_metadata(admin, servers).topics
+    chosen: list[tuple[str, int]] = []
+    for text in topics:
+        topic, _, numbers = text.partition(":")
+        if topic not in known:
+            fail(f"There is no topic {topic}.")
+        wanted = (
+            [int(n) for n in numbers.split(",") if n.strip().isdecimal()]
+            if numbers
+            else sorted(known[topic].partitions)
+        )
+        if missing := [n for n in wanted if n not in known[topic].partitions] or (numbers and not wanted):
+            fail(f"Topic {topic} has no partition {missing if isinstance(missing, bool) else missing[0]}.")
+        chosen += [(topic, number) for number in wanted]
+    return sorted(chosen)
+
+
+def _goals(
+    admin: AdminClient,
+    partitions: list[tuple[str, int]],
+    committed: Offsets,
+    target: tuple[bool, bool, int | None, datetime | None, int | None],
+) -> Offsets:
+    """New offsets, never before the first record nor behind the last one."""
+    from confluent_kafka.admin import OffsetSpec
+
+    to_earliest, to_latest, to_offset, to_datetime, shift_by = target
+    earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+    first, last = _list_offsets(admin, partitions, earliest), _list_offsets(admin, partitions)
+    if to_earliest:
+        goals = first
+    elif to_latest:
+        goals = last
+    elif to_datetime is not None:
+        stamp = OffsetSpec.for_timestamp(int(to_datetime.timestamp() * 1000))
+        goals = {
+            tp: offset if offset >= 0 else last[tp] for tp, offset in _list_offsets(admin, partitions, stamp).items()
+        }
+    elif to_offset is not None:
+        goals = dict.fromkeys(partitions, to_offset)
+    else:
+        assert shift_by is not None
+        goals = {tp: committed.get(tp, first.get(tp, 0)) + shift_by for tp in partitions}
+    return {tp: min(max(offset, first[tp]), last[tp]) for tp, offset in goals.items() if tp in first and tp in last}
+
+
+def _commit(admin: AdminClient, group: str, offsets: Offsets) -> None:
+    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+    goals: list[TopicPartition] = [TopicPartition(*tp, offset) for tp, offset in offsets.items()]
+    if not goals:
+        fail(f"Group {group} has nothing to reset.")
+    future = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, goals)])[group]
+    what = f"The offsets of group {group} were not changed"
+    if problems := [tp for tp in result(future, what).topic_partitions if tp.error is not None]:
+        fail(f"{what}: {problems[0].topic}-{problems[0].partition}: {problems[0].error.str()}.")
+
+
+@app.command()
+def delete(
+    names: Annotated[list[str], typer.Argument(metavar="GROUP...")],
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Delete consumer groups that have no members, with their offsets."""
+    admin = admin_client(bootstrap_server)
+    results(admin.delete_consumer_groups(names), lambda name: f"Group {name} was not deleted")
+    for name in names:
+        say(f"Deleted group {name}.")

@@ -1,0 +1,78 @@
+"""How the commands speak: aligned columns to standard output, sentences to standard error, colour on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NoReturn, TextIO
+
+from klamm.errors import KlammError
+
+_BOLD, _DIM, _RED, _GREEN, _YELLOW, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
+
+
+class Failure(KlammError):
+    """What a command tells a person before it ends with code 1: one sentence."""
+
+
+def fail(sentence: str) -> NoReturn:
+    raise Failure(sentence)
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def note(text: str) -> None:
+    """For the person, not for a pipe."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def bold(text: str, stream: TextIO | None = None) -> str:
+    return _styled(_BOLD, text, stream)
+
+
+def dim(text: str, stream: TextIO | None = None) -> str:
+    return _styled(_DIM, text, stream)
+
+
+def red(text: str, stream: TextIO | None = None) -> str:
+    return _styled(_RED, text, stream)
+
+
+def green(text: str, stream: TextIO | None = None) -> str:
+    return _styled(_GREEN, text, stream)
+
+
+def yellow(text: str, stream: TextIO | None = None) -> str:
+    return _styled(_YELLOW, text, stream)
+
+
+def _styled(code: str, text: str, stream: TextIO | None) -> str:
+    return f"{code}{text}{_RESET}" if (stream or sys.stdout).isatty() else text
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Columns as wide as their widest cell; numbers to the right; an empty table is only its head."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(columns)]
+    numeric = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(columns))]
+    say(bold(_line(columns, widths, numeric)))
+    for row in cells:
+        say(_line(row, widths, numeric))
+
+
+def _line(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
+    padded = (
+        text.rjust(width) if right else text.ljust(width)
+        for text, width, right in zip(row, widths, numeric, strict=True)
+    )
+    return "  ".join(padded).rstrip()
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text.lstrip("-").isdecimal()

@@ -1,0 +1,161 @@
+"""`klamm topic create|list|describe|alter|delete`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, admin_client, cluster_metadata, parse_pairs, results
+from klamm.cli.output import fail, say, table
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True)
+
+Config = Annotated[list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="A topic configuration.")]
+
+
+@app.command()
+def create(
+    names: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
+    partitions: Annotated[int, typer.Option(min=1, help="Without it: the broker's num.partitions.")] = -1,
+    replication_factor: Annotated[int, typer.Option(min=1, help="Without it: default.replication.factor.")] = -1,
+    config: Config = [],  # noqa: B006
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Create topics."""
+    from confluent_kafka.admin import NewTopic
+
+    admin = admin_client(bootstrap_server)
+    if if_not_exists:
+        existing = cluster_metadata(admin, bootstrap_server).topics
+        names = [name for name in names if name not in existing]
+    settings = parse_pairs(config, "--config")
+    new = [NewTopic(name, partitions, replication_factor, config=settings) for name in names]
+    if new:
+        results(admin.create_topics(new), lambda name: f"Topic {name} was not created")
+    for name in names:
+        say(f"Created topic {name}.")
+
+
+@app.command("list")
+def list_(
+    internal: Annotated[bool, typer.Option("--internal/--exclude-internal", help="Also __consumer_offsets.")] = True,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Print the names of all topics."""
+    admin = admin_client(bootstrap_server)
+    for name in sorted(cluster_metadata(admin, bootstrap_server).topics):
+        if internal or not name.startswith("__"):
+            say(name)
+
+
+@app.command()
+def describe(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Without a name: all topics.")] = None,
+    under_replicated: Annotated[
+        bool, typer.Option("--under-replicated-partitions", help="Only partitions with replicas out of sync.")
+    ] = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Show topics, their partitions, leaders, replicas and in-sync replicas."""
+    admin = admin_client(bootstrap_server)
+    known = cluster_metadata(admin, bootstrap_server).topics
+    wanted = sorted(known) if not names else list(names)
+    if missing := [name for name in wanted if name not in known]:
+        fail(f"There is no topic {', '.join(missing)}.")
+    if not wanted:
+        return
+    configs = _overrides(admin, wanted)
+    for name, topic in _descriptions(admin, wanted).items():
+        _show(name, topic, configs[name], under_replicated)
+
+
+def _descriptions(admin: AdminClient, names: list[str]) -> dict[str, Any]:
+    from confluent_kafka import TopicCollection
+
+    return results(admin.describe_topics(TopicCollection(names)), lambda name: f"Topic {name}")
+
+
+def _overrides(admin: AdminClient, names: list[str]) -> dict[str, dict[str, str]]:
+    """What each topic says itself, without the broker's defaults."""
+    from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType
+
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+    futures = {resource.name: future for resource, future in admin.describe_configs(resources).items()}
+    described = results(futures, lambda name: f"The configuration of topic {name}")
+    own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+    return {
+        name: {entry.name: entry.value for entry in entries.values() if entry.source == own}
+        for name, entries in described.items()
+    }
+
+
+def _show(name: str, topic: Any, overrides: dict[str, str], under_replicated: bool) -> None:
+    partitions = sorted(topic.partitions, key=lambda partition: partition.id)
+    if under_replicated:
+        partitions = [partition for partition in partitions if len(partition.isr) < len(partition.replicas)]
+        if not partitions:
+            return
+    factor = max((len(partition.replicas) for partition in topic.partitions), default=0)
+    configs = ",".join(f"{key}={value}" for key, value in sorted(overrides.items()))
+    head = ("Topic", "TopicId", "PartitionCount", "ReplicationFactor", "Configs")
+    table(head, [(name, topic.topic_id, len(topic.partitions), factor, configs)])
+    table(
+        ("Topic", "Partition", "Leader", "Replicas", "Isr"),
+        [
+            (name, part.id, part.leader.id if part.leader else "none", _ids(part.replicas), _ids(part.isr))
+            for part in partitions
+        ],
+    )
+    say()
+
+
+def _ids(nodes: Any) -> str:
+    return ",".join(str(node.id) for node in nodes)
+
+
+@app.command()
+def alter(
+    name: Annotated[str, typer.Argument(metavar="TOPIC")],
+    partitions: Annotated[int, typer.Option(min=1, help="The new, greater number of partitions.")] = 0,
+    config: Config = [],  # noqa: B006
+    delete_config: Annotated[list[str], typer.Option(metavar="KEY", help="Back to the broker's default.")] = [],  # noqa: B006
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Add partitions to a topic, or change its configuration."""
+    from confluent_kafka.admin import NewPartitions
+
+    from klamm.cli.config import alter_resource
+
+    if not partitions and not config and not delete_config:
+        fail("Nothing to alter: give --partitions, --config or --delete-config.")
+    admin = admin_client(bootstrap_server)
+    if partitions:
+        results(
+            admin.create_partitions([NewPartitions(name, partitions)]), lambda topic: f"Topic {topic} was not altered"
+        )
+        say(f"Topic {name} has {partitions} partitions.")
+    if config or delete_config:
+        alter_resource(admin, "topic", name, parse_pairs(config, "--config"), delete_config)
+        say(f"Changed the configuration of topic {name}.")
+
+
+@app.command()
+def delete(
+    names: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing topic is no error.")] = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Delete topics with all their records."""
+    admin = admin_client(bootstrap_server)
+    if if_exists:
+        existing = cluster_metadata(admin, bootstrap_server).topics
+        names = [name for name in names if name in existing]
+    if names:
+        results(admin.delete_topics(names), lambda name: f"Topic {name} was not deleted")
+    for name in names:
+        say(f"Deleted topic {name}.")

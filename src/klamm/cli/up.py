@@ -1,0 +1,149 @@
+"""`klamm up`: a cluster on this machine, until Ctrl-C. `klamm broker`: one broker of any cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from klamm.cli.client import parse_pairs
+from klamm.cli.output import Failure, bold, fail, note, say
+
+if TYPE_CHECKING:
+    from klamm.testing import LocalCluster
+
+UP_DEFAULTS: Final[dict[str, object]] = {
+    "zookeeper.session.timeout.ms": 6000,
+    "group.initial.rebalance.delay.ms": 0,
+    "transaction.state.log.replication.factor": 1,
+    "transaction.state.log.min.isr": 1,
+}
+
+
+def up(
+    brokers: Annotated[int, typer.Option("--brokers", "-n", min=1, max=100, help="How many brokers.")] = 1,
+    data_dir: Annotated[Path, typer.Option("--data-dir", "-d", help="Where everything is kept.")] = Path("klamm-data"),
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Of the first broker, the next has the next; 0: any.")
+    ] = 9092,
+    zookeeper: Annotated[
+        str | None, typer.Option("--zookeeper", metavar="HOST:PORT/CHROOT", help="A real ensemble to use.")
+    ] = None,
+    config: Annotated[
+        list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="A broker key, for all brokers.")
+    ] = [],  # noqa: B006
+) -> None:
+    """Start a cluster on this machine and keep it running until Ctrl-C."""
+    from klamm.config import KafkaConfig
+    from klamm.testing import LocalCluster
+
+    settings = parse_pairs(config, "--config")
+    KafkaConfig(settings, sources=dict.fromkeys(settings, "--config"))
+    signals = _Signals()
+    with DirectoryLock(data_dir):
+        cluster = LocalCluster(
+            brokers,
+            data_dir=data_dir,
+            zookeeper=zookeeper,
+            ports=[port + i for i in range(brokers)] if port else (),
+            defaults=UP_DEFAULTS,
+            broker_configs=settings,
+        )
+        started = time.monotonic()
+        cluster.start_all()
+        try:
+            _announce(cluster, time.monotonic() - started)
+            _watch(cluster, signals)
+        finally:
+            note("Stopping.")
+            cluster.close()
+    note("Stopped; the data stays in " + str(data_dir) + ".")
+
+
+def _announce(cluster: LocalCluster, seconds: float) -> None:
+    count = len(cluster.broker_ids)
+    note(f"{count} broker{'' if count == 1 else 's'} up in {seconds:.1f} s; data in {cluster.data_dir}; Ctrl-C stops.")
+    say(f"{bold('bootstrap servers')} {cluster.bootstrap_servers}")
+
+
+def _watch(cluster: LocalCluster, signals: _Signals) -> None:
+    """Until a signal, or until a broker ends by itself."""
+    while not signals.wait(0.5):
+        for broker_id in cluster.broker_ids:
+            if not cluster.is_running(broker_id):
+                fail(f"Broker {broker_id} has ended by itself; see {cluster.logs(broker_id)}.")
+
+
+class _Signals:
+    """SIGINT and SIGTERM as a condition to wait for; the first one ends the wait, whenever it came."""
+
+    def __init__(self) -> None:
+        self._reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+
+        def arrived(number: int, frame: Any) -> None:
+            os.write(writer, b"\0")
+
+        signal.signal(signal.SIGINT, arrived)
+        signal.signal(signal.SIGTERM, arrived)
+
+    def wait(self, timeout_s: float) -> bool:
+        import select
+
+        return bool(select.select([self._reader], [], [], timeout_s)[0])
+
+
+class DirectoryLock:
+    """A data directory has one owner. The lock goes with the process, however it ends."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: Any = None
+
+    def __enter__(self) -> DirectoryLock:
+        import fcntl
+
+        path = self._directory / ".lock"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+")
+        except OSError as error:
+            raise Failure(f"The data directory {self._directory} cannot be used: {error.strerror}.") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = path.read_text().strip()
+            self._file.close()
+            raise Failure(
+                f"The data directory {self._directory} is in use by another klamm"
+                f"{f' (process {owner})' if owner else ''}. Stop that one, or choose another --data-dir."
+            ) from None
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.truncate(0)
+        self._file.close()
+
+
+def broker(
+    config: Annotated[Path, typer.Option("--config", "-c", help="Kafka's keys, in TOML or .properties.")],
+    override: Annotated[
+        list[str], typer.Option("--override", "-o", metavar="KEY=VALUE", help="Stronger than the file.")
+    ] = [],  # noqa: B006
+) -> None:
+    """Run one broker in the foreground; SIGTERM stops it cleanly."""
+    from klamm.config import KafkaConfig
+
+    for warning in KafkaConfig.from_file(config, override).warnings:
+        note(f"Warning: {warning}")
+    overrides = [argument for setting in override for argument in ("--override", setting)]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "klamm.server", "--config", str(config), *overrides])
