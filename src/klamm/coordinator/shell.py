@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-from uuid import uuid4
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from klamm.clock import Clock
 from klamm.config import KafkaConfig
@@ -17,16 +16,32 @@ from klamm.coordinator.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.metrics import GroupMetrics
 from klamm.coordinator.offsets_log import Appended
 from klamm.errors import ErrorCode
-from klamm.log import AppendOrigin
+from klamm.log import AppendOrigin, AppendResult, Log
 from klamm.metadata import MetadataCache
 from klamm.metrics import MetricsRegistry
 from klamm.model import GROUP_METADATA_TOPIC, TopicPartition
 
-if TYPE_CHECKING:
-    from klamm.replica.append_path import AppendResults
-    from klamm.replica.replica_manager import ReplicaManager
-
 _log = logging.getLogger("klamm.coordinator")
+
+AppendResults = dict[TopicPartition, AppendResult]
+Leadership = Sequence[tuple[TopicPartition, int]]
+
+
+class Replicas(Protocol):
+    """What the coordinator uses of the ReplicaManager."""
+
+    leadership_listeners: list[Callable[[Leadership, Leadership], None]]
+
+    def append_records(
+        self,
+        required_acks: int,
+        internal_topics_allowed: bool,
+        origin: AppendOrigin,
+        records: Mapping[TopicPartition, memoryview | bytes],
+        timeout_ms: int = ...,
+    ) -> AppendResults | asyncio.Future[AppendResults]: ...
+
+    def leader_log(self, tp: TopicPartition) -> Log | ErrorCode: ...
 
 
 class LoopScheduler:
@@ -83,7 +98,7 @@ async def _run(job: Iterator[None]) -> None:
 class ReplicaOffsetsLog:
     """The partitions of `__consumer_offsets` as the ReplicaManager has them."""
 
-    def __init__(self, replicas: ReplicaManager) -> None:
+    def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
 
     def append(self, partition: int, batch: bytes, timeout_ms: int) -> Deferred[Appended]:
@@ -121,12 +136,12 @@ def _appended_later(done: asyncio.Future[AppendResults], tp: TopicPartition) -> 
 def create_group_coordinator(
     *,
     config: KafkaConfig,
-    replicas: ReplicaManager,
+    replicas: Replicas,
     metadata: MetadataCache,
     clock: Clock,
     loop: asyncio.AbstractEventLoop,
     metrics: MetricsRegistry,
-    new_uuid: Callable[[], str] = lambda: str(uuid4()),
+    new_uuid: Callable[[], str],
 ) -> GroupCoordinator:
     """The coordinator of a broker, listening to leadership changes. `startup()` and `shutdown()` are the broker's."""
     group_config = GroupConfig.from_kafka(config)
