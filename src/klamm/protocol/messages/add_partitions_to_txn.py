@@ -60,7 +60,7 @@ class AddPartitionsToTxnResponse(Message):
     FLEXIBLE = 3
     VERSIONS = range(0, 6)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     results_by_topic_v3_and_below: Array[AddPartitionsToTxnTopicResult] = since(0, until=3, default=())
     error_code: Int16 = since(4, default=0)
     results_by_transaction: Array[AddPartitionsToTxnResult] = since(4, default=())

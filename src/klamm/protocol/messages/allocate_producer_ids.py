@@ -24,7 +24,7 @@ class AllocateProducerIdsResponse(Message):
     FLEXIBLE = 0
     VERSIONS = range(0, 1)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16
     producer_id_start: Int64
     producer_id_len: Int32

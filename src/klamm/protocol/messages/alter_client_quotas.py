@@ -50,5 +50,5 @@ class AlterClientQuotasResponse(Message):
     FLEXIBLE = 1
     VERSIONS = range(0, 2)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     entries: Array[ResponseEntryData]

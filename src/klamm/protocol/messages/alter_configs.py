@@ -45,5 +45,5 @@ class AlterConfigsResponse(Message):
     FLEXIBLE = 2
     VERSIONS = range(0, 3)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     responses: Array[AlterConfigsResourceResponse]

@@ -67,6 +67,6 @@ class AlterPartitionResponse(Message):
     FLEXIBLE = 0
     VERSIONS = range(0, 4)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16
     topics: Array[ResponseTopicData]

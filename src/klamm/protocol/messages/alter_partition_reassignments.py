@@ -49,7 +49,7 @@ class AlterPartitionReassignmentsResponse(Message):
     FLEXIBLE = 0
     VERSIONS = range(0, 1)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16
     error_message: NullableString
     responses: Array[ReassignableTopicResponse]

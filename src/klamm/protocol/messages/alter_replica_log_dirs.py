@@ -47,5 +47,5 @@ class AlterReplicaLogDirsResponse(Message):
     FLEXIBLE = 2
     VERSIONS = range(0, 3)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     results: Array[AlterReplicaLogDirTopicResult]

@@ -46,5 +46,5 @@ class AlterUserScramCredentialsResponse(Message):
     FLEXIBLE = 0
     VERSIONS = range(0, 1)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     results: Array[AlterUserScramCredentialsResult]

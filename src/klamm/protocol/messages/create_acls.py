@@ -40,5 +40,5 @@ class CreateAclsResponse(Message):
     FLEXIBLE = 2
     VERSIONS = range(0, 4)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     results: Array[AclCreationResult]

@@ -55,5 +55,5 @@ class CreatePartitionsResponse(Message):
     FLEXIBLE = 2
     VERSIONS = range(0, 4)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     results: Array[CreatePartitionsTopicResult]

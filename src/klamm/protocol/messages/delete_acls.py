@@ -54,5 +54,5 @@ class DeleteAclsResponse(Message):
     FLEXIBLE = 2
     VERSIONS = range(0, 4)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     filter_results: Array[DeleteAclsFilterResult]

@@ -29,5 +29,5 @@ class DeleteGroupsResponse(Message):
     FLEXIBLE = 2
     VERSIONS = range(0, 3)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     results: Array[DeletableGroupResult]

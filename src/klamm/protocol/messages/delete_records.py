@@ -49,5 +49,5 @@ class DeleteRecordsResponse(Message):
     FLEXIBLE = 2
     VERSIONS = range(0, 3)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     topics: Array[DeleteRecordsTopicResult]

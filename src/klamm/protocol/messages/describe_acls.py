@@ -45,7 +45,7 @@ class DescribeAclsResponse(Message):
     FLEXIBLE = 2
     VERSIONS = range(0, 4)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16
     error_message: NullableString
     resources: Array[DescribeAclsResource]

@@ -62,7 +62,7 @@ class DescribeClientQuotasResponse(Message):
     FLEXIBLE = 1
     VERSIONS = range(0, 2)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16
     error_message: NullableString
     entries: NullableArray[EntryData]

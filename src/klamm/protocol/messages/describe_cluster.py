@@ -32,7 +32,7 @@ class DescribeClusterResponse(Message):
     FLEXIBLE = 0
     VERSIONS = range(0, 2)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16
     error_message: NullableString = None
     endpoint_type: Int8 = since(1, default=1)

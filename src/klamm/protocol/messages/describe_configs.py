@@ -74,5 +74,5 @@ class DescribeConfigsResponse(Message):
     FLEXIBLE = 4
     VERSIONS = range(0, 5)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     results: Array[DescribeConfigsResult]

@@ -52,6 +52,6 @@ class DescribeLogDirsResponse(Message):
     FLEXIBLE = 2
     VERSIONS = range(0, 5)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16 = since(3, default=0)
     results: Array[DescribeLogDirsResult]

@@ -53,5 +53,5 @@ class DescribeProducersResponse(Message):
     FLEXIBLE = 0
     VERSIONS = range(0, 1)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     topics: Array[TopicResponse]

@@ -41,5 +41,5 @@ class DescribeTransactionsResponse(Message):
     FLEXIBLE = 0
     VERSIONS = range(0, 1)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     transaction_states: Array[TransactionState]

@@ -53,7 +53,7 @@ class DescribeUserScramCredentialsResponse(Message):
     FLEXIBLE = 0
     VERSIONS = range(0, 1)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16
     error_message: NullableString
     results: Array[DescribeUserScramCredentialsResult]

@@ -56,6 +56,6 @@ class ElectLeadersResponse(Message):
     FLEXIBLE = 2
     VERSIONS = range(0, 3)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16 = since(1, default=0)
     replica_election_results: Array[ReplicaElectionResult]

@@ -26,5 +26,5 @@ class EndTxnResponse(Message):
     FLEXIBLE = 3
     VERSIONS = range(0, 5)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16

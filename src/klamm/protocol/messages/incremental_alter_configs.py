@@ -46,5 +46,5 @@ class IncrementalAlterConfigsResponse(Message):
     FLEXIBLE = 1
     VERSIONS = range(0, 2)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     responses: Array[AlterConfigsResourceResponse]

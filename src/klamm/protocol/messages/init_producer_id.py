@@ -26,7 +26,7 @@ class InitProducerIdResponse(Message):
     FLEXIBLE = 2
     VERSIONS = range(0, 6)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16
     producer_id: Int64 = -1
     producer_epoch: Int16

@@ -44,7 +44,7 @@ class ListPartitionReassignmentsResponse(Message):
     FLEXIBLE = 0
     VERSIONS = range(0, 1)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16
     error_message: NullableString
     topics: Array[OngoingTopicReassignment]

@@ -32,7 +32,7 @@ class ListTransactionsResponse(Message):
     FLEXIBLE = 0
     VERSIONS = range(0, 2)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16
     unknown_state_filters: Array[String] = ()
     transaction_states: Array[TransactionState]

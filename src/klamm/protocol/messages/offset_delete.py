@@ -46,5 +46,5 @@ class OffsetDeleteResponse(Message):
     VERSIONS = range(0, 1)
 
     error_code: Int16
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     topics: Array[OffsetDeleteResponseTopic]

@@ -62,7 +62,7 @@ class PartitionProduceResponse(Struct):
     index: Int32
     error_code: Int16
     base_offset: Int64
-    log_append_time_ms: Int64 = since(2, default=None)
+    log_append_time_ms: Int64 = since(2, default=-1)
     log_start_offset: Int64 = since(5, default=-1)
     record_errors: Array[BatchIndexAndErrorMessage] = since(8, default=())
     error_message: NullableString = since(8, default=None)

@@ -56,5 +56,5 @@ class TxnOffsetCommitResponse(Message):
     FLEXIBLE = 3
     VERSIONS = range(0, 5)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     topics: Array[TxnOffsetCommitResponseTopic]

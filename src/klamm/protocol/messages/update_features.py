@@ -40,7 +40,7 @@ class UpdateFeaturesResponse(Message):
     FLEXIBLE = 0
     VERSIONS = range(0, 2)
 
-    throttle_time_ms: Int32
+    throttle_time_ms: Int32 = 0
     error_code: Int16
     error_message: NullableString
     results: Array[UpdatableFeatureResult]
