@@ -1,4 +1,4 @@
-"""How the commands speak: aligned columns to standard output, sentences to standard error, colour on a terminal only."""
+"""How the commands speak: columns to standard output, sentences to standard error, colour on a terminal only."""
 
 from __future__ import annotations
 
