@@ -1,0 +1,118 @@
+"""Configurations as DescribeConfigs shows them: each value with where it comes from and what stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from klamm.config.definition import AnyKey, UpdateMode
+from klamm.config.kafka_config import BROKER_KEYS
+from klamm.config.repository import ConfigRepository
+from klamm.config.topic_keys import TOPIC_KEYS
+from klamm.config.values import ConfigType, to_text
+
+_BROKER_SYNONYMS: Final = {
+    "log.retention.ms": ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
+    "log.retention.minutes": ("log.retention.minutes", "log.retention.hours"),
+    "log.roll.ms": ("log.roll.ms", "log.roll.hours"),
+    "log.roll.jitter.ms": ("log.roll.jitter.ms", "log.roll.jitter.hours"),
+    "log.flush.interval.ms": ("log.flush.interval.ms", "log.flush.scheduler.interval.ms"),
+}
+"""Broker keys whose default is another broker key, strongest first."""
+
+
+class ConfigSource(IntEnum):
+    """The numbers are the ones DescribeConfigs puts on the wire."""
+
+    DYNAMIC_TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+    DYNAMIC_BROKER_LOGGER_CONFIG = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSynonym:
+    name: str
+    value: str | None
+    source: ConfigSource
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """`value` is None for a key without a value, and for one that must not be shown."""
+
+    name: str
+    value: str | None
+    source: ConfigSource
+    is_read_only: bool
+    is_sensitive: bool
+    synonyms: tuple[ConfigSynonym, ...]
+    kind: ConfigType
+    documentation: str
+
+
+def topic_entries(configs: ConfigRepository, topic: str, names: Iterable[str] | None = None) -> Iterator[ConfigEntry]:
+    """Every topic key (or those of `names` that exist), with the value that holds for the topic."""
+    overrides = configs.topic_overrides(topic)
+    effective = configs.topic_config(topic)
+    for key in _chosen(TOPIC_KEYS.values(), names):
+        synonyms = tuple(s for synonym in key.synonyms for s in _broker_synonyms(configs, synonym))
+        if key.name in overrides:
+            own = ConfigSynonym(key.name, overrides[key.name], ConfigSource.DYNAMIC_TOPIC_CONFIG)
+            synonyms = (own, *synonyms)
+        yield _entry(key, effective[key.name], synonyms, is_read_only=False)
+
+
+def broker_entries(configs: ConfigRepository, names: Iterable[str] | None = None) -> Iterator[ConfigEntry]:
+    """Every broker key (or those of `names` that exist), with the value that holds for this broker."""
+    for key in _chosen(BROKER_KEYS.values(), names):
+        chain = _BROKER_SYNONYMS.get(key.name, (key.name,))
+        synonyms = tuple(s for synonym in chain for s in _broker_synonyms(configs, synonym))
+        value = configs.config[key.name]
+        text = None if value is None else to_text(value)
+        yield _entry(key, text, synonyms, is_read_only=key.update_mode is UpdateMode.READ_ONLY)
+
+
+def default_broker_entries(configs: ConfigRepository, names: Iterable[str] | None = None) -> Iterator[ConfigEntry]:
+    """What is set for all brokers at once, and nothing else."""
+    given = configs.default_broker_overrides
+    for key in _chosen((BROKER_KEYS[name] for name in sorted(given) if name in BROKER_KEYS), names):
+        own = ConfigSynonym(key.name, given[key.name], ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
+        yield _entry(key, given[key.name], (own,), is_read_only=False)
+
+
+def _chosen(keys: Iterable[AnyKey], names: Iterable[str] | None) -> Iterator[AnyKey]:
+    wanted = None if names is None else frozenset(names)
+    return (key for key in keys if wanted is None or key.name in wanted)
+
+
+def _broker_synonyms(configs: ConfigRepository, name: str) -> Iterator[ConfigSynonym]:
+    """Where a broker key has a value, strongest first."""
+    key = BROKER_KEYS[name]
+    if name in configs.broker_overrides:
+        yield ConfigSynonym(name, configs.broker_overrides[name], ConfigSource.DYNAMIC_BROKER_CONFIG)
+    if name in configs.default_broker_overrides:
+        yield ConfigSynonym(name, configs.default_broker_overrides[name], ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
+    if name in configs.config.static:
+        yield ConfigSynonym(name, configs.config.static[name], ConfigSource.STATIC_BROKER_CONFIG)
+    if key.default_text is not None:
+        yield ConfigSynonym(name, key.default_text, ConfigSource.DEFAULT_CONFIG)
+
+
+def _entry(key: AnyKey, value: str | None, synonyms: tuple[ConfigSynonym, ...], *, is_read_only: bool) -> ConfigEntry:
+    if key.is_sensitive:
+        value, synonyms = None, tuple(ConfigSynonym(s.name, None, s.source) for s in synonyms)
+    return ConfigEntry(
+        key.name,
+        value,
+        synonyms[0].source if synonyms else ConfigSource.DEFAULT_CONFIG,
+        is_read_only,
+        key.is_sensitive,
+        synonyms,
+        key.kind,
+        key.doc,
+    )
