@@ -1,0 +1,419 @@
+"""`ZkSession`: the broker's session with ZooKeeper, awaitable from any event loop.
+
+Reads that lose their connection are repeated until they are answered or the session ends. A write that loses it raises
+`ConnectionLoss`: it may have happened, and only a read can tell. When a session expires, listeners hear
+`before_new_session` (awaited before the next session is made) and then `after_new_session`.
+
+Watches follow Kafka's rule: a handler is registered for a path and stays; the one-shot watch underneath is armed by a
+read with `watch=True` and by nothing else. An event without a handler is dropped. After a reconnect within the session
+the watches are set again, so no change is missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future as ThreadFuture
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, TypeVar, cast, overload
+
+from klamm.zk import kazoo_client as kz
+from klamm.zk import ops
+from klamm.zk.batches import levels_of, path_batches
+from klamm.zk.chroot import Chroot, split_hosts
+from klamm.zk.ops import (
+    Code,
+    ConnectionLoss,
+    Create,
+    CreateResult,
+    Delete,
+    EventType,
+    Exists,
+    ExistsResult,
+    GetChildren,
+    GetChildrenResult,
+    GetData,
+    GetDataResult,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    ReadOp,
+    ReadResult,
+    SessionExpired,
+    SetData,
+    SetDataResult,
+    Stat,
+    Unimplemented,
+    WatchEvent,
+    WriteOp,
+    WriteResult,
+    ZkError,
+)
+from klamm.zk.posting import Inbox, Reply, resolve, start_callback
+
+log = logging.getLogger(__name__)
+
+_SHORT_TIMEOUT_MS: Final = 3_000
+"""kazoo pings by a clock with 0.4 s of chance in it; below this timeout we keep the session alive ourselves."""
+T = TypeVar("T")
+
+
+class SessionState(Enum):
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    EXPIRED = "expired"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionListener:
+    """Callbacks on the loop they were added from; those that return an awaitable are awaited."""
+
+    on_state: Callable[[SessionState], object] | None = None
+    before_new_session: Callable[[], Awaitable[None] | None] | None = None
+    after_new_session: Callable[[], Awaitable[None] | None] | None = None
+
+
+class ZkSession:
+    """One session at a time. `hosts` is `host:port,host:port/chroot`; the chroot is created when it is missing."""
+
+    def __init__(self, hosts: str, session_timeout_ms: int = 18_000) -> None:
+        self.hosts, prefix = split_hosts(hosts)
+        self._chroot = Chroot(prefix)
+        self._timeout_ms = session_timeout_ms
+        self._connection = kz.KazooConnection(self.hosts, session_timeout_ms, self._on_kazoo_state)
+        self.state = SessionState.SUSPENDED
+        self.session_id = 0
+        self.previous_session_id = 0
+        self._has_multi_read = True
+        self._closing = False
+        self._inboxes: dict[asyncio.AbstractEventLoop, Inbox] = {}
+        self._listeners: list[tuple[asyncio.AbstractEventLoop, SessionListener]] = []
+        self._change_handlers: dict[str, tuple[Inbox, Callable[[WatchEvent], object]]] = {}
+        self._child_handlers: dict[str, tuple[Inbox, Callable[[WatchEvent], object]]] = {}
+        self._armed_data: dict[str, bool] = {}  # full path -> whether the znode was there
+        self._armed_child: dict[str, None] = {}
+        self._on_data, self._on_child = self._on_data_event, self._on_child_event
+        self._first_connect: asyncio.Future[None] | None = None
+        self._keep_alive_timer: asyncio.TimerHandle | None = None
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self, timeout_ms: int | None = None) -> ZkSession:
+        """Connects and creates the chroot. Raises ConnectionLoss when no server answers within the time."""
+        loop = asyncio.get_running_loop()
+        self._first_connect = loop.create_future()
+        self._inbox(loop)
+        self._connection.start()
+        try:
+            await asyncio.wait_for(self._first_connect, (timeout_ms or self._timeout_ms) / 1_000)
+            await self._create_chroot()
+        except TimeoutError:
+            await self.close()
+            raise ConnectionLoss(message=f"no ZooKeeper answers at {self.hosts}") from None
+        if self._timeout_ms < _SHORT_TIMEOUT_MS:
+            self._keep_alive(loop)
+        return self
+
+    async def _create_chroot(self) -> None:
+        for path in self._chroot.levels():
+            while True:
+                try:
+                    await self._submit(kz.request(Create(path, b""), None))
+                except ConnectionLoss:
+                    continue
+                except NodeExists:
+                    pass
+                break
+
+    async def close(self) -> None:
+        """Ends the session: its ephemeral znodes go at once."""
+        self._closing = True
+        if self._keep_alive_timer is not None:
+            self._keep_alive_timer.cancel()
+        await asyncio.get_running_loop().run_in_executor(None, self._connection.stop)
+        self.state = SessionState.CLOSED
+
+    def drop_connection(self) -> None:
+        """Cuts the TCP connection, as a fault would; the session goes on when a server answers in time."""
+        self._connection.drop_connection()
+
+    def _keep_alive(self, loop: asyncio.AbstractEventLoop) -> None:
+        future: asyncio.Future[Any] = loop.create_future()
+        future.add_done_callback(lambda done: done.exception())
+        if self.state is SessionState.CONNECTED:
+            self._connection.submit(kz.request(Exists("/"), None), Reply(self._inbox(loop), future, None))
+        self._keep_alive_timer = loop.call_later(self._timeout_ms / 5_000, self._keep_alive, loop)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _inbox(self, loop: asyncio.AbstractEventLoop) -> Inbox:
+        inbox = self._inboxes.get(loop)
+        if inbox is None:
+            inbox = self._inboxes[loop] = Inbox(loop)
+        return inbox
+
+    def _submit(self, request: Any, note: Callable[[Any], None] | None = None) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        reply = Reply(self._inbox(loop), loop.create_future(), note)
+        self._connection.submit(request, reply)
+        return reply.future
+
+    async def _retry_read(self, make: Callable[[], asyncio.Future[T]]) -> T:
+        """Asks again after each lost connection: kazoo holds the request until it is connected, or the session ends."""
+        while True:
+            try:
+                return await make()
+            except ConnectionLoss:
+                if self._closing:
+                    raise
+
+    @overload
+    async def read(self, op: GetData) -> GetDataResult: ...
+    @overload
+    async def read(self, op: Exists) -> ExistsResult: ...
+    @overload
+    async def read(self, op: GetChildren) -> GetChildrenResult: ...
+    @overload
+    async def read(self, op: ReadOp) -> ReadResult: ...
+    async def read(self, op: ReadOp) -> ReadResult:
+        """One read. Raises NoNode (not for Exists) or SessionExpired. `watch=True` arms the watch of its path."""
+        full = self._chroot.enter(op)
+        watcher = (self._on_child if isinstance(op, GetChildren) else self._on_data) if op.watch else None
+        request = kz.request(full, watcher)
+        note = (lambda answer: self._arm(full, answer)) if op.watch else None
+        try:
+            answer = await self._retry_read(lambda: self._submit(request, note))
+        except ZkError as error:
+            raise _about(error, op.path) from None
+        return _read_result(op, answer)
+
+    async def get_children(self, path: str, *, watch: bool = False) -> tuple[str, ...]:
+        return (await self.read(GetChildren(path, watch))).children
+
+    async def read_many(self, paths: Iterable[str]) -> list[tuple[bytes | None, Stat] | None]:
+        """Data and stat of many znodes, None for those that are not there. Raises NoAuth, SessionExpired."""
+        batches = [self._read_batch(batch) for batch in path_batches([self._chroot.full(path) for path in paths])]
+        return [found for batch in await asyncio.gather(*batches) for found in batch]
+
+    async def _read_batch(self, full_paths: list[str]) -> list[tuple[bytes | None, Stat] | None]:
+        if self._has_multi_read:
+            try:
+                answers = await self._retry_read(lambda: self._submit(kz.MultiRead(full_paths)))
+            except Unimplemented:
+                log.info("this ZooKeeper has no multiRead; znodes are read one by one")
+                self._has_multi_read = False
+            else:
+                return [self._found(path, answer) for path, answer in zip(full_paths, answers, strict=True)]
+        return list(await asyncio.gather(*map(self._read_one, full_paths)))
+
+    def _found(self, full_path: str, answer: tuple[bytes | None, Stat] | Code) -> tuple[bytes | None, Stat] | None:
+        if isinstance(answer, Code):
+            if answer != Code.NO_NODE:
+                raise ops.error_for(answer, self._chroot.leave(full_path))
+            return None
+        return answer
+
+    async def _read_one(self, full_path: str) -> tuple[bytes | None, Stat] | None:
+        request = kz.request(GetData(full_path), None)
+        try:
+            data, stat = await self._retry_read(lambda: self._submit(request))
+        except NoNode:
+            return None
+        return data, Stat._make(stat)
+
+    async def multi(self, operations: Sequence[WriteOp]) -> tuple[WriteResult, ...]:
+        """All or nothing. Raises MultiFailed naming the operation that failed, ConnectionLoss, SessionExpired."""
+        full = [self._chroot.enter(op) for op in operations]
+        results = tuple(map(self._chroot.leave_result, await self._submit(kz.Multi(full))))
+        failure = ops.multi_failure(operations, results)
+        if failure is not None:
+            raise MultiFailed(failure)
+        return cast(tuple[WriteResult, ...], results)
+
+    async def create(self, op: Create) -> CreateResult:
+        path, stat = await self._write(op)
+        return CreateResult(self._chroot.leave(path), Stat._make(stat))
+
+    async def set(self, op: SetData) -> SetDataResult:
+        return SetDataResult(Stat._make(await self._write(op)))
+
+    async def delete(self, op: Delete) -> None:
+        await self._write(op)
+
+    async def _write(self, op: Create | SetData | Delete) -> Any:
+        try:
+            return await self._submit(kz.request(self._chroot.enter(op), None))
+        except ZkError as error:
+            raise _about(error, op.path) from None
+
+    async def ensure_paths(self, paths: Iterable[str]) -> None:
+        """Creates persistent znodes without data, parents first, unless they are there."""
+        levels = levels_of(paths)
+        present = await self.read_many(levels)
+        for path in [path for path, found in zip(levels, present, strict=True) if found is None]:
+            await self._create_unless_there(path)
+
+    async def _create_unless_there(self, path: str) -> None:
+        while True:
+            try:
+                await self.create(Create(path))
+            except ConnectionLoss:
+                if self._closing:
+                    raise
+                continue
+            except NodeExists:
+                pass
+            return
+
+    async def register_ephemeral(self, path: str, data: bytes) -> Stat:
+        """Creates an ephemeral znode as Kafka's brokers do: its data version becomes 1, its czxid is the epoch.
+
+        One that this session made already is taken as it is; one left by this client's previous session is replaced;
+        one of another session raises NodeExists.
+        """
+        while True:
+            try:
+                results = await self.multi([Create(path, None, ephemeral=True), SetData(path, data, 0)])
+            except ConnectionLoss:
+                if self._closing:
+                    raise
+                continue
+            except MultiFailed as failed:
+                if not isinstance(failed.error, NodeExists):
+                    raise failed.error from None
+            else:
+                return cast(SetDataResult, results[1]).stat
+            stat = (await self.read(Exists(path))).stat
+            if stat is not None and stat.ephemeral_owner == self.session_id:
+                return stat
+            if stat is not None:
+                await self._remove_leftover(path, stat)
+
+    async def _remove_leftover(self, path: str, stat: Stat) -> None:
+        if stat.ephemeral_owner != self.previous_session_id or not self.previous_session_id:
+            raise NodeExists(path, f"{path} belongs to the session {stat.ephemeral_owner:#x} of another broker")
+        with contextlib.suppress(NoNode, ConnectionLoss):
+            await self.delete(Delete(path))
+
+    # --- watches -----------------------------------------------------------------------------------------------------
+
+    def on_change(self, path: str, handler: Callable[[WatchEvent], object]) -> None:
+        """`handler` hears on this loop of creation, change and deletion of `path`, while a read has armed its watch."""
+        self._change_handlers[self._chroot.full(path)] = (self._inbox(asyncio.get_running_loop()), handler)
+
+    def on_children(self, path: str, handler: Callable[[WatchEvent], object]) -> None:
+        """`handler` hears on this loop of added and removed children, while a GetChildren has armed its watch."""
+        self._child_handlers[self._chroot.full(path)] = (self._inbox(asyncio.get_running_loop()), handler)
+
+    def forget_change(self, path: str) -> None:
+        self._change_handlers.pop(self._chroot.full(path), None)
+
+    def forget_children(self, path: str) -> None:
+        self._child_handlers.pop(self._chroot.full(path), None)
+
+    def _arm(self, op: ReadOp, answer: Any) -> None:
+        """Notes, on kazoo's thread, what the server watches for us now."""
+        if isinstance(op, GetChildren):
+            self._armed_child[op.path] = None
+        else:
+            self._armed_data[op.path] = answer is not None
+
+    def _on_data_event(self, raw: Any) -> None:
+        event = kz.event_of(raw)
+        if event is not None:
+            self._armed_data.pop(event.path, None)
+            self._post_event(self._change_handlers.get(event.path), event)
+
+    def _on_child_event(self, raw: Any) -> None:
+        event = kz.event_of(raw)
+        if event is not None:
+            self._armed_child.pop(event.path, None)
+            if event.type is EventType.CHILDREN_CHANGED:
+                self._post_event(self._child_handlers.get(event.path), event)
+
+    def _post_event(self, handler: tuple[Inbox, Callable[[WatchEvent], object]] | None, event: WatchEvent) -> None:
+        if handler is not None:
+            handler[0].post(handler[1], WatchEvent(event.type, self._chroot.leave(event.path)))
+
+    # --- session state, on kazoo's thread ----------------------------------------------------------------------------
+
+    def add_listener(self, listener: SessionListener) -> None:
+        loop = asyncio.get_running_loop()
+        self._inbox(loop)
+        self._listeners.append((loop, listener))
+
+    def _on_kazoo_state(self, state: str) -> None:
+        if state == kz.CONNECTED:
+            self._on_connected()
+        elif state == kz.SUSPENDED:
+            self._set_state(SessionState.SUSPENDED)
+        elif self._connection.has_expired and not self._closing:
+            self._on_expired()
+        else:
+            self._set_state(SessionState.CLOSED)
+
+    def _on_connected(self) -> None:
+        is_same = self._connection.session_id == self.session_id
+        is_first = self.session_id == 0 and self.previous_session_id == 0
+        self.session_id = self._connection.session_id
+        if is_same:
+            there = [path for path, was_there in self._armed_data.items() if was_there]
+            missing = [path for path, was_there in self._armed_data.items() if not was_there]
+            self._connection.restore_watches(there, missing, list(self._armed_child), self._on_data, self._on_child)
+        self._set_state(SessionState.CONNECTED)
+        if is_first and self._first_connect is not None:
+            self._inbox(self._first_connect.get_loop()).post(resolve, self._first_connect, None)
+        elif not is_same:
+            self._run_listeners([(loop, each.after_new_session) for loop, each in self._listeners], wait=False)
+
+    def _on_expired(self) -> None:
+        """Nothing of the old session may still be under way when listeners prepare for the next one."""
+        log.warning("session %#x with ZooKeeper has expired", self.session_id)
+        self.previous_session_id, self.session_id = self.session_id, 0
+        self._armed_data.clear()
+        self._armed_child.clear()
+        self._connection.fail_pending()
+        self._set_state(SessionState.EXPIRED)
+        self._run_listeners([(loop, each.before_new_session) for loop, each in self._listeners], wait=True)
+
+    def _set_state(self, state: SessionState) -> None:
+        self.state = state
+        for loop, listener in list(self._listeners):
+            if listener.on_state is not None:
+                self._inbox(loop).post(listener.on_state, state)
+
+    def _run_listeners(
+        self,
+        callbacks: list[tuple[asyncio.AbstractEventLoop, Callable[[], Awaitable[None] | None] | None]],
+        *,
+        wait: bool,
+    ) -> None:
+        for loop, callback in callbacks:
+            if callback is None:
+                continue
+            done: ThreadFuture[None] = ThreadFuture()
+            self._inbox(loop).post(start_callback, loop, callback, done)
+            while wait and not self._closing and not loop.is_closed():
+                with contextlib.suppress(TimeoutError):
+                    done.result(0.1)
+                    break
+
+
+def _read_result(op: ReadOp, answer: Any) -> ReadResult:
+    if isinstance(op, Exists):
+        return ExistsResult(None if answer is None else Stat._make(answer))
+    value, stat = answer
+    if isinstance(op, GetData):
+        return GetDataResult(value, Stat._make(stat))
+    return GetChildrenResult(tuple(value), Stat._make(stat))
+
+
+def _about(error: ZkError, path: str) -> ZkError:
+    """The same error, naming the path as the caller knows it."""
+    if isinstance(error, ConnectionLoss | SessionExpired):
+        return type(error)(path, f"{error.code.name} during a request for {path}")
+    return ops.error_for(error.code, path)
