@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from klamm.clock import Clock
 from klamm.config import ConfigRepository, KafkaConfig
+from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.log.log_manager import LogManager
 from klamm.metadata import MetadataCache
 from klamm.metrics import MetricsRegistry
@@ -45,7 +46,7 @@ class Broker:
     metadata: MetadataCache
     logs: LogManager
     replicas: ReplicaManager
-    groups: Any
+    groups: GroupCoordinator
     controller: Controller
     metrics: MetricsRegistry
     fetch_sessions: FetchSessionCache

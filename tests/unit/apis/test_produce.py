@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from klamm.apis import produce
+from klamm.errors import ErrorCode
+from klamm.log.log_config import LogConfig
+from klamm.model import TopicPartition
+from klamm.protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tests.support.one_broker import OneBroker, batch
+
+
+def request(
+    records: bytes | None,
+    *,
+    topic: str = "t",
+    index: int = 0,
+    acks: int = -1,
+    timeout_ms: int = 1000,
+    transactional_id: str | None = None,
+) -> ProduceRequest:
+    return ProduceRequest(
+        transactional_id=transactional_id,
+        acks=acks,
+        timeout_ms=timeout_ms,
+        topic_data=[TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=index, records=records)])],
+    )
+
+
+def only(response: ProduceResponse) -> PartitionProduceResponse:
+    return response.responses[0].partition_responses[0]
+
+
+@pytest.mark.parametrize("version", range(3, 12))
+@pytest.mark.parametrize("acks", [1, -1])
+def test_records_get_offsets(one: OneBroker, version: int, acks: int) -> None:
+    one.lead("t")
+    for expected in (0, 2):
+        answer = only(one.ask(produce.API, request(batch(b"a", b"b"), acks=acks), version))
+        assert (answer.error_code, answer.base_offset) == (0, expected)
+    log = one.broker.replicas.leader_log(TopicPartition("t", 0))
+    assert not isinstance(log, ErrorCode)
+    assert log.log_end_offset == log.high_watermark == 4
+
+
+def test_acks_0_gets_no_response_and_an_error_closes_the_connection(one: OneBroker) -> None:
+    one.lead("t")
+    assert one.dispatch(produce.API, request(batch(b"a"), acks=0), 9) is None
+    assert not one.last_context.closes_connection
+    assert one.dispatch(produce.API, request(batch(b"a"), acks=0, topic="missing"), 9) is None
+    assert one.last_context.closes_connection
+
+
+@pytest.mark.parametrize("acks", [2, -2, 7])
+def test_other_acks_are_refused(one: OneBroker, acks: int) -> None:
+    one.lead("t")
+    answer = only(one.ask(produce.API, request(batch(b"a"), acks=acks), 9))
+    assert (answer.error_code, answer.base_offset) == (ErrorCode.INVALID_REQUIRED_ACKS, -1)
+
+
+def test_each_partition_has_its_own_error(one: OneBroker) -> None:
+    one.lead("t", 2)
+    asked = request(batch(b"a"))
+    asked.topic_data = [
+        TopicProduceData(
+            name="t",
+            partition_data=[
+                PartitionProduceData(index=0, records=batch(b"a")),
+                PartitionProduceData(index=1, records=None),
+                PartitionProduceData(index=2, records=batch(b"a")),
+            ],
+        ),
+        TopicProduceData(name="u", partition_data=[PartitionProduceData(index=0, records=batch(b"a"))]),
+    ]
+    response = one.ask(produce.API, asked, 9)
+    codes = [[p.error_code for p in topic.partition_responses] for topic in response.responses]
+    assert codes[0][0] == 0 and codes[0][1] != 0
+    assert codes[0][2] == codes[1][0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_broken_checksum_is_corrupt_and_stores_nothing(one: OneBroker) -> None:
+    one.lead("t")
+    broken = bytearray(batch(b"value"))
+    broken[-1] ^= 1
+    assert only(one.ask(produce.API, request(bytes(broken)), 9)).error_code == ErrorCode.CORRUPT_MESSAGE
+    log = one.broker.replicas.leader_log(TopicPartition("t", 0))
+    assert not isinstance(log, ErrorCode) and log.log_end_offset == 0
+
+
+def test_too_large_is_said_and_metered(one: OneBroker) -> None:
+    one.topic_configs["t"] = LogConfig(max_message_bytes=100)
+    one.lead("t")
+    answer = only(one.ask(produce.API, request(batch(b"x" * 200)), 9))
+    assert answer.error_code == ErrorCode.MESSAGE_TOO_LARGE
+    assert one.broker.replicas.topic_stats.all_topics.bytes_rejected.count > 200
+
+
+def test_keyless_records_on_a_compacted_topic_name_themselves(one: OneBroker) -> None:
+    one.topic_configs["t"] = LogConfig(cleanup_policy=frozenset({"compact"}))
+    one.lead("t")
+    answer = only(one.ask(produce.API, request(batch(b"a", b"b", key=None)), 9))
+    assert answer.error_code == ErrorCode.INVALID_RECORD
+    assert [error.batch_index for error in answer.record_errors] == [0, 1]
+    assert answer.error_message
+
+
+def test_old_message_formats_are_refused_by_record_format(one: OneBroker) -> None:
+    one.lead("t")
+    old = (0).to_bytes(8, "big") + (14).to_bytes(4, "big") + b"\0" * 4 + b"\x01" + b"\0" * 9
+    for version in (0, 1, 2):
+        answer = only(one.ask(produce.API, request(old, acks=1), version))
+        assert answer.error_code != 0
+
+
+def test_internal_topics_are_for_the_broker_and_the_admin_client(one: OneBroker) -> None:
+    one.lead("__consumer_offsets")
+    asked = request(batch(b"a"), topic="__consumer_offsets")
+    assert only(one.ask(produce.API, asked, 9)).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert only(one.ask(produce.API, asked, 9, client_id="__admin_client")).error_code == 0
+
+
+def test_transactions_are_left_out(one: OneBroker) -> None:
+    one.lead("t")
+    answer = only(one.ask(produce.API, request(batch(b"a"), transactional_id="tx"), 9))
+    assert answer.error_code == ErrorCode.INVALID_TXN_STATE
+
+
+def test_a_broker_that_does_not_lead_says_who_does(one: OneBroker) -> None:
+    one.leader_and_isr({"t": [0]}, leader=2, replicas=(1, 2), isr=(1, 2), topic_id=UUID(int=5))
+    one.update_metadata({"t": [0]}, leader=2, leader_epoch=3, replicas=(1, 2), brokers=(1, 2), topic_id=UUID(int=5))
+    response = one.ask(produce.API, request(batch(b"a")), 10)
+    answer = only(response)
+    assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert answer.current_leader is not None
+    assert (answer.current_leader.leader_id, answer.current_leader.leader_epoch) == (2, 3)
+    assert [(node.node_id, node.host) for node in response.node_endpoints] == [(2, "host-2")]
+    assert only(one.ask(produce.API, request(batch(b"a")), 9)).current_leader is None
+
+
+def test_a_duplicate_is_answered_with_the_original_offset(one: OneBroker) -> None:
+    one.lead("t")
+    first = batch(b"a", producer_id=7, producer_epoch=0, base_sequence=0)
+    second = batch(b"b", producer_id=7, producer_epoch=0, base_sequence=1)
+    gap = batch(b"c", producer_id=7, producer_epoch=0, base_sequence=9)
+    answers = [only(one.ask(produce.API, request(records), 9)) for records in (first, second, first, gap)]
+    assert [answer.base_offset for answer in answers[:3]] == [0, 1, 0]
+    assert answers[3].error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class TestReplicated:
+    """Two replicas: this broker leads, broker 2 fetches when the test says so."""
+
+    def follow(self, one: OneBroker, offset: int) -> None:
+        partition = one.broker.replicas.partitions[TopicPartition("t", 0)]
+        if partition.on_follower_fetch(2, offset, 0, one.clock.now_ms(), -1):
+            one.broker.replicas.complete_after_high_watermark(partition.topic_partition)
+
+    def test_acks_all_waits_for_the_in_sync_replicas(self, one: OneBroker) -> None:
+        one.lead("t", replicas=(1, 2), isr=(1, 2))
+        waiting = one.dispatch(produce.API, request(batch(b"a", b"b")), 9)
+        assert isinstance(waiting, asyncio.Future) and not waiting.done()
+        assert one.broker.replicas.produce_purgatory.size == 1
+        self.follow(one, 1)
+        one.spin()
+        assert not waiting.done()
+        self.follow(one, 2)
+        assert only(one.run(waiting)).error_code == 0
+        assert one.broker.replicas.produce_purgatory.size == 0
+
+    def test_acks_1_does_not_wait(self, one: OneBroker) -> None:
+        one.lead("t", replicas=(1, 2), isr=(1, 2))
+        assert only(one.ask(produce.API, request(batch(b"a"), acks=1), 9)).error_code == 0
+        log = one.broker.replicas.leader_log(TopicPartition("t", 0))
+        assert not isinstance(log, ErrorCode) and (log.log_end_offset, log.high_watermark) == (1, 0)
+
+    def test_the_time_runs_out(self, one: OneBroker) -> None:
+        one.lead("t", replicas=(1, 2), isr=(1, 2))
+        answer = only(one.ask(produce.API, request(batch(b"a"), timeout_ms=1), 9))
+        assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT
+
+    def test_leadership_that_is_lost_ends_the_wait(self, one: OneBroker) -> None:
+        one.lead("t", replicas=(1, 2), isr=(1, 2))
+        waiting = one.dispatch(produce.API, request(batch(b"a")), 9)
+        one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2), isr=(1, 2))
+        assert only(one.run(waiting)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def test_too_few_in_sync_replicas(self, one: OneBroker) -> None:
+        one.topic_configs["t"] = LogConfig(min_insync_replicas=2)
+        one.lead("t", replicas=(1, 2), isr=(1,))
+        assert only(one.ask(produce.API, request(batch(b"a")), 9)).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert only(one.ask(produce.API, request(batch(b"a"), acks=1), 9)).error_code == 0
+
+    def test_in_sync_replicas_lost_after_the_append(self, one: OneBroker) -> None:
+        one.topic_configs["t"] = LogConfig(min_insync_replicas=2)
+        one.lead("t", replicas=(1, 2, 3), isr=(1, 2, 3))
+        waiting = one.dispatch(produce.API, request(batch(b"a")), 9)
+        partition = one.broker.replicas.partitions[TopicPartition("t", 0)]
+        for replica in (2, 3):
+            partition.on_follower_fetch(replica, 1, 0, one.clock.now_ms(), -1)
+        partition.commit_isr((1,), 0, 1, one.clock.now_ms())
+        one.broker.replicas.complete_after_high_watermark(TopicPartition("t", 0))
+        assert only(one.run(waiting)).error_code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+    def test_min_insync_replicas_above_the_replicas_counts_as_all(self, one: OneBroker) -> None:
+        one.topic_configs["t"] = LogConfig(min_insync_replicas=3)
+        one.lead("t")
+        assert only(one.ask(produce.API, request(batch(b"a")), 9)).error_code == 0
+
+
+def test_flush_messages_delays_the_answer_until_the_disk_has_it(tmp_path: Path) -> None:
+    one = OneBroker(tmp_path)
+    one.topic_configs["t"] = LogConfig(flush_messages=1)
+    one.lead("t")
+    one.broker.logs.start_background(one.loop)
+    waiting = one.dispatch(produce.API, request(batch(b"a"), acks=1, timeout_ms=30_000), 9)
+    assert isinstance(waiting, asyncio.Future)
+    assert only(one.run(waiting)).error_code == 0
+    log = one.broker.replicas.leader_log(TopicPartition("t", 0))
+    assert not isinstance(log, ErrorCode) and log.recovery_point == 1
+    one.close()
+
+
+def test_what_goes_in_is_metered(one: OneBroker) -> None:
+    one.lead("t")
+    records = batch(b"a", b"b")
+    one.ask(produce.API, request(records), 9)
+    for stats in (one.broker.replicas.topic_stats.topic("t"), one.broker.replicas.topic_stats.all_topics):
+        assert stats.messages_in.count == 2
+        assert stats.bytes_in.count == len(records)
+        assert stats.total_produce_requests.count == 1
