@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left, bisect_right
 from typing import ClassVar, NamedTuple
@@ -26,7 +27,7 @@ class TimestampOffset(NamedTuple):
     offset: int
 
 
-class _Index:
+class _Index(ABC):
     """What both have in common: entries of fixed size, loaded when first asked for."""
 
     ENTRY_BYTES: ClassVar[int]
@@ -41,17 +42,21 @@ class _Index:
         self._dirty = False
 
     @property
+    @abstractmethod
     def entries(self) -> int:
-        raise NotImplementedError
+        """How many entries there are, written out or not."""
 
+    @abstractmethod
     def _decode(self, data: bytes) -> None:
-        raise NotImplementedError
+        """Takes the entries of a file."""
 
+    @abstractmethod
     def _encode(self, start: int) -> bytes:
-        raise NotImplementedError
+        """The entries from `start` on, as the file has them."""
 
+    @abstractmethod
     def _cut(self, count: int) -> None:
-        raise NotImplementedError
+        """Keeps the first `count` entries."""
 
     def create(self) -> None:
         """Starts empty, whatever the file held."""

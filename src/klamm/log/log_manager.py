@@ -120,7 +120,7 @@ class LogManager:
         """Flushes and closes every log and leaves the mark of a clean shutdown in every live directory."""
         self._worker.stop()
         for log_dir in self.dirs.live:
-            self._guard_dir(log_dir, lambda d: [log.close() for log in self._logs_in(d.path)])
+            self._guard_dir(log_dir, self._close_logs)
         self.checkpoint_recovery_points()
         self.checkpoint_log_start_offsets()
         if high_watermarks is not None:
@@ -128,6 +128,10 @@ class LogManager:
         for log_dir in self.dirs.live:
             self._guard_dir(log_dir, lambda d: d.mark_clean_shutdown(broker_epoch))
         self.dirs.release()
+
+    def _close_logs(self, log_dir: LogDir) -> None:
+        for log in self._logs_in(log_dir.path):
+            log.close()
 
     def _guard_dir(self, log_dir: LogDir, action: Callable[[LogDir], object]) -> None:
         try:

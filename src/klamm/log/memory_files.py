@@ -1,0 +1,192 @@
+"""A file system in memory that can fail, tear writes and lose what was not forced to the disk.
+
+For tests and the simulator. `fault` is asked before every operation and may raise OSError; for a write it may also say
+how many bytes still get through before the error.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from random import Random
+
+from klamm.errors import LogDirError
+from klamm.log.files import Data, FileHandle, FileInfo, Lock
+
+Fault = Callable[[str, str], int | None]
+
+
+class _File:
+    __slots__ = ("data", "modified_ms", "synced")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.synced = b""
+        self.modified_ms = 0
+
+
+class _MemoryHandle:
+    def __init__(self, files: MemoryFiles, path: str, file: _File) -> None:
+        self._files = files
+        self._path = path
+        self._file = file
+
+    def pwrite(self, parts: Sequence[Data], position: int) -> None:
+        data = b"".join(bytes(p) for p in parts)
+        allowed = self._files.check("pwrite", self._path)
+        written = data if allowed is None else data[:allowed]
+        content = self._file.data
+        if len(content) < position:
+            content.extend(bytes(position - len(content)))
+        content[position : position + len(written)] = written
+        self._file.modified_ms = self._files.now_ms
+        if allowed is not None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+
+    def pread(self, size: int, position: int) -> bytes:
+        self._files.check("pread", self._path)
+        return bytes(self._file.data[position : position + size])
+
+    def truncate(self, size: int) -> None:
+        self._files.check("truncate", self._path)
+        content = self._file.data
+        del content[size:]
+        content.extend(bytes(size - len(content)))
+
+    def size(self) -> int:
+        return len(self._file.data)
+
+    def fsync(self) -> None:
+        self._files.check("fsync", self._path)
+        self._file.synced = bytes(self._file.data)
+
+    def close(self) -> None:
+        pass
+
+
+class _MemoryLock:
+    def __init__(self, held: set[str], path: str) -> None:
+        self._held = held
+        self._path = path
+
+    def release(self) -> None:
+        self._held.discard(self._path)
+
+
+class MemoryFiles:
+    """Directories exist when something is in them or they were made. Renames are durable at once."""
+
+    def __init__(self, fault: Fault | None = None) -> None:
+        self.fault = fault
+        self.now_ms = 0
+        self._files: dict[str, _File] = {}
+        self._dirs: set[str] = set()
+        self._locks: set[str] = set()
+
+    def check(self, operation: str, path: str) -> int | None:
+        return self.fault(operation, path) if self.fault is not None else None
+
+    def crash(self, rng: Random) -> MemoryFiles:
+        """The disk after the power went: of what was not forced, some prefix of each file has survived."""
+        after = MemoryFiles()
+        after.now_ms = self.now_ms
+        after._dirs = set(self._dirs)
+        for path, file in self._files.items():
+            kept = after._files[path] = _File()
+            common = _common_bytes(file.data, file.synced)
+            kept.data = bytearray(file.data[: rng.randint(common, max(common, len(file.data)))])
+            kept.synced = bytes(kept.data)
+            kept.modified_ms = file.modified_ms
+        return after
+
+    def open(self, path: str, *, create: bool = False) -> FileHandle:
+        self.check("open", path)
+        if path not in self._files:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            self._files[path] = _File()
+        return _MemoryHandle(self, path, self._files[path])
+
+    def read_bytes(self, path: str) -> bytes:
+        self.check("read", path)
+        return bytes(self._get(path).data)
+
+    def write_atomic(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        self.check("write", path)
+        file = _File()
+        file.data = bytearray(data)
+        file.synced = data if sync else b""
+        file.modified_ms = self.now_ms
+        self._files[path] = file
+
+    def rename(self, old: str, new: str) -> None:
+        self.check("rename", old)
+        if old in self._files:
+            self._files[new] = self._files.pop(old)
+            return
+        inside = [p for p in self._files if p.startswith(old + "/")]
+        if old not in self._dirs and not inside:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
+        self._dirs = {new + d[len(old) :] if d == old or d.startswith(old + "/") else d for d in self._dirs}
+        for path in inside:
+            self._files[new + path[len(old) :]] = self._files.pop(path)
+
+    def unlink(self, path: str) -> None:
+        self.check("unlink", path)
+        self._files.pop(path, None)
+
+    def exists(self, path: str) -> bool:
+        return path in self._files or path in self._dirs
+
+    def list_dir(self, path: str) -> list[FileInfo]:
+        self.check("list", path)
+        start = path + "/"
+        infos = {
+            name: FileInfo(name, len(f.data), False, f.modified_ms)
+            for p, f in self._files.items()
+            if p.startswith(start) and "/" not in (name := p[len(start) :])
+        }
+        for p in (*self._files, *self._dirs):
+            if p.startswith(start) and (name := p[len(start) :].split("/")[0]) not in infos:
+                infos[name] = FileInfo(name, 0, True, 0)
+        return sorted(infos.values())
+
+    def make_dirs(self, path: str) -> None:
+        self.check("mkdir", path)
+        self._dirs.add(path)
+
+    def remove_tree(self, path: str) -> None:
+        self.check("rmtree", path)
+        self._dirs = {d for d in self._dirs if d != path and not d.startswith(path + "/")}
+        self._files = {p: f for p, f in self._files.items() if not p.startswith(path + "/")}
+
+    def fsync_path(self, path: str) -> None:
+        self.check("fsync", path)
+        if path in self._files:
+            self._files[path].synced = bytes(self._files[path].data)
+        elif not any(p.startswith(path + "/") for p in (*self._files, *self._dirs)) and path not in self._dirs:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    def set_modified(self, path: str, modified_ms: int) -> None:
+        self._get(path).modified_ms = modified_ms
+
+    def disk_usage(self, path: str) -> tuple[int, int]:
+        return 1 << 40, (1 << 40) - sum(len(f.data) for f in self._files.values())
+
+    def lock(self, path: str) -> Lock:
+        if path in self._locks:
+            raise LogDirError(f"{os.path.dirname(path)} is used by another broker")
+        self._locks.add(path)
+        return _MemoryLock(self._locks, path)
+
+    def _get(self, path: str) -> _File:
+        file = self._files.get(path)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return file
+
+
+def _common_bytes(one: bytearray, other: bytes) -> int:
+    shorter = min(len(one), len(other))
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
