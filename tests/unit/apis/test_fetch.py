@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from klamm.apis import fetch, produce
+from klamm.errors import ErrorCode
+from klamm.model import ZERO_UUID, TopicPartition
+from klamm.protocol.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ForgottenTopic,
+    PartitionData,
+    ReplicaState,
+)
+from klamm.protocol.record_batch import batches, records
+from tests.support.one_broker import OneBroker, batch
+from tests.unit.apis.test_produce import request as produce_request
+
+ID = UUID(int=77)
+TP = TopicPartition("t", 0)
+
+
+def request(
+    offsets: dict[int, int] | None = None, *, topic: str = "t", topic_id: UUID = ID, **fields: Any
+) -> FetchRequest:
+    partition_fields = {name: fields.pop(name) for name in list(fields) if name in FetchPartition.__annotations__}
+    values: dict[str, Any] = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1 << 20, **fields}
+    asked = {0: 0} if offsets is None else offsets
+    return FetchRequest(
+        topics=[
+            FetchTopic(
+                topic=topic,
+                topic_id=topic_id,
+                partitions=[
+                    FetchPartition(
+                        **{
+                            "partition": index,
+                            "fetch_offset": offset,
+                            "partition_max_bytes": 1 << 20,
+                            **partition_fields,
+                        }
+                    )
+                    for index, offset in asked.items()
+                ],
+            )
+        ]
+        if asked
+        else [],
+        **values,
+    )
+
+
+def append(one: OneBroker, *values: bytes, index: int = 0, **options: Any) -> None:
+    response = one.ask(produce.API, produce_request(batch(*values, **options), index=index), 9)
+    assert response.responses[0].partition_responses[0].error_code == 0
+
+
+def only(response: FetchResponse) -> PartitionData:
+    assert len(response.responses) == 1 and len(response.responses[0].partitions) == 1
+    return response.responses[0].partitions[0]
+
+
+def values(data: PartitionData) -> list[bytes | None]:
+    assert isinstance(data.records, bytes | bytearray | memoryview)
+    return [record.value for each in batches(data.records) for record in records(each)]
+
+
+@pytest.mark.parametrize("version", range(0, 18))
+def test_records_come_back_in_every_version(one: OneBroker, version: int) -> None:
+    one.lead("t", topic_id=ID)
+    append(one, b"a", b"b")
+    append(one, b"c")
+    data = only(one.ask(fetch.API, request(), version))
+    assert data.error_code == 0 and data.high_watermark == 3
+    assert values(data) == [b"a", b"b", b"c"]
+
+
+def test_an_offset_inside_a_batch_gives_the_whole_batch(one: OneBroker) -> None:
+    one.lead("t", topic_id=ID)
+    append(one, b"a", b"b")
+    append(one, b"c")
+    assert values(only(one.ask(fetch.API, request({0: 1}), 11))) == [b"a", b"b", b"c"]
+    assert values(only(one.ask(fetch.API, request({0: 2}), 11))) == [b"c"]
+
+
+def test_offsets_out_of_range(one: OneBroker) -> None:
+    one.lead("t", topic_id=ID)
+    append(one, b"a")
+    assert only(one.ask(fetch.API, request({0: 1}), 11)).error_code == 0
+    for offset in (2, -1):
+        assert only(one.ask(fetch.API, request({0: offset}), 11)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_the_first_batch_comes_whole_and_the_limits_hold_for_the_rest(one: OneBroker) -> None:
+    one.lead("t", 2, topic_id=ID)
+    for index in (0, 1):
+        for _ in range(3):
+            append(one, b"x" * 1000, index=index)
+    response = one.ask(fetch.API, request({0: 0, 1: 0}, max_bytes=10), 11)
+    sizes = [len(data.records or b"") for data in response.responses[0].partitions]  # type: ignore[arg-type]
+    assert 1000 < sizes[0] < 2000 and sizes[1] == 0
+    response = one.ask(fetch.API, request({0: 0, 1: 0}, partition_max_bytes=2200, max_bytes=2500), 11)
+    assert [len(values(data)) for data in response.responses[0].partitions] == [2, 0]
+    old = one.ask(fetch.API, request({0: 0}, partition_max_bytes=10), 2)
+    assert len(only(old).records or b"") <= 10  # type: ignore[arg-type]
+
+
+def test_errors_of_a_partition(one: OneBroker) -> None:
+    one.lead("t", topic_id=ID, leader_epoch=3)
+    assert only(one.ask(fetch.API, request(topic="u"), 12)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    fenced = only(one.ask(fetch.API, request(current_leader_epoch=2), 12))
+    assert fenced.error_code == ErrorCode.FENCED_LEADER_EPOCH
+    unknown = only(one.ask(fetch.API, request(current_leader_epoch=4), 12))
+    assert unknown.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
+    assert only(one.ask(fetch.API, request(current_leader_epoch=3), 12)).error_code == 0
+
+
+def test_topic_ids_that_are_unknown_or_of_another_topic(one: OneBroker) -> None:
+    one.lead("t", topic_id=ID)
+    assert only(one.ask(fetch.API, request(topic_id=UUID(int=9)), 13)).error_code == ErrorCode.UNKNOWN_TOPIC_ID
+    assert only(one.ask(fetch.API, request(topic_id=ZERO_UUID), 13)).error_code == ErrorCode.UNKNOWN_TOPIC_ID
+    one.update_metadata({"t": [0]}, topic_id=UUID(int=9))
+    response = one.ask(fetch.API, request(topic_id=UUID(int=9)), 13)
+    assert only(response).error_code == ErrorCode.INCONSISTENT_TOPIC_ID
+    assert response.responses[0].topic_id == UUID(int=9)
+
+
+def test_the_leader_is_named_to_who_asks_the_wrong_broker(one: OneBroker) -> None:
+    one.leader_and_isr({"t": [0]}, leader=2, replicas=(1, 2), isr=(1, 2), topic_id=ID)
+    one.update_metadata({"t": [0]}, leader=2, replicas=(1, 2), brokers=(1, 2), topic_id=ID)
+    response = one.ask(fetch.API, request(), 16)
+    data = only(response)
+    assert data.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert data.current_leader is not None and data.current_leader.leader_id == 2
+    assert [node.node_id for node in response.node_endpoints] == [2]
+
+
+class TestLongPoll:
+    def test_it_waits_for_a_record(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID)
+        waiting = one.dispatch(fetch.API, request(max_wait_ms=30_000), 11)
+        assert isinstance(waiting, asyncio.Future)
+        one.spin()
+        assert not waiting.done()
+        append(one, b"a")
+        assert values(only(one.as_read(one.run(waiting), 11))) == [b"a"]
+        assert one.broker.replicas.fetch_purgatory.size == 0
+
+    def test_it_waits_for_enough_bytes(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID)
+        append(one, b"x" * 100)
+        waiting = one.dispatch(fetch.API, request(max_wait_ms=30_000, min_bytes=400), 11)
+        append(one, b"x" * 100)
+        one.spin()
+        assert not waiting.done()
+        append(one, b"x" * 100)
+        assert len(values(only(one.as_read(one.run(waiting), 11)))) == 3
+
+    def test_its_time_runs_out(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID)
+        data = only(one.ask(fetch.API, request(max_wait_ms=1), 11))
+        assert data.error_code == 0 and values(data) == []
+
+    def test_an_error_is_told_at_once(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID)
+        assert not isinstance(one.dispatch(fetch.API, request({0: 9}, max_wait_ms=30_000), 11), asyncio.Future)
+
+    def test_leadership_that_is_lost_ends_the_wait(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID, replicas=(1, 2))
+        waiting = one.dispatch(fetch.API, request(max_wait_ms=30_000), 11)
+        one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2), isr=(1, 2), topic_id=ID)
+        assert only(one.run(waiting)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def test_a_deleted_topic_ends_the_wait(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID)
+        waiting = one.dispatch(fetch.API, request(max_wait_ms=30_000), 11)
+        one.update_metadata({"t": [0]}, leader=-2, topic_id=ID)
+        one.stop_replica("t")
+        assert only(one.run(waiting)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+class TestFollowers:
+    def lead(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID, replicas=(1, 2), isr=(1, 2))
+
+    def test_a_followers_fetch_moves_the_high_watermark(self, one: OneBroker) -> None:
+        self.lead(one)
+        one.ask(produce.API, produce_request(batch(b"a", b"b"), acks=1), 9)
+        assert values(only(one.ask(fetch.API, request(), 11))) == []
+        data = only(one.ask(fetch.API, request(replica_id=2), 11))
+        assert values(data) == [b"a", b"b"] and data.high_watermark == 0
+        one.ask(fetch.API, request({0: 2}, replica_id=2), 11)
+        assert only(one.ask(fetch.API, request(), 11)).high_watermark == 2
+        assert values(only(one.ask(fetch.API, request(), 11))) == [b"a", b"b"]
+
+    def test_from_v15_the_follower_says_its_epoch(self, one: OneBroker) -> None:
+        self.lead(one)
+        state = ReplicaState(replica_id=2, replica_epoch=44)
+        one.ask(fetch.API, request(replica_state=state, max_wait_ms=0), 15)
+        assert one.broker.replicas.partitions[TP].remotes[2].broker_epoch == 44
+
+    def test_a_broker_outside_the_assignment_is_refused(self, one: OneBroker) -> None:
+        self.lead(one)
+        assert only(one.ask(fetch.API, request(replica_id=9), 8)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        answer = only(one.ask(fetch.API, request(replica_id=9, current_leader_epoch=0), 11))
+        assert answer.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
+
+    def test_a_log_that_diverged_is_told_where(self, one: OneBroker) -> None:
+        self.lead(one)
+        one.ask(produce.API, produce_request(batch(b"a", b"b"), acks=1), 9)
+        one.leader_and_isr({"t": [0]}, leader_epoch=2, replicas=(1, 2), isr=(1, 2), topic_id=ID)
+        one.ask(produce.API, produce_request(batch(b"c"), acks=1), 9)
+        asked = request({0: 4}, replica_id=2, last_fetched_epoch=1, current_leader_epoch=2, max_wait_ms=30_000)
+        data = only(one.ask(fetch.API, asked, 12))
+        assert data.diverging_epoch is not None and values(data) == []
+        assert (data.diverging_epoch.epoch, data.diverging_epoch.end_offset) == (0, 2)
+        same = only(one.ask(fetch.API, request({0: 2}, replica_id=2, last_fetched_epoch=0), 12))
+        assert same.diverging_epoch is None and values(same) == [b"c"]
+
+    def test_a_fetch_waits_for_what_the_followers_have(self, one: OneBroker) -> None:
+        self.lead(one)
+        waiting = one.dispatch(fetch.API, request(max_wait_ms=30_000), 11)
+        one.ask(produce.API, produce_request(batch(b"a"), acks=1), 9)
+        one.spin()
+        assert not waiting.done()
+        one.ask(fetch.API, request({0: 1}, replica_id=2), 11)
+        assert values(only(one.as_read(one.run(waiting), 11))) == [b"a"]
+
+    def test_a_follower_that_has_caught_up_is_proposed_for_the_isr(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID, replicas=(1, 2), isr=(1,))
+        append(one, b"a")
+        wanted: list[tuple[int, ...]] = []
+        one.broker.replicas.isr_change_listener = lambda partition, isr: wanted.append(isr)
+        one.ask(fetch.API, request({0: 0}, replica_id=2), 11)
+        assert wanted == []
+        one.ask(fetch.API, request({0: 1}, replica_id=2), 11)
+        assert wanted == [(1, 2)]
+
+
+def test_read_committed_stops_at_the_last_stable_offset_and_lists_what_was_aborted(one: OneBroker) -> None:
+    one.lead("t", topic_id=ID)
+    log = one.broker.replicas.leader_log(TP)
+    assert not isinstance(log, ErrorCode)
+    append(one, b"a")
+    txn = batch(b"t", producer_id=5, producer_epoch=0, base_sequence=0, is_transactional=True)
+    assert log.append_as_leader(txn, 0).error == 0
+    log.update_high_watermark(log.log_end_offset)
+    append(one, b"b")
+    committed = only(one.ask(fetch.API, request(isolation_level=1), 11))
+    assert committed.last_stable_offset == 1 and committed.high_watermark == 3
+    assert values(committed) == [b"a"] and list(committed.aborted_transactions or ()) == []
+    uncommitted = only(one.ask(fetch.API, request(), 11))
+    assert values(uncommitted) == [b"a", b"t", b"b"] and uncommitted.aborted_transactions is None
+
+
+class TestSessions:
+    def full(self, one: OneBroker, version: int = 12, partitions: int = 2) -> int:
+        one.lead("t", partitions, topic_id=ID)
+        response = one.ask(fetch.API, request(dict.fromkeys(range(partitions), 0), session_epoch=0), version)
+        assert response.session_id > 0
+        assert len(response.responses[0].partitions) == partitions
+        return response.session_id
+
+    def go_on(
+        self, one: OneBroker, session_id: int, epoch: int, offsets: dict[int, int] | None = None, version: int = 12
+    ) -> FetchResponse:
+        return one.ask(fetch.API, request(offsets or {}, session_id=session_id, session_epoch=epoch), version)
+
+    @pytest.mark.parametrize("version", [7, 12, 13, 17])
+    def test_later_fetches_name_and_are_told_only_what_changes(self, one: OneBroker, version: int) -> None:
+        session_id = self.full(one, version)
+        quiet = self.go_on(one, session_id, 1, version=version)
+        assert quiet.error_code == 0 and quiet.session_id == session_id and list(quiet.responses) == []
+        append(one, b"a", index=1)
+        response = self.go_on(one, session_id, 2, version=version)
+        assert only(response).partition_index == 1 and values(only(response)) == [b"a"]
+        moved = self.go_on(one, session_id, 3, {1: 1}, version=version)
+        assert list(moved.responses) == []
+
+    def test_epochs_that_do_not_follow_and_sessions_that_are_not_there(self, one: OneBroker) -> None:
+        session_id = self.full(one)
+        assert self.go_on(one, session_id, 2).error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        assert self.go_on(one, session_id + 1, 1).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        assert self.go_on(one, session_id, 1).error_code == 0
+        assert self.go_on(one, session_id, 2, version=13).error_code == ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+
+    def test_forgotten_partitions_are_not_read_any_more(self, one: OneBroker) -> None:
+        session_id = self.full(one)
+        asked = request({}, session_id=session_id, session_epoch=1)
+        asked.forgotten_topics_data = [ForgottenTopic(topic="t", topic_id=ID, partitions=[1])]
+        assert one.ask(fetch.API, asked, 12).error_code == 0
+        append(one, b"a", index=1)
+        assert list(self.go_on(one, session_id, 2).responses) == []
+
+    def test_the_final_epoch_closes_the_session(self, one: OneBroker) -> None:
+        session_id = self.full(one)
+        response = one.ask(fetch.API, request({0: 0}, session_id=session_id, session_epoch=-1), 12)
+        assert response.session_id == 0 and len(one.broker.fetch_sessions) == 0
+
+    def test_an_error_is_told_again_until_it_is_gone(self, one: OneBroker) -> None:
+        session_id = self.full(one, 13)
+        one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2), isr=(1, 2), topic_id=ID)
+        for epoch in (1, 2):
+            assert only(self.go_on(one, session_id, epoch, version=13)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        one.leader_and_isr({"t": [0]}, leader=1, leader_epoch=2, replicas=(1, 2), isr=(1,), topic_id=ID)
+        assert only(self.go_on(one, session_id, 3, version=13)).error_code == 0
+        assert list(self.go_on(one, session_id, 4, version=13).responses) == []
+
+    def test_a_topic_id_that_becomes_known_is_found(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID)
+        asked = request({0: 0}, topic_id=UUID(int=9), session_epoch=0)
+        response = one.ask(fetch.API, asked, 13)
+        assert only(response).error_code == ErrorCode.UNKNOWN_TOPIC_ID
+        one.lead("u", topic_id=UUID(int=9))
+        found = self.go_on(one, response.session_id, 1, version=13)
+        assert only(found).error_code == 0 and found.responses[0].topic_id == UUID(int=9)
+
+    def test_who_was_served_goes_to_the_end(self, one: OneBroker) -> None:
+        session_id = self.full(one)
+        for index in (0, 1):
+            append(one, b"x" * 500, index=index)
+        served = []
+        for epoch in (1, 2):
+            response = one.ask(fetch.API, request({}, session_id=session_id, session_epoch=epoch, max_bytes=10), 12)
+            served += [p.partition_index for topic in response.responses for p in topic.partitions if values(p)]
+        assert served == [0, 1]
+
+    def test_a_full_cache_gives_no_session_until_one_is_old(self, one: OneBroker) -> None:
+        assert len({self.full(one), self.full(one)}) == 2
+        assert one.ask(fetch.API, request({0: 0}, session_epoch=0), 12).session_id == 0
+        one.clock.elapsed_ms += 120_001
+        assert one.ask(fetch.API, request({0: 0}, session_epoch=0), 12).session_id > 0
+        assert len(one.broker.fetch_sessions) == 2
+
+    def test_a_follower_takes_the_place_of_a_consumer(self, one: OneBroker) -> None:
+        self.full(one), self.full(one)
+        one.lead("t", 2, topic_id=ID, leader_epoch=1, replicas=(1, 2), isr=(1, 2))
+        asked = request({0: 0}, session_epoch=0, replica_id=2)
+        assert one.ask(fetch.API, asked, 12).session_id > 0
+        assert sorted(session.is_privileged for session in one.broker.fetch_sessions) == [False, True]
+
+
+def test_what_goes_out_is_metered_for_consumers_and_for_followers(one: OneBroker) -> None:
+    one.lead("t", topic_id=ID, replicas=(1, 2), isr=(1, 2))
+    records_sent = batch(b"a")
+    one.ask(produce.API, produce_request(records_sent, acks=1), 9)
+    one.ask(fetch.API, request(replica_id=2), 11)
+    stats = one.broker.replicas.topic_stats
+    assert stats.replication_bytes_out.count == len(records_sent) and stats.all_topics.bytes_out.count == 0
+    one.ask(fetch.API, request({0: 1}, replica_id=2), 11)
+    one.ask(fetch.API, request(), 11)
+    assert stats.topic("t").bytes_out.count == stats.all_topics.bytes_out.count == len(records_sent)
+    assert stats.topic("t").total_fetch_requests.count == 3
+
+
+def test_followers_and_consumers_are_measured_apart() -> None:
+    assert fetch.metric_name(request()) == "FetchConsumer"
+    assert fetch.metric_name(request(replica_id=3)) == "FetchFollower"
+    assert fetch.metric_name(request(replica_state=ReplicaState(replica_id=3))) == "FetchFollower"
