@@ -70,7 +70,7 @@ class GroupMetadataManager:
 
     def now_ms(self) -> int:
         """The clock of sessions and deadlines: it never goes back."""
-        return int(self._clock.monotonic() * 1000)
+        return round(self._clock.monotonic() * 1000)
 
     # --- which groups are here -----------------------------------------------------------------------------------
 
@@ -122,7 +122,9 @@ class GroupMetadataManager:
     def _store(self, group: GroupMetadata, store: Store) -> None:
         def on_stored(error: ErrorCode) -> None:
             if error is not ErrorCode.NONE:
-                _log.warning("group %s generation %d was not written: %s", group.group_id, store.generation_id, error)
+                _log.warning(
+                    "group %s generation %d was not written: %s", group.group_id, store.generation_id, error.name
+                )
             rebalance.on_stored(group, store, error, self._config, self.now_ms())
             self.perform(group)
 

@@ -9,7 +9,7 @@ from klamm.coordinator.config import GroupConfig
 from klamm.coordinator.deferred import Deferred
 from klamm.coordinator.effects import JoinGroupResult, SyncGroupResult
 from klamm.coordinator.group_coordinator import GroupCoordinator
-from klamm.coordinator.group_metadata import GroupMetadata
+from klamm.coordinator.group_metadata import GroupMetadata, GroupState
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.join import JoinGroup
 from klamm.coordinator.membership import SyncGroup
@@ -176,6 +176,9 @@ class Harness:
         group = self.manager.get(GROUP)
         assert group is not None
         return group
+
+    def state(self) -> GroupState:
+        return self.group.state
 
     # --- requests ------------------------------------------------------------------------------------------------
 

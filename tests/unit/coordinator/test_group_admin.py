@@ -64,7 +64,7 @@ def test_a_group_is_dead_while_its_tombstones_are_written_and_lives_on_if_they_a
     harness.log.release(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
     assert deleted.value == {GROUP: ErrorCode.COORDINATOR_NOT_AVAILABLE}
     assert harness.committed() == 1
-    assert harness.group.state is GroupState.EMPTY
+    assert harness.state() is GroupState.EMPTY
 
 
 def test_a_group_can_begin_anew_after_its_deletion() -> None:

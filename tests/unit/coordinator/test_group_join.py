@@ -130,7 +130,7 @@ def test_a_loaded_group_above_the_limit_sheds_members() -> None:
     ids, _ = harness.stable_group(3)
     smaller = Harness(GroupConfig(max_size=2, initial_rebalance_delay_ms=0), log=harness.log, clock=harness.clock)
     smaller.start()
-    assert smaller.group.state is GroupState.PREPARING_REBALANCE
+    assert smaller.state() is GroupState.PREPARING_REBALANCE
     joins = [smaller.join(i) for i in ids]
     assert joins[2].value.error is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert [join.value.error for join in joins[:2]] == [ErrorCode.NONE] * 2
@@ -186,13 +186,13 @@ def test_joining_again_in_a_stable_group() -> None:
     (leader, follower), generation = harness.stable_group(2)
     same = harness.join(follower)
     assert (same.value.error, same.value.generation_id) == (ErrorCode.NONE, generation)
-    assert harness.group.state is GroupState.STABLE
+    assert harness.state() is GroupState.STABLE
     harness.join(follower, protocols=[("range", b"other topics")])
-    assert harness.group.state is GroupState.PREPARING_REBALANCE
+    assert harness.state() is GroupState.PREPARING_REBALANCE
     harness.join(leader)
     harness.sync_all([leader, follower])
     harness.join(leader)
-    assert harness.group.state is GroupState.PREPARING_REBALANCE, "a leader joins to have the group assigned anew"
+    assert harness.state() is GroupState.PREPARING_REBALANCE, "a leader joins to have the group assigned anew"
 
 
 def test_joining_again_before_the_assignment_gives_the_same_generation() -> None:

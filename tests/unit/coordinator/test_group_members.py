@@ -17,7 +17,7 @@ def completing_group(size: int = 2) -> tuple[Harness, list[str], int]:
     for member_id in ids[1:]:
         harness.join(member_id, protocols=[("range", b"changed")])
     harness.join(ids[0], protocols=[("range", b"changed")])
-    assert harness.group.state is GroupState.COMPLETING_REBALANCE
+    assert harness.state() is GroupState.COMPLETING_REBALANCE
     return harness, ids, harness.group.generation_id
 
 
@@ -28,7 +28,7 @@ def test_every_member_gets_its_part_once_the_leader_has_sent_it() -> None:
     own = harness.sync(leader, generation, {leader: b"one", follower: b"two"})
     assert (own.value.assignment, waiting.value.assignment) == (b"one", b"two")
     assert (own.value.protocol_type, own.value.protocol_name) == ("consumer", "range")
-    assert harness.group.state is GroupState.STABLE
+    assert harness.state() is GroupState.STABLE
     assert harness.sync(follower, generation).value.assignment == b"two"
 
 
@@ -68,7 +68,7 @@ def test_an_assignment_that_cannot_be_written_ends_in_another_rebalance(failure:
     waiting = harness.sync(follower, generation)
     assert harness.sync(leader, generation, {leader: b"1"}).value.error is told
     assert waiting.value.error is told
-    assert harness.group.state is GroupState.PREPARING_REBALANCE
+    assert harness.state() is GroupState.PREPARING_REBALANCE
 
 
 def test_a_rebalance_that_begins_during_the_write_wins() -> None:
@@ -78,7 +78,7 @@ def test_a_rebalance_that_begins_during_the_write_wins() -> None:
     harness.join(version=0)
     assert own.value.error is ErrorCode.REBALANCE_IN_PROGRESS
     harness.log.release()
-    assert harness.group.state is GroupState.PREPARING_REBALANCE
+    assert harness.state() is GroupState.PREPARING_REBALANCE
     assert all(member.assignment == b"" for member in harness.group.members.values())
 
 
@@ -120,9 +120,9 @@ def test_a_silent_member_is_out_after_its_session_timeout() -> None:
     (leader, follower), generation = harness.stable_group(2, session_ms=10_000)
     harness.pass_ms(9_999)
     assert harness.heartbeat(follower, generation) is ErrorCode.NONE
-    assert harness.group.state is GroupState.STABLE
+    assert harness.state() is GroupState.STABLE
     harness.pass_ms(1)
-    assert harness.group.state is GroupState.PREPARING_REBALANCE
+    assert harness.state() is GroupState.PREPARING_REBALANCE
     assert list(harness.group.members) == [follower]
     assert harness.join(follower).value.leader == follower
     assert harness.heartbeat(leader, generation) is ErrorCode.UNKNOWN_MEMBER_ID
@@ -132,10 +132,10 @@ def test_a_group_whose_members_are_all_gone_is_empty() -> None:
     harness = Harness().start()
     _, generation = harness.stable_group(3)
     harness.pass_ms(10_000)
-    assert harness.group.state is GroupState.EMPTY
+    assert harness.state() is GroupState.EMPTY
     assert harness.group.protocol_name is None
     assert harness.group.generation_id == generation + 1
-    assert harness.restart().group.state is GroupState.EMPTY
+    assert harness.restart().state() is GroupState.EMPTY
 
 
 def test_members_that_wait_for_an_answer_are_not_expired() -> None:
@@ -150,13 +150,13 @@ def test_members_that_wait_for_an_answer_are_not_expired() -> None:
 def test_members_that_never_sync_are_out_at_the_rebalance_timeout() -> None:
     harness, (leader, follower), generation = completing_group()
     harness.sync(leader, generation, {leader: b"", follower: b""})
-    assert harness.group.state is GroupState.STABLE
+    assert harness.state() is GroupState.STABLE
     for _ in range(7):
         harness.pass_ms(9_000)
         harness.heartbeat(leader, generation)
         harness.heartbeat(follower, generation)
     assert list(harness.group.members) == [leader]
-    assert harness.group.state is GroupState.PREPARING_REBALANCE
+    assert harness.state() is GroupState.PREPARING_REBALANCE
 
 
 def test_leaving() -> None:
@@ -168,7 +168,7 @@ def test_leaving() -> None:
     assert [member.error for member in left] == [ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID]
     assert harness.heartbeat(follower, generation) is ErrorCode.REBALANCE_IN_PROGRESS
     leave(GROUP, [MemberIdentity(follower)])
-    assert harness.group.state is GroupState.EMPTY
+    assert harness.state() is GroupState.EMPTY
     assert leave("unknown", [MemberIdentity("m")])[1][0].error is ErrorCode.UNKNOWN_MEMBER_ID
     assert leave("", [MemberIdentity("m")]) == (ErrorCode.INVALID_GROUP_ID, ())
 

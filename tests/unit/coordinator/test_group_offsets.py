@@ -45,7 +45,7 @@ def test_a_simple_consumer_commits_to_a_group_without_members() -> None:
     assert harness.committed() == 42
     assert harness.committed(T1) is None
     assert harness.committed(group_id="other") is None
-    assert harness.group.state is GroupState.EMPTY
+    assert harness.state() is GroupState.EMPTY
 
 
 def test_the_empty_group_id_is_good_enough_for_offsets() -> None:
@@ -158,7 +158,7 @@ def test_offsets_of_a_group_expire_after_it_became_empty() -> None:
     (member,), generation = harness.stable_group(session_ms=2 * RETENTION_MS)
     harness.commit(1, member_id=member, generation_id=generation)
     harness.pass_ms(2 * RETENTION_MS)
-    assert harness.group.state is GroupState.EMPTY
+    assert harness.state() is GroupState.EMPTY
     assert harness.committed() == 1
     harness.pass_ms(RETENTION_MS - CHECK_MS)
     assert harness.committed() == 1
@@ -212,7 +212,7 @@ def test_expiry_goes_on_when_the_log_refuses() -> None:
     harness.log.error = ErrorCode.NOT_ENOUGH_REPLICAS
     harness.pass_ms(RETENTION_MS + CHECK_MS)
     assert harness.committed() == 1
-    assert harness.group.state is GroupState.EMPTY
+    assert harness.state() is GroupState.EMPTY
     harness.log.error = ErrorCode.NONE
     harness.pass_ms(CHECK_MS)
     assert harness.manager.get(GROUP) is None
@@ -228,8 +228,8 @@ def test_deleted_topics_take_their_offsets_along() -> None:
     harness.commit(4, tp=T0, group_id="other")
     harness.coordinator.on_partitions_deleted([T0, T1])
     harness.scheduler.run_jobs()
-    for restart in (lambda: harness, harness.restart):
-        now = restart()
+    for reload in (False, True):
+        now = harness.restart() if reload else harness
         assert (now.committed(T0), now.committed(T1), now.committed(U0)) == (None, None, 3)
         assert now.committed(T0, "other") is None
 

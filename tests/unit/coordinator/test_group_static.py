@@ -17,7 +17,7 @@ def static_group() -> tuple[Harness, str, str, int]:
     leader, follower = (join.value.member_id for join in joins)
     harness.sync(leader, 1, {leader: b"A", follower: b"B"}, instance="a")
     harness.sync(follower, 1, instance="b")
-    assert harness.group.state is GroupState.STABLE
+    assert harness.state() is GroupState.STABLE
     return harness, leader, follower, 1
 
 
@@ -26,7 +26,7 @@ def test_a_returning_member_keeps_its_assignment_without_a_rebalance() -> None:
     back = harness.join(instance="b").value
     assert (back.error, back.generation_id, back.leader) == (ErrorCode.NONE, generation, leader)
     assert back.member_id != follower and not back.skip_assignment
-    assert harness.group.state is GroupState.STABLE
+    assert harness.state() is GroupState.STABLE
     assert harness.sync(back.member_id, generation, instance="b").value.assignment == b"B"
     assert harness.heartbeat(leader, generation) is ErrorCode.NONE
 
@@ -143,10 +143,10 @@ def test_when_nobody_rejoins_static_members_are_waited_for_until_their_sessions_
     harness.coordinator.leave_group(GROUP, [MemberIdentity("", "c")])
     assert newcomer.value.error is ErrorCode.UNKNOWN_MEMBER_ID
     harness.pass_ms(60_000)
-    assert harness.group.state is GroupState.PREPARING_REBALANCE
+    assert harness.state() is GroupState.PREPARING_REBALANCE
     assert list(harness.group.members) == [leader, follower]
     harness.pass_ms(1_000_000)
-    assert harness.group.state is GroupState.EMPTY
+    assert harness.state() is GroupState.EMPTY
 
 
 def test_an_operator_removes_a_static_member_by_its_instance_id() -> None:
