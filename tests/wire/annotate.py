@@ -41,7 +41,7 @@ class Annotator(Reader):
 
     def field(self, path: str, value: Any, *cuts: int) -> None:
         text = f"{len(value)} bytes" if isinstance(value, bytes) else repr(value)
-        self.note(f"{path} = {textwrap.shorten(text, LONGEST_VALUE, placeholder=' ...')}", *cuts)
+        self.note(f"{path} = {text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + ' ...'}", *cuts)
 
     def annotate_struct(self, cls: Any, path: str) -> None:
         prefix = f"{path}." if path else ""

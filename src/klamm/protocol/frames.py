@@ -8,9 +8,8 @@ reserved on the word of the peer alone: the buffer of a large frame grows with t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct, error
-from typing import Final
+from typing import Final, NamedTuple
 
 from klamm.errors import ProtocolError
 from klamm.protocol.messages import MODULES, request_class
@@ -142,8 +141,7 @@ def _grown(buffer: bytearray, size: int) -> bytearray:
         return buffer + bytes(size - len(buffer))
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeader:
+class RequestHeader(NamedTuple):
     """What stands before every request. `client_id` is None when the peer sent none."""
 
     api_key: int
