@@ -8,7 +8,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"model", "errors", "clock", "config", "metrics"}),
     frozenset({"protocol", "purgatory"}),
     frozenset({"zk", "log", "network"}),
-    frozenset({"metadata"}),
+    frozenset({"metadata", "config_changes"}),
     frozenset({"controller", "replica", "coordinator"}),
     frozenset({"broker"}),
     frozenset({"apis"}),

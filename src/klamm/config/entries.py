@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -11,6 +11,7 @@ from klamm.config.definition import AnyKey, UpdateMode
 from klamm.config.kafka_config import BROKER_KEYS
 from klamm.config.repository import ConfigRepository
 from klamm.config.topic_keys import TOPIC_KEYS
+from klamm.config.topics import effective_topic_config
 from klamm.config.values import ConfigType, to_text
 
 _BROKER_SYNONYMS: Final = {
@@ -55,10 +56,11 @@ class ConfigEntry:
     documentation: str
 
 
-def topic_entries(configs: ConfigRepository, topic: str, names: Iterable[str] | None = None) -> Iterator[ConfigEntry]:
-    """Every topic key (or those of `names` that exist), with the value that holds for the topic."""
-    overrides = configs.topic_overrides(topic)
-    effective = configs.topic_config(topic)
+def topic_entries(
+    configs: ConfigRepository, overrides: Mapping[str, str], names: Iterable[str] | None = None
+) -> Iterator[ConfigEntry]:
+    """Every topic key (or those of `names` that exist), with the value that a topic with these overrides has."""
+    effective = effective_topic_config(overrides, configs.config)
     for key in _chosen(TOPIC_KEYS.values(), names):
         synonyms = tuple(s for synonym in key.synonyms for s in _broker_synonyms(configs, synonym))
         if key.name in overrides:

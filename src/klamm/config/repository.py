@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from klamm.config.definition import UpdateMode, did_you_mean
 from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig
@@ -19,6 +19,9 @@ from klamm.config.topics import effective_topic_config
 from klamm.config.unsupported import unsupported
 from klamm.errors import ConfigError
 
+if TYPE_CHECKING:
+    import asyncio
+
 DEFAULT_BROKER: Final = "<default>"
 _THREAD_COUNTS: Final = frozenset({"num.io.threads", "num.network.threads"})
 TOPIC_DEFAULT_KEYS: Final = frozenset(synonym for key in TOPIC_KEYS.values() for synonym in key.synonyms)
@@ -26,6 +29,7 @@ TOPIC_DEFAULT_KEYS: Final = frozenset(synonym for key in TOPIC_KEYS.values() for
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 Reconfigure = Callable[[KafkaConfig, KafkaConfig], None]
+RefreshTopics = Callable[[Iterable[str]], "asyncio.Future[None]"]
 TopicListener = Callable[[str, Mapping[str, str]], None]
 
 log = logging.getLogger("klamm.config")
@@ -42,6 +46,8 @@ class ConfigRepository:
         self._topics: dict[str, Mapping[str, str]] = {}
         self._reconfigurables: list[tuple[frozenset[str], Reconfigure]] = []
         self._topic_listeners: list[TopicListener] = []
+        self.refresh_topics: RefreshTopics | None = None
+        """Reads topics' overrides anew; a broker awaits it before it hosts a topic for the first time."""
 
     @property
     def config(self) -> KafkaConfig:
@@ -58,6 +64,9 @@ class ConfigRepository:
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
         return self._topics.get(topic, _NOTHING)
+
+    def topics_with_overrides(self) -> tuple[str, ...]:
+        return tuple(self._topics)
 
     def topic_config(self, topic: str) -> dict[str, str]:
         """The value of every topic key as text, for `LogConfig.from_properties`."""

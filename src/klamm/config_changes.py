@@ -1,0 +1,215 @@
+"""Configurations in ZooKeeper: read at the start, followed through /config/changes, changed with a notification.
+
+`/config/<type>/<name>` holds what is set for a topic or broker. Whoever changes one writes it and a sequential child of
+`/config/changes` in one transaction; every broker watches these children, reads the entities they name and hands them
+to its `ConfigRepository`. A broker that loses its session reads everything again, so no change is missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from klamm.config import DEFAULT_BROKER, ConfigRepository
+from klamm.zk import paths, znodes
+from klamm.zk.ops import (
+    BadVersion,
+    ConnectionLoss,
+    Create,
+    Delete,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    SetData,
+    Stat,
+    WatchEvent,
+    WriteOp,
+    ZkError,
+)
+
+if TYPE_CHECKING:
+    from klamm.clock import Clock
+    from klamm.zk.session import ZkSession
+
+TOPICS: Final = "topics"
+BROKERS: Final = "brokers"
+CHANGE_EXPIRATION_MS: Final = 15 * 60 * 1000
+"""How long notifications are kept for brokers that are slow to read them."""
+
+Properties = dict[str, str]
+
+log = logging.getLogger(__name__)
+
+
+async def read_configs(zk: ZkSession, entity_type: str, names: Sequence[str]) -> dict[str, Properties]:
+    """What is set for each entity, in one round trip; an entity without a znode has nothing set."""
+    wanted = [paths.config_entity_path(entity_type, name) for name in names]
+    found = await zk.read_many(wanted)
+    return {
+        name: {} if answer is None else _decode(path, answer[0])
+        for name, path, answer in zip(names, wanted, found, strict=True)
+    }
+
+
+async def change_config(
+    zk: ZkSession, entity_type: str, name: str, change: Callable[[Properties], Properties]
+) -> Properties:
+    """Reads, changes and writes one entity together with its notification; gives what is set now.
+
+    When another writer came between, `change` is asked again with what that one wrote. `change` may raise: then nothing
+    was written. After a lost connection the znode itself tells whether the write took place.
+    """
+    path = paths.config_entity_path(entity_type, name)
+    while True:
+        found = (await zk.read_many([path]))[0]
+        before = {} if found is None else _decode(path, found[0])
+        after = change(dict(before))
+        if found is not None and after == before:
+            return after
+        try:
+            await zk.multi(_write(path, f"{entity_type}/{name}", found, after))
+        except ConnectionLoss:
+            continue
+        except MultiFailed as failed:
+            if not isinstance(failed.error, BadVersion | NodeExists | NoNode):
+                raise failed.error from None
+            continue
+        return after
+
+
+def _write(path: str, entity_path: str, found: tuple[bytes | None, Stat] | None, config: Properties) -> list[WriteOp]:
+    data = znodes.encode_config(config)
+    change = Create(paths.config_change_path(), znodes.encode_config_change(entity_path), sequential=True)
+    if found is None:
+        return [Create(path, data), change]
+    return [SetData(path, data, found[1].version), change]
+
+
+def _decode(path: str, data: bytes | None) -> Properties:
+    """A znode that nobody can read is logged and counts as empty: a broker must start with it, as Kafka's does."""
+    try:
+        return znodes.decode_config(path, data)
+    except znodes.ZnodeFormatError as error:
+        log.warning("A configuration in ZooKeeper is left out: %s", error)
+        return {}
+
+
+class ConfigChangeListener:
+    """Keeps a broker's `ConfigRepository` equal to ZooKeeper. Lives on the broker loop."""
+
+    def __init__(self, zk: ZkSession, configs: ConfigRepository, broker_id: int, clock: Clock) -> None:
+        self._zk = zk
+        self._configs = configs
+        self._broker_names = (DEFAULT_BROKER, str(broker_id))
+        self._clock = clock
+        self._last_seen = -1
+        self._is_dirty = False
+        self._runner: asyncio.Task[None] | None = None
+        self._refreshes: set[asyncio.Task[None]] = set()
+        configs.refresh_topics = self.refresh_topics
+
+    async def start(self) -> None:
+        """Reads all configurations and follows their changes from now on. Needs a connected session."""
+        from klamm.zk.session import SessionListener
+
+        self._zk.on_children(paths.CONFIG_CHANGES, self._on_change)
+        self._zk.add_listener(SessionListener(after_new_session=self.load))
+        await self.load()
+
+    async def stop(self) -> None:
+        self._zk.forget_children(paths.CONFIG_CHANGES)
+        for task in [*self._refreshes, *([self._runner] if self._runner is not None else [])]:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ZkError):
+                await task
+
+    async def load(self) -> None:
+        """Everything anew: the watch is armed before the reads, so a change in between is heard."""
+        self._last_seen = _newest(await self._changes())
+        brokers = await read_configs(self._zk, BROKERS, self._broker_names)
+        for name, config in brokers.items():
+            self._configs.set_broker(name, config)
+        with contextlib.suppress(NoNode):
+            topics = await self._zk.get_children(paths.config_entity_type_path(TOPICS))
+            await self._refresh([*topics, *self._configs.topics_with_overrides()])
+
+    def refresh_topics(self, topics: Iterable[str]) -> asyncio.Future[None]:
+        """Reads the configurations of topics that come to this broker; done when the repository has them."""
+        task = asyncio.get_running_loop().create_task(self._refresh_quietly(list(topics)))
+        self._refreshes.add(task)
+        task.add_done_callback(self._refreshes.discard)
+        return task
+
+    async def _refresh_quietly(self, topics: list[str]) -> None:
+        """A topic must not be refused because its configuration cannot be read now: the next session reads it."""
+        try:
+            await self._refresh(topics)
+        except ZkError as error:
+            log.warning("The configurations of %d topics cannot be read now: %s", len(topics), error)
+
+    async def _refresh(self, topics: Sequence[str]) -> None:
+        for topic, config in (await read_configs(self._zk, TOPICS, list(dict.fromkeys(topics)))).items():
+            self._configs.set_topic(topic, config)
+
+    def _on_change(self, event: WatchEvent) -> None:
+        self._is_dirty = True
+        if self._runner is None or self._runner.done():
+            self._runner = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._is_dirty:
+                self._is_dirty = False
+                await self._process(await self._changes())
+        except ZkError as error:
+            log.warning("Changes of configurations cannot be read now: %s; the next session reads all", error)
+
+    async def _changes(self) -> list[str]:
+        """The notifications in order; arms the watch for the next one."""
+        try:
+            names = await self._zk.get_children(paths.CONFIG_CHANGES, watch=True)
+        except NoNode:
+            return []
+        return sorted((name for name in names if _number(name) >= 0), key=_number)
+
+    async def _process(self, names: list[str]) -> None:
+        answers = await self._zk.read_many([paths.config_change_path(name) for name in names])
+        changed: dict[str, None] = {}
+        for name, answer in zip(names, answers, strict=True):
+            if answer is not None and _number(name) > self._last_seen:
+                with contextlib.suppress(znodes.ZnodeFormatError):
+                    changed[znodes.decode_config_change(paths.config_change_path(name), answer[0])] = None
+        await self._apply(changed)
+        self._last_seen = max(self._last_seen, _newest(names))
+        await self._purge([name for name, answer in zip(names, answers, strict=True) if self._is_old(answer)])
+
+    async def _apply(self, entity_paths: Iterable[str]) -> None:
+        split = [entity_path.partition("/") for entity_path in entity_paths]
+        topics = [name for kind, _, name in split if kind == TOPICS and name]
+        brokers = [name for kind, _, name in split if kind == BROKERS and name in self._broker_names]
+        if topics:
+            await self._refresh(topics)
+        for name, config in (await read_configs(self._zk, BROKERS, brokers)).items() if brokers else ():
+            self._configs.set_broker(name, config)
+
+    def _is_old(self, answer: tuple[bytes | None, Stat] | None) -> bool:
+        return answer is not None and self._clock.now_ms() - answer[1].ctime > CHANGE_EXPIRATION_MS
+
+    async def _purge(self, names: list[str]) -> None:
+        for name in names:
+            with contextlib.suppress(NoNode, ConnectionLoss):
+                await self._zk.delete(Delete(paths.config_change_path(name)))
+
+
+def _number(name: str) -> int:
+    try:
+        return paths.sequence_number(name)
+    except ValueError:
+        return -1
+
+
+def _newest(names: Sequence[str]) -> int:
+    return _number(names[-1]) if names else -1
