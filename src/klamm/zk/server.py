@@ -258,16 +258,20 @@ class EmbeddedZooKeeper:
             for session in self.tree.sessions.values():
                 session.deadline_ms += late_ms
         for session_id in self.tree.overdue_sessions(now_ms):
-            log.info("session %#x has expired", session_id)
-            self._close_session(session_id)
-            connection = self._by_session.pop(session_id, None)
-            if connection is not None:
-                self._committer.when_safe(connection.close)
-        self.flush()
+            self.expire_session(session_id)
         if self._committer.size_bytes > self._roll_bytes and self._compaction is None:
             self._start_compaction(None)
         self._tick_due_ms = now_ms + self._tick_ms
         self._timer = self._loop.call_later(self._tick_ms / 1_000, self._tick)
+
+    def expire_session(self, session_id: int) -> None:
+        """Ends a session as if its client had been silent for too long; faults of tests come in here too."""
+        log.info("session %#x has expired", session_id)
+        self._close_session(session_id)
+        connection = self._by_session.pop(session_id, None)
+        if connection is not None:
+            self._committer.when_safe(connection.close)
+        self.flush()
 
     def _monotonic_ms(self) -> int:
         return int(self._clock.monotonic() * 1_000)

@@ -86,7 +86,8 @@ class ZnodeTree:
         self._changes: list[tuple[EventType, str]] = []
         for path, children in (("/", ["zookeeper"]), ("/zookeeper", ["quota", "config"]), ("/zookeeper/quota", [])):
             self.nodes[path] = Znode(b"", children=dict.fromkeys(children))
-        self.nodes["/zookeeper/config"] = Znode(b"", acl=_READ_ONLY_ACL)
+        config = self.nodes["/zookeeper/config"] = Znode(b"", acl=_READ_ONLY_ACL)
+        config.aversion = -1
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 

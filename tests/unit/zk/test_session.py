@@ -1,0 +1,293 @@
+"""ZkSession against the embedded server: reads, writes, watches, lost connections, expiry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from klamm.zk import paths
+from klamm.zk.batches import MAX_BATCH_BYTES, levels_of, path_batches
+from klamm.zk.chroot import Chroot, split_hosts
+from klamm.zk.jute import OpCode
+from klamm.zk.main import EmbeddedZooKeeperThread
+from klamm.zk.ops import (
+    BadVersion,
+    Check,
+    ConnectionLoss,
+    Create,
+    CreateResult,
+    Delete,
+    EventType,
+    Exists,
+    GetChildren,
+    GetData,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    SessionExpired,
+    SetData,
+    SetDataResult,
+    WatchEvent,
+)
+from klamm.zk.requests import _READS
+from klamm.zk.server import EmbeddedZooKeeper
+from klamm.zk.session import SessionListener, SessionState, ZkSession
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test(), 60)
+
+    asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def server_and_session(
+    tmp_path: Path, chroot: str = "", timeout_ms: int = 30_000
+) -> AsyncIterator[tuple[EmbeddedZooKeeper, ZkSession]]:
+    server = await EmbeddedZooKeeper(tmp_path, fsync=False, min_session_timeout_ms=200).start()
+    session = await ZkSession(server.address + chroot, timeout_ms).start()
+    try:
+        yield server, session
+    finally:
+        await session.close()
+        await server.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Lets the loop run until something holds; `run` bounds the wait."""
+    while not condition():  # noqa: ASYNC110 - the condition is the test's, and no event tells of it
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("chroot", ["", "/kafka/a"])
+def test_reads_and_writes(tmp_path: Path, chroot: str) -> None:
+    async def scenario() -> None:
+        async with server_and_session(tmp_path, chroot) as (server, zk):
+            created = await zk.create(Create("/a", b"x"))
+            assert created.path == "/a" and created.stat is not None and created.stat.version == 0
+            assert f"{chroot}/a" in server.tree.nodes
+            assert (await zk.set(SetData("/a", b"y", 0))).stat.version == 1
+            assert (await zk.read(GetData("/a"))).data == b"y"
+            assert await zk.get_children("/") == (("a",) if chroot else ("zookeeper", "a"))
+            numbered = await zk.create(Create("/a/n_", sequential=True))
+            assert numbered.path == "/a/n_0000000000"
+            with pytest.raises(BadVersion, match=r"/a$"):
+                await zk.set(SetData("/a", b"z", 0))
+            with pytest.raises(NoNode, match=r"NO_NODE /none$"):
+                await zk.read(GetData("/none"))
+            assert (await zk.read(Exists("/none"))).stat is None
+            await zk.delete(Delete(numbered.path))
+
+    run(scenario)
+
+
+def test_multi_names_the_operation_that_failed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with server_and_session(tmp_path, "/k") as (_, zk):
+            done = await zk.multi([Create("/a"), SetData("/a", b"1", 0), Check("/a", 1), Delete("/a", 1), Create("/b")])
+            assert done[0] == CreateResult("/a") and isinstance(done[1], SetDataResult)
+            with pytest.raises(MultiFailed) as caught:
+                await zk.multi([Create("/c"), Check("/b", 7), Create("/d")])
+            assert (caught.value.index, caught.value.op) == (1, Check("/b", 7))
+            assert caught.value.error == BadVersion("/b")
+            assert await zk.get_children("/") == ("b",)
+
+    run(scenario)
+
+
+def test_read_many_in_batches_and_without_multi_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with server_and_session(tmp_path, "/k") as (_, zk):
+            await zk.multi([Create(f"/{n}", b"%d" % n) for n in range(1_200)])
+            wanted = [f"/{n}" for n in range(1_201)]
+            found = await zk.read_many(wanted)
+            assert [None if f is None else f[0] for f in found] == [*(b"%d" % n for n in range(1_200)), None]
+            monkeypatch.delitem(_READS, OpCode.MULTI_READ)
+            assert await zk.read_many(wanted) == found
+            assert await zk.read_many([]) == []
+
+    run(scenario)
+
+
+def test_batches_stay_below_the_limit() -> None:
+    wanted = ["/" + "ü" * 5_000 + str(n) for n in range(100)]
+    batches = path_batches(wanted)
+    assert [path for batch in batches for path in batch] == wanted
+    assert all(sum(len(path.encode()) + 14 for path in batch) <= MAX_BATCH_BYTES for batch in batches)
+
+
+def test_connect_strings() -> None:
+    assert split_hosts("a:1,b:2/kafka/x/") == ("a:1,b:2", "/kafka/x")
+    assert split_hosts("a:1") == ("a:1", "")
+    assert Chroot("/kafka/x").levels() == ["/kafka", "/kafka/x"]
+    for bad in ("", "/kafka", "a:1//x"):
+        with pytest.raises(ValueError, match=r"zookeeper\.connect"):
+            split_hosts(bad)
+
+
+def test_ensure_paths(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with server_and_session(tmp_path) as (server, zk):
+            await zk.ensure_paths(paths.PERSISTENT_PATHS)
+            await zk.ensure_paths(paths.PERSISTENT_PATHS)
+            assert set(levels_of(paths.PERSISTENT_PATHS)) <= set(server.tree.nodes)
+
+    run(scenario)
+
+
+def test_a_handler_hears_only_what_a_read_armed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with server_and_session(tmp_path, "/k") as (_, zk):
+            heard: list[WatchEvent] = []
+            zk.on_change("/a", heard.append)
+            zk.on_children("/", heard.append)
+            await zk.read(Exists("/a"))
+            await zk.create(Create("/a"))
+            await zk.read(Exists("/a", watch=True))
+            await zk.read(GetChildren("/", watch=True))
+            assert heard == []
+            await zk.set(SetData("/a", b"1"))
+            assert heard == [WatchEvent(EventType.DATA_CHANGED, "/a")]
+            await zk.set(SetData("/a", b"2"))
+            await zk.delete(Delete("/a"))
+            assert heard[1:] == [WatchEvent(EventType.CHILDREN_CHANGED, "/")]
+            await zk.read(Exists("/a", watch=True))
+            zk.forget_change("/a")
+            await zk.create(Create("/a"))
+            assert len(heard) == 2
+
+    run(scenario)
+
+
+def test_watches_survive_a_reconnect(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with server_and_session(tmp_path, "/k") as (server, zk):
+            other = await ZkSession(server.address + "/k").start()
+            heard: list[WatchEvent] = []
+            states: list[SessionState] = []
+            zk.add_listener(SessionListener(on_state=states.append))
+            for path in ("/changed", "/later", "/gone"):
+                await zk.create(Create(path))
+            for path in ("/changed", "/later", "/gone", "/new"):
+                zk.on_change(path, heard.append)
+                await zk.read(Exists(path, watch=True))
+            zk.on_children("/", heard.append)
+            await zk.read(GetChildren("/", watch=True))
+            session_id = zk.session_id
+            zk.drop_connection()
+            await until(lambda: SessionState.SUSPENDED in states)
+            await other.set(SetData("/changed", b""))
+            await other.delete(Delete("/gone"))
+            await other.create(Create("/new"))
+            await until(lambda: len(heard) == 4)
+            assert sorted(heard, key=lambda e: e.path) == [
+                WatchEvent(EventType.CHILDREN_CHANGED, "/"),
+                WatchEvent(EventType.DATA_CHANGED, "/changed"),
+                WatchEvent(EventType.DELETED, "/gone"),
+                WatchEvent(EventType.CREATED, "/new"),
+            ]
+            assert zk.session_id == session_id and states[-1] is SessionState.CONNECTED
+            await other.set(SetData("/later", b""))
+            await until(lambda: len(heard) == 5)
+            await other.close()
+
+    run(scenario)
+
+
+def test_reads_wait_for_the_connection_and_writes_say_that_it_was_lost(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = await EmbeddedZooKeeper(tmp_path, fsync=False).start()
+        zk = await ZkSession(server.address, 30_000).start()
+        await zk.create(Create("/a", b"x"))
+        session_id, port = zk.session_id, server.port
+        await server.stop()
+        await until(lambda: zk.state is SessionState.SUSPENDED)
+        reading = asyncio.ensure_future(zk.read(GetData("/a")))
+        server = await EmbeddedZooKeeper(tmp_path, port=port, fsync=False).start()
+        assert (await reading).data == b"x"
+        assert zk.session_id == session_id
+        writing = asyncio.ensure_future(zk.set(SetData("/a", b"y")))
+        zk.drop_connection()
+        with pytest.raises(ConnectionLoss):
+            while True:
+                await writing
+                zk.drop_connection()
+                writing = asyncio.ensure_future(zk.set(SetData("/a", b"y")))
+        await zk.close()
+        await server.stop()
+
+    run(scenario)
+
+
+def test_expiry_tells_before_and_after_in_order(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with server_and_session(tmp_path) as (server, zk):
+            told: list[str] = []
+
+            async def before() -> None:
+                with pytest.raises(SessionExpired):
+                    await zk.read(GetData("/"))
+                told.append(f"before, connections {len(server.connections)}")
+
+            async def after() -> None:
+                told.append(f"after, data {(await zk.read(GetData('/a'))).data!r}")
+
+            zk.add_listener(SessionListener(lambda s: told.append(s.value), before, after))
+            await zk.create(Create("/a", b"x"))
+            await zk.create(Create("/e", ephemeral=True))
+            old = zk.session_id
+            server.expire_session(old)
+            await until(lambda: len(told) == 5)
+            assert told == ["suspended", "expired", "before, connections 0", "connected", "after, data b'x'"]
+            assert zk.previous_session_id == old != zk.session_id
+            assert "/e" not in server.tree.nodes
+
+    run(scenario)
+
+
+def test_registration_of_a_broker(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with server_and_session(tmp_path) as (server, zk):
+            await zk.ensure_paths([paths.BROKER_IDS])
+            stat = await zk.register_ephemeral("/brokers/ids/1", b"{}")
+            assert stat.version == 1 and stat.ephemeral_owner == zk.session_id
+            assert (await zk.register_ephemeral("/brokers/ids/1", b"{}")).czxid == stat.czxid
+            other = await ZkSession(server.address).start()
+            with pytest.raises(NodeExists, match="belongs to the session"):
+                await other.register_ephemeral("/brokers/ids/1", b"{}")
+            other.previous_session_id = zk.session_id
+            again = await other.register_ephemeral("/brokers/ids/1", b"{}")
+            assert again.czxid > stat.czxid and again.ephemeral_owner == other.session_id
+            await other.close()
+
+    run(scenario)
+
+
+def test_two_loops_share_a_session(tmp_path: Path) -> None:
+    server = EmbeddedZooKeeperThread(tmp_path, fsync=False).start()
+
+    async def scenario() -> None:
+        zk = await ZkSession(server.address).start()
+
+        async def elsewhere() -> bytes | None:
+            await zk.create(Create("/from-another-loop", b"x"))
+            return (await zk.read(GetData("/from-another-loop"))).data
+
+        assert await asyncio.to_thread(asyncio.run, elsewhere()) == b"x"
+        await zk.close()
+
+    run(scenario)
+    server.stop()
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ConnectionLoss, match="no ZooKeeper answers at 127"):
+            await ZkSession("127.0.0.1:1").start(timeout_ms=100)
+
+    run(scenario)
