@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from klamm.clock import Clock, SystemClock
 from klamm.config import DEFAULT_BROKER, ConfigRepository
 from klamm.zk import paths, znodes
 from klamm.zk.ops import (
@@ -31,7 +32,6 @@ from klamm.zk.ops import (
 )
 
 if TYPE_CHECKING:
-    from klamm.clock import Clock
     from klamm.zk.session import ZkSession
 
 TOPICS: Final = "topics"
@@ -100,24 +100,24 @@ def _decode(path: str, data: bytes | None) -> Properties:
 class ConfigChangeListener:
     """Keeps a broker's `ConfigRepository` equal to ZooKeeper. Lives on the broker loop."""
 
-    def __init__(self, zk: ZkSession, configs: ConfigRepository, broker_id: int, clock: Clock) -> None:
+    def __init__(self, zk: ZkSession, configs: ConfigRepository, broker_id: int, clock: Clock | None = None) -> None:
         self._zk = zk
         self._configs = configs
         self._broker_names = (DEFAULT_BROKER, str(broker_id))
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self._last_seen = -1
         self._is_dirty = False
         self._runner: asyncio.Task[None] | None = None
         self._refreshes: set[asyncio.Task[None]] = set()
         configs.refresh_topics = self.refresh_topics
 
-    async def start(self) -> None:
-        """Reads all configurations and follows their changes from now on. Needs a connected session."""
+    def start(self) -> None:
+        """Follows changes from the last `load_all` on; after a lost session everything is read again."""
         from klamm.zk.session import SessionListener
 
         self._zk.on_children(paths.CONFIG_CHANGES, self._on_change)
-        self._zk.add_listener(SessionListener(after_new_session=self.load))
-        await self.load()
+        self._zk.add_listener(SessionListener(after_new_session=self.load_all))
+        self._look()
 
     async def stop(self) -> None:
         self._zk.forget_children(paths.CONFIG_CHANGES)
@@ -126,7 +126,7 @@ class ConfigChangeListener:
             with contextlib.suppress(asyncio.CancelledError, ZkError):
                 await task
 
-    async def load(self) -> None:
+    async def load_all(self) -> None:
         """Everything anew: the watch is armed before the reads, so a change in between is heard."""
         self._last_seen = _newest(await self._changes())
         brokers = await read_configs(self._zk, BROKERS, self._broker_names)
@@ -155,6 +155,9 @@ class ConfigChangeListener:
             self._configs.set_topic(topic, config)
 
     def _on_change(self, event: WatchEvent) -> None:
+        self._look()
+
+    def _look(self) -> None:
         self._is_dirty = True
         if self._runner is None or self._runner.done():
             self._runner = asyncio.get_running_loop().create_task(self._run())

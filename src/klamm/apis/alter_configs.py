@@ -1,0 +1,54 @@
+"""AlterConfigs (33): replaces all settings of a topic, of this broker or of the brokers' defaults.
+
+v0-2: only the encoding changes. What the request does not name goes back to its default. A bad topic setting is
+INVALID_CONFIG (40); a broker key that cannot change while it runs, a bad broker value, a missing value and a resource
+named twice are INVALID_REQUEST (42). Loggers are changed by IncrementalAlterConfigs only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from klamm.apis.config_resources import Outcome, Resource, ResourceType, alter, alter_each
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.config_changes import Properties
+from klamm.errors import ErrorCode
+from klamm.protocol.messages.alter_configs import (
+    AlterConfigsRequest,
+    AlterConfigsResource,
+    AlterConfigsResourceResponse,
+    AlterConfigsResponse,
+)
+
+
+def handle(broker: Broker, ctx: RequestContext, req: AlterConfigsRequest) -> asyncio.Future[AlterConfigsResponse]:
+    return broker.loop.create_task(_alter_all(broker, req))
+
+
+async def _alter_all(broker: Broker, req: AlterConfigsRequest) -> AlterConfigsResponse:
+    outcomes = await alter_each(req.resources, _key, lambda resource: _alter(broker, resource, req.validate_only))
+    responses = [
+        AlterConfigsResourceResponse(
+            error_code=code, error_message=message, resource_type=key.type, resource_name=key.name
+        )
+        for key, (code, message) in outcomes
+    ]
+    return AlterConfigsResponse(throttle_time_ms=0, responses=responses)
+
+
+def _key(resource: AlterConfigsResource) -> Resource:
+    return Resource(resource.resource_type, resource.resource_name)
+
+
+async def _alter(broker: Broker, resource: AlterConfigsResource, validate_only: bool) -> Outcome:
+    if resource.resource_type == ResourceType.BROKER_LOGGER:
+        return ErrorCode.INVALID_REQUEST, "Levels of loggers are changed by IncrementalAlterConfigs."
+    if (empty := next((c.name for c in resource.configs if c.value is None), None)) is not None:
+        return ErrorCode.INVALID_REQUEST, f"{empty} has no value."
+    wanted: Properties = {config.name: config.value for config in resource.configs if config.value is not None}
+    if len(wanted) < len(resource.configs):
+        return ErrorCode.INVALID_REQUEST, "A key may be named only once for a resource."
+    return await alter(broker, _key(resource), lambda before: dict(wanted), validate_only=validate_only)
+
+
+API = Api(AlterConfigsRequest, AlterConfigsResponse, versions=(0, 2), plane=Plane.DATA, handle=handle)

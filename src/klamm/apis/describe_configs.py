@@ -1,0 +1,121 @@
+"""DescribeConfigs (32): the values that hold for topics, brokers and loggers, and where each comes from.
+
+v0-4: sources and synonyms v1 (v0 says only whether a value is the default); types and documentation v3, the latter only
+when asked for. A topic shows its overrides above the broker's values and defaults (retention.ms, then log.retention.ms,
+.minutes, .hours). A broker answers for itself (all keys), for the empty name (the dynamic defaults of all brokers)
+and, as BROKER_LOGGER, for the levels of its loggers. Another broker's name is INVALID_REQUEST (42), an unknown topic
+UNKNOWN_TOPIC_OR_PARTITION (3). Left out: CLIENT_METRICS (16) and GROUP (32), which are INVALID_REQUEST.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+
+from klamm.apis.config_resources import ApiError, Resource, ResourceType, check_resource, topic_overrides
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.config import ConfigType
+from klamm.config.entries import (
+    ConfigEntry,
+    ConfigSource,
+    broker_entries,
+    default_broker_entries,
+    topic_entries,
+)
+from klamm.config.loggers import logger_levels
+from klamm.config_changes import Properties
+from klamm.errors import ErrorCode
+from klamm.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from klamm.zk.ops import ZkError
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: DescribeConfigsRequest
+) -> DescribeConfigsResponse | asyncio.Future[DescribeConfigsResponse]:
+    topics = [r.resource_name for r in req.resources if r.resource_type == ResourceType.TOPIC]
+    known = list(dict.fromkeys(topic for topic in topics if broker.metadata.contains(topic)))
+    if not known:
+        return _response(broker, req, {})
+    return broker.loop.create_task(_describe(broker, req, known))
+
+
+async def _describe(broker: Broker, req: DescribeConfigsRequest, topics: list[str]) -> DescribeConfigsResponse:
+    try:
+        overrides = await topic_overrides(broker, topics)
+    except ZkError:
+        # ZooKeeper is away: what this broker applied last is the best answer there is.
+        overrides = {topic: dict(broker.configs.topic_overrides(topic)) for topic in topics}
+    return _response(broker, req, overrides)
+
+
+def _response(broker: Broker, req: DescribeConfigsRequest, overrides: dict[str, Properties]) -> DescribeConfigsResponse:
+    results = [_result(broker, req, resource, overrides) for resource in req.resources]
+    return DescribeConfigsResponse(throttle_time_ms=0, results=results)
+
+
+def _result(
+    broker: Broker, req: DescribeConfigsRequest, resource: DescribeConfigsResource, overrides: dict[str, Properties]
+) -> DescribeConfigsResult:
+    code, message = ErrorCode.NONE, None
+    configs: list[DescribeConfigsResourceResult] = []
+    try:
+        check_resource(broker, Resource(resource.resource_type, resource.resource_name))
+        configs = [_entry(entry, req) for entry in _entries(broker, resource, overrides)]
+    except ApiError as error:
+        code, message = error.code, error.message
+    return DescribeConfigsResult(
+        error_code=code,
+        error_message=message,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+        configs=configs,
+    )
+
+
+def _entries(
+    broker: Broker, resource: DescribeConfigsResource, overrides: dict[str, Properties]
+) -> Iterable[ConfigEntry]:
+    names = resource.configuration_keys or None
+    if resource.resource_type == ResourceType.TOPIC:
+        return topic_entries(broker.configs, overrides.get(resource.resource_name, {}), names)
+    if resource.resource_type == ResourceType.BROKER_LOGGER:
+        return _logger_entries(names)
+    if not resource.resource_name:
+        return default_broker_entries(broker.configs, names)
+    return broker_entries(broker.configs, names)
+
+
+def _logger_entries(names: Iterable[str] | None) -> Iterator[ConfigEntry]:
+    wanted = None if names is None else frozenset(names)
+    for name, level in logger_levels().items():
+        if wanted is None or name in wanted:
+            source = ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
+            yield ConfigEntry(name, level, source, False, False, (), ConfigType.STRING, "The level of this logger.")
+
+
+def _entry(entry: ConfigEntry, req: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+    synonyms = [
+        DescribeConfigsSynonym(name=synonym.name, value=synonym.value, source=synonym.source)
+        for synonym in (entry.synonyms if req.include_synonyms else ())
+    ]
+    return DescribeConfigsResourceResult(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.is_read_only,
+        is_default=entry.source is ConfigSource.DEFAULT_CONFIG,
+        config_source=entry.source,
+        is_sensitive=entry.is_sensitive,
+        synonyms=synonyms,
+        config_type=entry.kind,
+        documentation=entry.documentation if req.include_documentation else None,
+    )
+
+
+API = Api(DescribeConfigsRequest, DescribeConfigsResponse, versions=(0, 4), plane=Plane.DATA, handle=handle)

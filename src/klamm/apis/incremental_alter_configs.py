@@ -1,0 +1,128 @@
+"""IncrementalAlterConfigs (44): sets, deletes, appends to and subtracts from single settings.
+
+v0-1: only the encoding changes. SET (0), DELETE (1), and for lists APPEND (2) and SUBTRACT (3); appending begins with
+the default when nothing is set. A bad topic setting or a list operation on a key that is no list is INVALID_CONFIG
+(40); a broker key that cannot change while it runs, a bad broker value, a missing value, a key or resource
+named twice are INVALID_REQUEST (42). Loggers (BROKER_LOGGER) take SET and DELETE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+
+from klamm.apis.config_resources import ApiError, Outcome, Resource, ResourceType, alter, alter_each, alter_loggers
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.config import BROKER_KEYS, TOPIC_KEYS, ConfigType
+from klamm.config.definition import AnyKey
+from klamm.config_changes import Properties
+from klamm.errors import ErrorCode
+from klamm.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    AlterConfigsResourceResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+
+
+class Operation(IntEnum):
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: IncrementalAlterConfigsRequest
+) -> asyncio.Future[IncrementalAlterConfigsResponse]:
+    return broker.loop.create_task(_alter_all(broker, req))
+
+
+async def _alter_all(broker: Broker, req: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse:
+    outcomes = await alter_each(req.resources, _key, lambda resource: _alter(broker, resource, req.validate_only))
+    responses = [
+        AlterConfigsResourceResponse(
+            error_code=code, error_message=message, resource_type=key.type, resource_name=key.name
+        )
+        for key, (code, message) in outcomes
+    ]
+    return IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
+
+
+def _key(resource: AlterConfigsResource) -> Resource:
+    return Resource(resource.resource_type, resource.resource_name)
+
+
+async def _alter(broker: Broker, resource: AlterConfigsResource, validate_only: bool) -> Outcome:
+    key = _key(resource)
+    try:
+        _check(resource)
+        if key.type == ResourceType.BROKER_LOGGER:
+            return alter_loggers(broker, key, _levels(resource), validate_only=validate_only)
+    except ApiError as error:
+        return error.code, error.message
+    keys: Mapping[str, AnyKey] = TOPIC_KEYS if key.type == ResourceType.TOPIC else BROKER_KEYS
+    return await alter(
+        broker, key, lambda before: _changed(before, resource.configs, keys), validate_only=validate_only
+    )
+
+
+def _check(resource: AlterConfigsResource) -> None:
+    names = Counter(config.name for config in resource.configs)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"{twice[0]} may be named only once for a resource.")
+    for config in resource.configs:
+        if config.config_operation not in Operation.__members__.values():
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, f"{config.config_operation} is not an operation: expected 0, 1, 2 or 3."
+            )
+        if config.value is None and config.config_operation != Operation.DELETE:
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"{config.name} has no value.")
+
+
+def _levels(resource: AlterConfigsResource) -> dict[str, str | None]:
+    for config in resource.configs:
+        if config.config_operation not in (Operation.SET, Operation.DELETE):
+            raise ApiError(ErrorCode.INVALID_REQUEST, "A logger's level can only be set or deleted.")
+    return {c.name: c.value if c.config_operation == Operation.SET else None for c in resource.configs}
+
+
+def _changed(before: Properties, changes: Iterable[AlterableConfig], keys: Mapping[str, AnyKey]) -> Properties:
+    """The settings after all changes."""
+    after = dict(before)
+    for change in changes:
+        match change.config_operation:
+            case Operation.SET:
+                after[change.name] = change.value or ""
+            case Operation.DELETE:
+                after.pop(change.name, None)
+            case _:
+                after[change.name] = _changed_list(after.get(change.name), change, keys)
+    return after
+
+
+def _changed_list(current: str | None, change: AlterableConfig, keys: Mapping[str, AnyKey]) -> str:
+    key = keys.get(change.name)
+    if key is None or key.kind is not ConfigType.LIST:
+        raise ApiError(ErrorCode.INVALID_CONFIG, f"{change.name} is not a list: nothing can be appended or subtracted.")
+    items = _items((key.default_text or "") if current is None else current)
+    given = _items(change.value or "")
+    if change.config_operation == Operation.APPEND:
+        return ",".join([*items, *(item for item in given if item not in items)])
+    return ",".join(item for item in items if item not in given)
+
+
+def _items(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+API = Api(
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    versions=(0, 1),
+    plane=Plane.DATA,
+    handle=handle,
+)
