@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from klamm.clock import Clock, SystemClock
 from klamm.config import DEFAULT_BROKER, ConfigRepository
 from klamm.zk import paths, znodes
 from klamm.zk.ops import (
@@ -100,11 +99,10 @@ def _decode(path: str, data: bytes | None) -> Properties:
 class ConfigChangeListener:
     """Keeps a broker's `ConfigRepository` equal to ZooKeeper. Lives on the broker loop."""
 
-    def __init__(self, zk: ZkSession, configs: ConfigRepository, broker_id: int, clock: Clock | None = None) -> None:
+    def __init__(self, zk: ZkSession, configs: ConfigRepository, broker_id: int) -> None:
         self._zk = zk
         self._configs = configs
         self._broker_names = (DEFAULT_BROKER, str(broker_id))
-        self._clock = clock or SystemClock()
         self._last_seen = -1
         self._is_dirty = False
         self._runner: asyncio.Task[None] | None = None
@@ -117,7 +115,7 @@ class ConfigChangeListener:
 
         self._zk.on_children(paths.CONFIG_CHANGES, self._on_change)
         self._zk.add_listener(SessionListener(after_new_session=self.load_all))
-        self._look()
+        self.wake()
 
     async def stop(self) -> None:
         self._zk.forget_children(paths.CONFIG_CHANGES)
@@ -155,9 +153,10 @@ class ConfigChangeListener:
             self._configs.set_topic(topic, config)
 
     def _on_change(self, event: WatchEvent) -> None:
-        self._look()
+        self.wake()
 
-    def _look(self) -> None:
+    def wake(self) -> None:
+        """Looks for notifications that came since the last look."""
         self._is_dirty = True
         if self._runner is None or self._runner.done():
             self._runner = asyncio.get_running_loop().create_task(self._run())
@@ -187,7 +186,6 @@ class ConfigChangeListener:
                     changed[znodes.decode_config_change(paths.config_change_path(name), answer[0])] = None
         await self._apply(changed)
         self._last_seen = max(self._last_seen, _newest(names))
-        await self._purge([name for name, answer in zip(names, answers, strict=True) if self._is_old(answer)])
 
     async def _apply(self, entity_paths: Iterable[str]) -> None:
         split = [entity_path.partition("/") for entity_path in entity_paths]
@@ -198,13 +196,13 @@ class ConfigChangeListener:
         for name, config in (await read_configs(self._zk, BROKERS, brokers)).items() if brokers else ():
             self._configs.set_broker(name, config)
 
-    def _is_old(self, answer: tuple[bytes | None, Stat] | None) -> bool:
-        return answer is not None and self._clock.now_ms() - answer[1].ctime > CHANGE_EXPIRATION_MS
-
-    async def _purge(self, names: list[str]) -> None:
-        for name in names:
-            with contextlib.suppress(NoNode, ConnectionLoss):
-                await self._zk.delete(Delete(paths.config_change_path(name)))
+    async def purge(self, now_ms: int) -> None:
+        """Removes notifications that every broker has had time to read."""
+        names = [paths.config_change_path(name) for name in await self._zk.get_children(paths.CONFIG_CHANGES)]
+        for path, answer in zip(names, await self._zk.read_many(names), strict=True):
+            if answer is not None and now_ms - answer[1].ctime > CHANGE_EXPIRATION_MS:
+                with contextlib.suppress(NoNode, ConnectionLoss):
+                    await self._zk.delete(Delete(path))
 
 
 def _number(name: str) -> int:
