@@ -1,7 +1,7 @@
 """Which leader epoch began at which offset: what replicas compare to find where their logs part.
 
-Backed by `leader-epoch-checkpoint` in the log's directory. The file is replaced at every change but forced to the
-disk with the data it describes, for recovery reads the epochs of unflushed batches again.
+Backed by `leader-epoch-checkpoint` in the log's directory. The file is replaced at every change and forced to the disk
+soon after, at the latest with the data it describes. When a crash takes it, the batches tell the epochs again.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class LeaderEpochCache:
         self.entries: list[EpochEntry] = list(entries)
         self.is_dirty = False
 
-    @classmethod
-    def load(cls, files: Files, directory: str) -> LeaderEpochCache:
-        path = f"{directory}/{names.LEADER_EPOCH_CHECKPOINT}"
+    def load(self) -> bool:
+        """Takes the entries of the file; False when there is none that can be used."""
         try:
-            rows = decode_checkpoint(files.read_bytes(path), path)
-            return cls(files, directory, (EpochEntry(int(epoch), int(start)) for epoch, start in rows))
+            rows = decode_checkpoint(self._files.read_bytes(self.path), self.path)
+            self.entries = [EpochEntry(int(epoch), int(start)) for epoch, start in rows]
         except FileNotFoundError:
-            return cls(files, directory)
+            return False
         except (KlammError, ValueError) as e:
-            _log.warning("The leader epochs in %s are not used: %s", path, e)
-            return cls(files, directory)
+            _log.warning("The leader epochs in %s are not used: %s", self.path, e)
+            return False
+        return bool(rows)
 
     @property
     def path(self) -> str:

@@ -74,7 +74,9 @@ class LogLoader:
         self._files.make_dirs(self._dir)
         infos = self._finish_interrupted(self._files.list_dir(self._dir))
         segments = LogSegments(self._open_segments(infos))
-        self._epochs = LeaderEpochCache.load(self._files, self._dir)
+        if not self._epochs.load() and segments.size_bytes:
+            # the epochs are in the batches as well: all of them are read
+            self._clean, self._recovery_point = False, 0
         snapshots = ProducerSnapshots(self._files, self._dir, _offsets(infos, names.SNAPSHOT))
         if not self._clean:
             self._recover(segments)

@@ -133,6 +133,11 @@ class LocalLog:
         if offset > (self.snapshots.latest_offset or 0):
             self._unsynced_snapshots.append(self.snapshots.write(offset, self.producers.entries.values()))
 
+    def _assign_epoch(self, leader_epoch: int, start_offset: int) -> None:
+        self.leader_epochs.assign(leader_epoch, start_offset)
+        if self.leader_epochs.is_dirty:
+            self.host.submit(fsync_job(self.files, self.log_dir, (self.leader_epochs.path,), lambda: None))
+
     # flushing
 
     def _flush(self, offset: int) -> None:

@@ -22,6 +22,9 @@ def rebuild_producers(
     `recovered_from`: segments from that base offset on were recovered, their transaction indexes are written anew and
     their snapshots not trusted.
     """
+    rewritten = [s for s in segments if recovered_from is not None and s.base_offset >= recovered_from]
+    for segment in rewritten:
+        segment.txn_index.reset()
     snapshots.remove_where(above=log_end_offset if recovered_from is None else min(recovered_from, log_end_offset))
     snapshot = snapshots.load_latest(log_end_offset)
     if snapshot is not None:
@@ -36,12 +39,9 @@ def rebuild_producers(
     for segment in segments.between(start, log_end_offset):
         if segment.base_offset > start and segment.base_offset in recent:
             snapshots.write(segment.base_offset, producers.entries.values())
-        rewrite = recovered_from is not None and segment.base_offset >= recovered_from
-        if rewrite:
-            segment.txn_index.reset()
         for batch in segment.batches_from(max(start, segment.base_offset)):
             if batch.base_offset >= log_end_offset:
                 break
             aborted = producers.update(batch) if batch.producer_id >= 0 else None
-            if aborted is not None and rewrite:
+            if aborted is not None and segment in rewritten:
                 segment.txn_index.append(aborted)
