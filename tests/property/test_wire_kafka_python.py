@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import warnings
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from random import Random
 from typing import Any
 
@@ -16,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.model import ZERO_UUID
+from klamm.protocol.messages import BY_KEY
 from klamm.protocol.messages.api_versions import ApiVersionsResponse
 from klamm.protocol.wire import Struct, decode, encode_bytes
 from tests.wire.kio_bridge import Case, case_id, cases, our_class
@@ -87,3 +90,28 @@ def assert_same_values(ours: Struct, theirs: Any, version: int) -> None:
                 assert_same_values(mine, its, version)
         elif slot.type.struct is None:
             assert value == other or (value, other) in (((), []), (ZERO_UUID, None)), slot.name
+
+
+NULL_INSTEAD_OF_EMPTY = {"error_message", "documentation"}
+"""Nullable strings without a default in the schema: ours say nothing as null, as brokers do."""
+
+
+def defaults_that_differ(cls: Any, theirs: Any, path: str) -> Iterator[str]:
+    for f in fields(cls):
+        if f.name.endswith("authorized_operations") or f.name in NULL_INSTEAD_OF_EMPTY:
+            continue
+        other = theirs.fields[f.name]
+        same = f.default == other.default or (f.default, other.default) in (((), []), (ZERO_UUID, None))
+        if f.default is not MISSING and not same:
+            yield f"{path}.{f.name}: {f.default!r} here, {other.default!r} there"
+        inner = next(s.type for s in layout(cls, 0).fields if s.name == f.name)
+        struct = (inner.element or inner).struct
+        if struct is not None:
+            yield from defaults_that_differ(struct, other, f"{path}.{f.name}")
+
+
+def test_defaults_are_those_of_kafkas_schemas() -> None:
+    ours = [cls for pair in BY_KEY.values() for cls in pair if cls.__name__ in CLASSES]
+    assert len(ours) >= 90
+    wrong = [line for cls in ours for line in defaults_that_differ(cls, CLASSES[cls.__name__]._struct, cls.__name__)]
+    assert not wrong

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
-from dataclasses import fields, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, replace
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -31,6 +32,7 @@ from klamm.protocol.messages.update_metadata import (
     UpdateMetadataTopicState,
 )
 from klamm.protocol.runtime import MEMORY_BUDGET, uvarint
+from klamm.protocol.schema import Type, misfits
 from klamm.protocol.wire import (
     Array,
     Bool,
@@ -51,6 +53,7 @@ from klamm.protocol.wire import (
     message,
     since,
 )
+from tests.wire.samples import layout
 
 
 @message
@@ -294,6 +297,25 @@ def test_an_update_metadata_of_200_000_partitions_passes() -> None:
     got, end = decode(UpdateMetadataRequest, 7, raw)
     assert end == len(raw)
     assert sum(len(topic.partition_states) for topic in got.topic_states) == 200_000
+
+
+def structs_of(t: Type) -> Iterator[Type]:
+    """A struct and all that are nested in it."""
+    yield t
+    for slot in t.fields:
+        inner = slot.type.element or slot.type
+        if inner.struct is not None:
+            yield from structs_of(inner)
+
+
+def test_defaults_fit_their_types() -> None:
+    """Null stands only where the type can be null in some version; the rest can be written."""
+    latest = [layout(cls, cls.VERSIONS[-1]) for pair in BY_KEY.values() for cls in pair]
+    for t in (inner for root in latest for inner in structs_of(root)):
+        defaults = {f.name: f.default for f in fields(cast(Any, t.struct)) if f.default is not MISSING}
+        for slot in t.fields:
+            if slot.name in defaults and not (slot.type.struct is not None and defaults[slot.name] is None):
+                assert not list(misfits(slot.type, defaults[slot.name], slot.name)), (t.struct, slot.name)
 
 
 def test_the_table_of_messages() -> None:

@@ -225,13 +225,7 @@ class _Writer:
         self.emit(f"if {end} > size: short({length}, size - pos)")
         for index, slot in enumerate(slots):
             with self.block(f"{'el' if index else ''}if {tag} == {slot.tag}:"):
-                self.value(_stored(slot), f"{target}.{slot.name}", f"{name}.{slot.name}")
+                self.value(slot.stored, f"{target}.{slot.name}", f"{name}.{slot.name}")
                 self.emit_after(f"if pos != {end}: bad_tag({tag})")
         with self.block("else:"):
             self.emit(f"pos = {end}")
-
-
-def _stored(slot: Slot) -> Type:
-    """A tagged struct is always written whole: None stands for its defaults, not for null on the wire."""
-    t = slot.type
-    return Type(None, False, struct=t.struct, fields=t.fields) if t.struct is not None else t

@@ -14,7 +14,6 @@ from struct import Struct as Format
 from typing import Any
 
 from klamm.protocol import runtime
-from klamm.protocol.compiler_decode import _stored
 from klamm.protocol.schema import Slot, Type, is_flexible, plain, plan, tagged
 from klamm.protocol.wire import BytesLike, Message
 
@@ -206,7 +205,7 @@ class _Writer:
         outer, body = self.sink, self.name("field")
         self.sink = f"{body}.append"
         self.emit(f"{body} = []")
-        self.value(_stored(slot), value)
+        self.value(slot.stored, value)
         self.flush()
         self.sink = outer
         self.emit(f"{body} = join({body})")

@@ -13,9 +13,8 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Annotated, Any, Final, Union, cast, get_args, get_origin
 from uuid import UUID
 
+from klamm.protocol.runtime import STRING_MAX_BYTES
 from klamm.protocol.wire import ALWAYS, Kind, Message, Struct, Versions
-
-STRING_MAX_BYTES: Final = 32767
 
 OBJECT_COST: Final = 48
 VALUE_COSTS: Final = {"bool": 0, "int8": 0, "uuid": 144, "string": 80, "bytes": 48, "records": 384, "array": 72}
@@ -53,6 +52,12 @@ class Slot:
     present: bool
     tag: int | None
     default: Any
+
+    @property
+    def stored(self) -> Type:
+        """The type on the wire. A tagged struct is written whole: None stands for its defaults, it is not a null."""
+        t = self.type
+        return Type(None, False, struct=t.struct, fields=t.fields) if t.struct is not None else t
 
 
 def plan(cls: type[Message], version: int) -> Type:
@@ -119,16 +124,17 @@ def tagged(t: Type) -> list[Slot]:
 
 def explain_misfit(msg: Message, version: int) -> str | None:
     """Name the first field whose value its type cannot hold; None when every single one fits."""
-    return next(_misfits(plan(type(msg), version), msg, ""), None)
+    return next(misfits(plan(type(msg), version), msg, ""), None)
 
 
-def _misfits(t: Type, value: Any, path: str) -> Iterator[str]:
+def misfits(t: Type, value: Any, path: str) -> Iterator[str]:
+    """Sentences about every value inside `value` that its type cannot hold."""
     if value is None:
         if not t.nullable:
             yield f"{path} is None, which this version cannot say"
     elif t.element is not None:
         for index, item in enumerate(value if hasattr(value, "__iter__") else ()):
-            yield from _misfits(t.element, item, f"{path}[{index}]")
+            yield from misfits(t.element, item, f"{path}[{index}]")
         if not hasattr(value, "__len__"):
             yield f"{path} is {value!r}, not a sequence"
     elif t.struct is not None:
@@ -138,7 +144,7 @@ def _misfits(t: Type, value: Any, path: str) -> Iterator[str]:
         for s in t.fields:
             inner = getattr(value, s.name, None)
             if s.present and not (s.tag is not None and inner is s.default):
-                yield from _misfits(s.type, inner, f"{path}.{s.name}" if path else s.name)
+                yield from misfits(s.type, inner, f"{path}.{s.name}" if path else s.name)
     else:
         yield from _primitive_misfits(cast(Kind, t.kind), value, path)
 
