@@ -178,12 +178,12 @@ class ConfigChangeListener:
         return sorted((name for name in names if _number(name) >= 0), key=_number)
 
     async def _process(self, names: list[str]) -> None:
-        answers = await self._zk.read_many([paths.config_change_path(name) for name in names])
+        new = [paths.config_change_path(name) for name in names if _number(name) > self._last_seen]
         changed: dict[str, None] = {}
-        for name, answer in zip(names, answers, strict=True):
-            if answer is not None and _number(name) > self._last_seen:
+        for path, answer in zip(new, await self._zk.read_many(new), strict=True):
+            if answer is not None:
                 with contextlib.suppress(znodes.ZnodeFormatError):
-                    changed[znodes.decode_config_change(paths.config_change_path(name), answer[0])] = None
+                    changed[znodes.decode_config_change(path, answer[0])] = None
         await self._apply(changed)
         self._last_seen = max(self._last_seen, _newest(names))
 

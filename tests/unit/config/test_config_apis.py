@@ -1,0 +1,305 @@
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and the change listener, over a real embedded ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from klamm.apis import alter_configs, describe_configs, incremental_alter_configs
+from klamm.config import BROKER_KEYS, TOPIC_KEYS, ConfigRepository, KafkaConfig
+from klamm.config.entries import ConfigSource
+from klamm.config_changes import ConfigChangeListener, change_config, read_configs
+from klamm.protocol.messages import alter_configs as full
+from klamm.protocol.messages import describe_configs as described
+from klamm.protocol.messages import incremental_alter_configs as incremental
+from klamm.zk import paths
+from klamm.zk.main import EmbeddedZooKeeperThread
+from klamm.zk.ops import Create
+from klamm.zk.session import ZkSession
+from tests.support.one_broker import OneBroker
+
+TOPIC, BROKER, LOGGER = 2, 4, 8
+SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
+Op = tuple[str, int, str | None]
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = EmbeddedZooKeeperThread(tmp_path_factory.mktemp("zk"), fsync=False, min_session_timeout_ms=100).start()
+    yield server.address
+    server.stop()
+
+
+@pytest.fixture
+def one(tmp_path: Path, zookeeper: str) -> Iterator[OneBroker]:
+    """Broker 1 with the topic `orders`, in a ZooKeeper tree of its own."""
+    broker = OneBroker(tmp_path, {"num.io.threads": "4", "log.retention.hours": "2"})
+    session = ZkSession(f"{zookeeper}/{tmp_path.name}", 30_000)
+
+    async def connect() -> None:
+        await session.start()
+        await session.ensure_paths(paths.PERSISTENT_PATHS)
+
+    broker.loop.run_until_complete(connect())
+    broker.broker.zk = session
+    broker.lead("orders")
+    yield broker
+    broker.loop.run_until_complete(session.close())
+    broker.close()
+
+
+def describe(
+    one: OneBroker, kind: int, name: str, keys: Sequence[str] | None = None, version: int = 4, docs: bool = False
+) -> described.DescribeConfigsResult:
+    resource = described.DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys)
+    request = described.DescribeConfigsRequest(resources=[resource], include_synonyms=True, include_documentation=docs)
+    return one.ask(describe_configs.API, request, version).results[0]
+
+
+def change(one: OneBroker, kind: int, name: str, *ops: Op, validate_only: bool = False) -> tuple[int, str | None]:
+    configs = [incremental.AlterableConfig(name=k, config_operation=op, value=v) for k, op, v in ops]
+    resource = incremental.AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
+    request = incremental.IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only)
+    answer = one.ask(incremental_alter_configs.API, request, 1).responses[0]
+    return answer.error_code, answer.error_message
+
+
+def replace(one: OneBroker, kind: int, name: str, values: dict[str, str | None]) -> tuple[int, str | None]:
+    configs = [full.AlterableConfig(name=k, value=v) for k, v in values.items()]
+    resource = full.AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
+    answer = one.ask(alter_configs.API, full.AlterConfigsRequest(resources=[resource], validate_only=False), 2)
+    return answer.responses[0].error_code, answer.responses[0].error_message
+
+
+def stored(one: OneBroker, kind: str, name: str) -> dict[str, str]:
+    return one.loop.run_until_complete(read_configs(one.broker.zk, kind, [name]))[name]
+
+
+def changes(one: OneBroker) -> int:
+    return len(one.loop.run_until_complete(one.broker.zk.get_children(paths.CONFIG_CHANGES)))
+
+
+class TestDescribe:
+    def test_a_topic_shows_all_keys_and_where_they_come_from(self, one: OneBroker) -> None:
+        change(one, TOPIC, "orders", ("retention.bytes", SET, "10"))
+        result = describe(one, TOPIC, "orders")
+        configs = {config.name: config for config in result.configs}
+        assert result.error_code == 0 and configs.keys() == TOPIC_KEYS.keys()
+        assert (configs["retention.bytes"].value, configs["retention.bytes"].config_source) == ("10", 1)
+        assert configs["retention.ms"].value == "7200000"
+        assert [(s.name, s.value, s.source) for s in configs["retention.ms"].synonyms] == [
+            ("log.retention.hours", "2", ConfigSource.STATIC_BROKER_CONFIG),
+            ("log.retention.hours", "168", ConfigSource.DEFAULT_CONFIG),
+        ]
+        assert configs["retention.ms"].config_source == ConfigSource.STATIC_BROKER_CONFIG
+        assert configs["cleanup.policy"].config_type == 7 and configs["cleanup.policy"].documentation is None
+        assert not configs["retention.ms"].read_only
+
+    @pytest.mark.parametrize("version", range(5))
+    def test_every_version(self, one: OneBroker, version: int) -> None:
+        result = describe(one, TOPIC, "orders", ["segment.bytes"], version)
+        (config,) = result.configs
+        assert config.value == "1073741824"
+        assert config.is_default == (version == 0)
+        assert config.config_source == (ConfigSource.DEFAULT_CONFIG if version >= 1 else -1)
+        assert config.config_type == (3 if version >= 3 else 0)
+
+    def test_documentation_only_when_asked_for(self, one: OneBroker) -> None:
+        (config,) = describe(one, TOPIC, "orders", ["segment.bytes"], docs=True).configs
+        assert config.documentation == TOPIC_KEYS["segment.bytes"].doc
+
+    def test_a_broker_shows_all_keys(self, one: OneBroker) -> None:
+        configs = {config.name: config for config in describe(one, BROKER, "1").configs}
+        assert configs.keys() == BROKER_KEYS.keys()
+        assert (configs["num.io.threads"].value, configs["num.io.threads"].config_source) == ("4", 4)
+        assert configs["broker.id"].read_only and not configs["num.io.threads"].read_only
+        assert configs["log.retention.ms"].value is None
+
+    def test_broker_defaults_are_what_is_set_for_all(self, one: OneBroker) -> None:
+        assert change(one, BROKER, "", ("log.segment.bytes", SET, "2048")) == (0, None)
+        (config,) = describe(one, BROKER, "").configs
+        assert (config.name, config.value, config.config_source) == ("log.segment.bytes", "2048", 3)
+
+    def test_loggers(self, one: OneBroker) -> None:
+        configs = {config.name: config for config in describe(one, LOGGER, "1").configs}
+        assert configs["root"].config_source == ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
+        assert "klamm.config" in configs
+
+    @pytest.mark.parametrize(
+        ("kind", "name", "code"),
+        [(TOPIC, "none", 3), (TOPIC, "", 42), (BROKER, "2", 42), (LOGGER, "", 42), (16, "x", 42)],
+    )
+    def test_refused(self, one: OneBroker, kind: int, name: str, code: int) -> None:
+        result = describe(one, kind, name)
+        assert result.error_code == code and result.error_message and not result.configs
+
+
+class TestIncremental:
+    def test_set_and_delete_are_written_noted_and_applied(self, one: OneBroker) -> None:
+        told: list[tuple[str, str]] = []
+        one.broker.configs.on_topic_change(lambda topic, config: told.append((topic, config["retention.ms"])))
+        assert change(one, TOPIC, "orders", ("retention.ms", SET, "5")) == (0, None)
+        assert stored(one, "topics", "orders") == {"retention.ms": "5"}
+        assert change(one, TOPIC, "orders", ("retention.ms", DELETE, None)) == (0, None)
+        assert stored(one, "topics", "orders") == {}
+        assert told == [("orders", "5"), ("orders", "7200000")]
+        assert changes(one) == 2
+
+    def test_lists_grow_and_shrink(self, one: OneBroker) -> None:
+        change(one, TOPIC, "orders", ("cleanup.policy", APPEND, "compact"))
+        assert stored(one, "topics", "orders") == {"cleanup.policy": "delete,compact"}
+        change(one, TOPIC, "orders", ("cleanup.policy", APPEND, "compact"))
+        change(one, TOPIC, "orders", ("cleanup.policy", SUBTRACT, "delete"))
+        assert stored(one, "topics", "orders") == {"cleanup.policy": "compact"}
+
+    def test_validate_only_writes_nothing(self, one: OneBroker) -> None:
+        assert change(one, TOPIC, "orders", ("retention.ms", SET, "5"), validate_only=True) == (0, None)
+        assert change(one, TOPIC, "orders", ("retention.ms", SET, "x"), validate_only=True)[0] == 40
+        assert (stored(one, "topics", "orders"), changes(one)) == ({}, 0)
+
+    @pytest.mark.parametrize(
+        ("kind", "name", "op", "code"),
+        [
+            (TOPIC, "none", ("retention.ms", SET, "5"), 3),
+            (TOPIC, "orders", ("retention.m", SET, "5"), 40),
+            (TOPIC, "orders", ("retention.ms", SET, "x"), 40),
+            (TOPIC, "orders", ("retention.ms", SET, None), 42),
+            (TOPIC, "orders", ("retention.ms", APPEND, "5"), 40),
+            (TOPIC, "orders", ("retention.ms", 9, "5"), 42),
+            (BROKER, "1", ("broker.id", SET, "2"), 42),
+            (BROKER, "1", ("num.io.threads", SET, "9"), 42),
+            (BROKER, "1", ("num.io.threads", SET, "x"), 42),
+            (BROKER, "2", ("num.io.threads", SET, "5"), 42),
+            (LOGGER, "1", ("klamm.none", SET, "INFO"), 40),
+            (LOGGER, "1", ("root", SET, "LOUD"), 40),
+            (LOGGER, "1", ("root", APPEND, "INFO"), 42),
+        ],
+    )
+    def test_refused(self, one: OneBroker, kind: int, name: str, op: Op, code: int) -> None:
+        error, message = change(one, kind, name, op)
+        assert error == code and message
+        assert changes(one) == 0
+
+    def test_a_key_or_resource_named_twice(self, one: OneBroker) -> None:
+        assert change(one, TOPIC, "orders", ("retention.ms", SET, "5"), ("retention.ms", SET, "6"))[0] == 42
+        config = incremental.AlterableConfig(name="retention.ms", config_operation=SET, value="5")
+        resource = incremental.AlterConfigsResource(resource_type=TOPIC, resource_name="orders", configs=[config])
+        request = incremental.IncrementalAlterConfigsRequest(resources=[resource, resource], validate_only=False)
+        answers = one.ask(incremental_alter_configs.API, request, 0).responses
+        assert [answer.error_code for answer in answers] == [42, 42]
+
+    def test_a_brokers_thread_count_changes_while_it_runs(self, one: OneBroker) -> None:
+        sizes: list[int] = []
+        one.broker.configs.on_change(["num.io.threads"], lambda old, new: sizes.append(new.num_io_threads))
+        assert change(one, BROKER, "1", ("num.io.threads", SET, "8")) == (0, None)
+        assert change(one, BROKER, "1", ("num.io.threads", SET, "16")) == (0, None)
+        assert sizes == [8, 16] and one.broker.config.num_io_threads == 16
+
+    def test_the_level_of_a_logger(self, one: OneBroker) -> None:
+        logger = logging.getLogger("klamm.config")
+        assert change(one, LOGGER, "1", ("klamm.config", SET, "DEBUG")) == (0, None)
+        assert logger.level == logging.DEBUG
+        assert change(one, LOGGER, "1", ("klamm.config", DELETE, None)) == (0, None)
+        assert logger.level == logging.NOTSET
+
+
+class TestAlter:
+    def test_what_is_not_named_goes_back_to_its_default(self, one: OneBroker) -> None:
+        replace(one, TOPIC, "orders", {"retention.ms": "5", "segment.bytes": "2048"})
+        assert replace(one, TOPIC, "orders", {"segment.bytes": "4096"}) == (0, None)
+        assert stored(one, "topics", "orders") == {"segment.bytes": "4096"}
+
+    @pytest.mark.parametrize(
+        ("kind", "values", "code"),
+        [
+            (TOPIC, {"retention.ms": "x"}, 40),
+            (TOPIC, {"retention.ms": None}, 42),
+            (BROKER, {"listeners": "PLAINTEXT://:1"}, 42),
+            (LOGGER, {"root": "INFO"}, 42),
+        ],
+    )
+    def test_refused(self, one: OneBroker, kind: int, values: dict[str, str | None], code: int) -> None:
+        error, message = replace(one, kind, "orders" if kind == TOPIC else "1", values)
+        assert error == code and message
+
+
+class TestListener:
+    def follow(self, one: OneBroker) -> tuple[ConfigChangeListener, ConfigRepository]:
+        """Another broker, with id 2, that follows the same tree."""
+        configs = ConfigRepository(KafkaConfig({"broker.id": 2}))
+        listener = ConfigChangeListener(one.broker.zk, configs, 2)
+        one.loop.run_until_complete(listener.load_all())
+        one.loop.call_soon(listener.start)
+        one.spin()
+        return listener, configs
+
+    def until(self, one: OneBroker, condition: Callable[[], bool]) -> None:
+        deadline = one.loop.time() + 60
+        while not condition():
+            assert one.loop.time() < deadline
+            one.loop.run_until_complete(asyncio.sleep(0.01))
+
+    def test_a_change_reaches_another_broker(self, one: OneBroker) -> None:
+        change(one, TOPIC, "orders", ("retention.ms", SET, "1"))
+        listener, configs = self.follow(one)
+        assert configs.topic_overrides("orders") == {"retention.ms": "1"}
+        change(one, TOPIC, "orders", ("retention.ms", SET, "2"))
+        self.until(one, lambda: configs.topic_overrides("orders") == {"retention.ms": "2"})
+        change(one, BROKER, "", ("log.segment.bytes", SET, "2048"))
+        self.until(one, lambda: configs.config.log_segment_bytes == 2048)
+        one.loop.run_until_complete(listener.stop())
+
+    def test_kafkas_old_notifications_and_broken_ones(self, one: OneBroker) -> None:
+        listener, configs = self.follow(one)
+        zk = one.broker.zk
+
+        async def write() -> None:
+            await zk.create(
+                Create(paths.config_entity_path("topics", "old"), b'{"version":1,"config":{"flush.ms":"7"}}')
+            )
+            await zk.create(Create(paths.config_change_path(), b"not json", sequential=True))
+            old = b'{"version":1,"entity_type":"topics","entity_name":"old"}'
+            await zk.create(Create(paths.config_change_path(), old, sequential=True))
+
+        one.loop.run_until_complete(write())
+        self.until(one, lambda: configs.topic_overrides("old") == {"flush.ms": "7"})
+        one.loop.run_until_complete(listener.stop())
+
+    def test_refresh_reads_what_no_notification_told(self, one: OneBroker) -> None:
+        listener, configs = self.follow(one)
+        path = paths.config_entity_path("topics", "silent")
+
+        async def write_and_refresh() -> None:
+            await one.broker.zk.create(Create(path, b'{"version":1,"config":{"flush.ms":"7"}}'))
+            assert configs.refresh_topics is not None
+            await configs.refresh_topics(["silent", "unknown"])
+
+        one.loop.run_until_complete(write_and_refresh())
+        assert configs.topic_overrides("silent") == {"flush.ms": "7"}
+        one.loop.run_until_complete(listener.stop())
+
+    def test_old_notifications_are_purged(self, one: OneBroker) -> None:
+        listener, _ = self.follow(one)
+        change(one, TOPIC, "orders", ("retention.ms", SET, "1"))
+        ((_, stat),) = one.loop.run_until_complete(
+            one.broker.zk.read_many([paths.config_change_path("config_change_0000000000")])
+        )
+        one.loop.run_until_complete(listener.purge(stat.ctime + 15 * 60 * 1000))
+        assert changes(one) == 1
+        one.loop.run_until_complete(listener.purge(stat.ctime + 15 * 60 * 1000 + 1))
+        assert changes(one) == 0
+        one.loop.run_until_complete(listener.stop())
+
+    def test_two_writers_at_once_lose_nothing(self, one: OneBroker) -> None:
+        async def add(key: str) -> None:
+            await change_config(one.broker.zk, "topics", "orders", lambda before: before | {key: "1"})
+
+        async def both() -> None:
+            await asyncio.gather(*(add(f"key-{number}") for number in range(10)))
+
+        one.loop.run_until_complete(both())
+        assert len(stored(one, "topics", "orders")) == 10
