@@ -177,11 +177,6 @@ class LocalLog:
         self._flush(self.log_end_offset)
         return self.recovery_point < self.log_end_offset
 
-    def flush_if_older(self, now_ms: int) -> None:
-        """`flush.ms`: what has waited that long is forced to the disk."""
-        if self.log_end_offset > self.recovery_point and now_ms - self.last_flush_ms >= self._config.flush_ms:
-            self._flush(self.log_end_offset)
-
     # cutting
 
     def _truncate_to(self, offset: int) -> None:

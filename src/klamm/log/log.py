@@ -358,6 +358,11 @@ class Log(LocalLog):
         """Forces everything to the disk; done when `recovery_point` has reached the end of the log."""
         return self._done("flushing", lambda: self._flush(self.log_end_offset))
 
+    def flush_if_older(self, now_ms: int) -> None:
+        """`flush.ms`: what has waited that long is forced to the disk."""
+        if self.log_end_offset > self.recovery_point and now_ms - self.last_flush_ms >= self._config.flush_ms:
+            self.flush()
+
     def delete_old_segments(self, now_ms: int) -> int:
         """Removes the segments that retention or the log start offset no longer keeps; returns how many."""
         deleted = self._guard("deleting old segments", lambda: self._delete_old_segments(now_ms))

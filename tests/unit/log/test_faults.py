@@ -1,0 +1,175 @@
+"""A disk that is full, read-only or broken: KAFKA_STORAGE_ERROR, nothing half-written, and the broker lives."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from klamm.clock import SystemClock
+from klamm.errors import ErrorCode, LogDirError
+from klamm.log import LogConfig, LogManager
+from klamm.log.memory_files import MemoryFiles
+from klamm.model import TopicPartition
+from tests.unit.log.harness import DIR, TP, Bench, append, batch, read_values
+
+
+class Faults:
+    """Fails the n-th matching operation."""
+
+    def __init__(self, operation: str, part: str, number: int = 0, code: int = errno.EIO) -> None:
+        self.operation, self.part, self.countdown, self.code = operation, part, number, code
+        self.partial: int | None = None
+
+    def __call__(self, operation: str, path: str) -> int | None:
+        if operation != self.operation or self.part not in path:
+            return None
+        self.countdown -= 1
+        if self.countdown >= 0:
+            return None
+        if self.partial is not None:
+            return self.partial
+        raise OSError(self.code, os.strerror(self.code), path)
+
+
+def manager_with(files: MemoryFiles, dirs: tuple[str, ...] = (DIR,)) -> tuple[LogManager, list[tuple[str, str]]]:
+    failures: list[tuple[str, str]] = []
+    manager = LogManager(
+        dirs,
+        clock=Bench().clock,
+        rng=Random(0),
+        default_config=LogConfig(segment_bytes=500),
+        files=files,
+        on_dir_failure=lambda log_dir, sentence: failures.append((log_dir, sentence)),
+    )
+    manager.load_logs()
+    return manager, failures
+
+
+@pytest.mark.parametrize("partial", [0, 1, 20, 70])
+def test_a_full_disk(partial: int, caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    manager, failures = manager_with(files)
+    log = manager.get_or_create_log(TP)
+    for i in range(3):
+        append(log, batch(b"%d" % i, producer=(7, 0, i)))
+    fault = Faults("pwrite", ".log")
+    fault.partial = partial
+    files.fault = fault
+    result = log.append_as_leader(batch(b"x", producer=(7, 0, 3)), 0)
+    assert result.error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert "No space left" in (result.error_message or "")
+    assert failures == [(DIR, f"{DIR} has failed while appending to {DIR}/orders-0: No space left on device")]
+    assert "No space left" in caplog.text
+    files.fault = None
+    assert log.read(0, 100, max_offset=3) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert log.append_as_leader(batch(b"x"), 0).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert manager.get_log(TP) is None
+    assert manager.is_offline(TP)
+    with pytest.raises(LogDirError):
+        manager.get_or_create_log(TP)
+    assert manager.async_delete(TP) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert len(failures) == 1
+    assert files.list_dir(f"{DIR}/orders-0")[1].size_bytes == log.size_bytes, "what was half-written was cut off"
+    manager.abandon()
+    again, _ = manager_with(files)
+    assert [v for _, v in read_values(again.logs[TP])] == [b"0", b"1", b"2"]
+    assert append(again.logs[TP], batch(b"x", producer=(7, 0, 3))).base_offset == 3
+
+
+def test_the_other_directories_go_on() -> None:
+    files = MemoryFiles()
+    manager, failures = manager_with(files, ("/a", "/b"))
+    one, two = (manager.get_or_create_log(TopicPartition("t", i), is_new=True) for i in range(2))
+    files.fault = Faults("pwrite", "/a/")
+    assert one.append_as_leader(batch(b"x"), 0).error == ErrorCode.KAFKA_STORAGE_ERROR
+    append(two, batch(b"y"))
+    assert [f[0] for f in failures] == ["/a"]
+    assert [d.path for d in manager.dirs.live] == ["/b"]
+    with pytest.raises(LogDirError, match="may be on /a"):
+        manager.get_or_create_log(TopicPartition("t", 9))
+    assert manager.get_or_create_log(TopicPartition("t", 9), is_new=True).log_dir == "/b"
+    manager.shutdown()
+    assert not files.exists("/a/.kafka_cleanshutdown")
+    assert files.exists("/b/.kafka_cleanshutdown")
+
+
+@pytest.mark.parametrize(
+    ("operation", "part"),
+    [("open", ".log"), ("pread", ".log"), ("open", ".index"), ("write", ".snapshot"), ("fsync", ".log")],
+)
+@pytest.mark.parametrize("number", range(3))
+def test_an_error_anywhere_is_an_answer(operation: str, part: str, number: int) -> None:
+    files = MemoryFiles()
+    manager, failures = manager_with(files)
+    log = manager.get_or_create_log(TP)
+    append(log, batch(b"first"))
+    files.fault = Faults(operation, part, number)
+    results = [log.append_as_leader(batch(b"%d" % i), 0) for i in range(40)]
+    reads = [log.read(o, 100, max_offset=log.log_end_offset) for o in range(log.log_end_offset)]
+    log.offset_for_timestamp(5)
+    manager.retention_pass(1 << 50)
+    log.flush()
+    files.fault = None
+    errors = {r.error for r in results} | {r for r in reads if isinstance(r, ErrorCode)}
+    assert errors <= {ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.OFFSET_OUT_OF_RANGE}
+    assert len(failures) == 1
+    manager.abandon()
+    again, _ = manager_with(files)
+    acknowledged = sum(r.error == ErrorCode.NONE for r in results)
+    assert again.logs[TP].log_end_offset >= acknowledged + 1
+
+
+@pytest.mark.parametrize("operation", ["fsync", "write", "rename", "unlink", "rmtree", "mkdir"])
+def test_an_error_in_the_managers_own_work(operation: str) -> None:
+    files = MemoryFiles()
+    manager, failures = manager_with(files)
+    log = manager.get_or_create_log(TP)
+    for i in range(20):
+        append(log, batch(b"%d" % i))
+    log.update_high_watermark(20)
+    files.fault = Faults(operation, DIR)
+    manager.flush_pass(1 << 62)
+    manager.retention_pass(1 << 62)
+    manager.checkpoint_recovery_points()
+    manager.async_delete(TP)
+    if not failures:
+        manager.deletion_pass(1 << 62)
+    if not failures:
+        with pytest.raises(LogDirError, match="cannot be created"):
+            manager.get_or_create_log(TopicPartition("new", 0), is_new=True)
+    assert len(failures) == 1
+    manager.shutdown()
+    assert not files.exists(f"{DIR}/.kafka_cleanshutdown")
+
+
+def test_no_directory_left_is_said() -> None:
+    files = MemoryFiles(Faults("mkdir", DIR, code=errno.EROFS))
+    with pytest.raises(LogDirError, match="no log directory can be used: /data cannot be used: Read-only"):
+        manager_with(files)
+
+
+def test_the_kernel_refuses_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    manager = LogManager([str(tmp_path)], clock=SystemClock(), rng=Random(0))
+    manager.load_logs()
+    log = manager.get_or_create_log(TP)
+    append(log, batch(b"a" * 100))
+    size = log.size_bytes
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, limits[1]))
+    try:
+        result = log.append_as_leader(batch(b"b" * 100), 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert result.error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert result.error_message == "the disk failed: File too large"
+    assert (tmp_path / "orders-0" / "00000000000000000000.log").stat().st_size == size
+    manager.abandon()
+    again = LogManager([str(tmp_path)], clock=SystemClock(), rng=Random(0))
+    again.load_logs()
+    assert read_values(again.logs[TP]) == [(0, b"a" * 100)]
+    again.shutdown()

@@ -1,0 +1,306 @@
+"""The log manager: directories, restarts, checkpoints, deletion, retention, flushing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from random import Random
+from uuid import UUID
+
+import pytest
+
+from klamm.clock import SystemClock
+from klamm.errors import ErrorCode, KlammError, LogDirError
+from klamm.log import LogConfig, LogManager
+from klamm.log.checkpoints import MetaProperties, read_meta_properties, read_offsets
+from klamm.log.files import OsFiles
+from klamm.model import TopicPartition
+from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, read_values
+
+TOPIC_ID = UUID("11223344-5566-7788-99aa-bbccddeeff00")
+SMALL = LogConfig(segment_bytes=500, file_delete_delay_ms=60_000)
+HOUR = 3_600_000
+
+
+def test_a_clean_restart_reads_no_data() -> None:
+    bench = Bench(SMALL)
+    manager = bench.manager()
+    for partition in range(5):
+        log = manager.get_or_create_log(TopicPartition("orders", partition), TOPIC_ID, is_new=True)
+        for i in range(20):
+            append(log, batch(b"%d" % i, producer=(7, 0, i)), epoch=2)
+    manager.shutdown({TP: 17})
+    assert ".kafka_cleanshutdown" in bench.names(DIR)
+    opened: list[str] = []
+
+    def fault(operation: str, path: str) -> None:
+        if path.endswith(".log") and operation in ("open", "pread"):
+            opened.append(path)
+
+    bench.files.fault = fault
+    again = bench.manager()
+    assert opened == []
+    assert ".kafka_cleanshutdown" not in bench.names(DIR)
+    assert len(again.logs) == 5
+    log = again.logs[TP]
+    assert (log.log_end_offset, log.recovery_point, log.topic_id) == (20, 20, TOPIC_ID)
+    assert log.producers.entries[7].last_sequence == 19
+    assert again.checkpointed_high_watermark(TP) == 17
+    assert again.checkpointed_high_watermark(TopicPartition("orders", 1)) == 0
+    assert [v for _, v in read_values(log)] == [b"%d" % i for i in range(20)]
+
+
+def test_an_unclean_restart_recovers_from_the_checkpoint() -> None:
+    bench = Bench(SMALL)
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP)
+    for i in range(30):
+        append(log, batch(b"%d" % i))
+    manager.checkpoint_recovery_points()
+    assert log.recovery_point > 0
+    manager.abandon()
+    again = bench.manager()
+    assert again.logs[TP].log_end_offset == 30
+    assert again.logs[TP].recovery_point == log.recovery_point
+
+
+def test_a_directory_belongs_to_one_broker(tmp_path: object) -> None:
+    first = LogManager([str(tmp_path)], clock=SystemClock(), rng=Random(0))
+    first.load_logs()
+    second = LogManager([str(tmp_path)], clock=SystemClock(), rng=Random(0))
+    with pytest.raises(LogDirError, match="used by another broker"):
+        second.load_logs()
+    first.dirs.ensure_meta_properties(MetaProperties(1, "cluster-a"))
+    first.shutdown()
+    second.load_logs()
+    second.dirs.ensure_meta_properties(MetaProperties(1, "cluster-a"))
+    assert read_meta_properties(OsFiles(), str(tmp_path)) == MetaProperties(1, "cluster-a")
+    with pytest.raises(KlammError, match="belongs to broker 1"):
+        second.dirs.ensure_meta_properties(MetaProperties(2, "cluster-a"))
+    with pytest.raises(KlammError, match="belongs to cluster cluster-a"):
+        second.dirs.ensure_meta_properties(MetaProperties(1, "cluster-b"))
+    second.shutdown()
+
+
+def test_a_new_log_goes_to_the_directory_with_fewest() -> None:
+    manager = Bench().manager(("/a", "/b"))
+    dirs = [manager.get_or_create_log(TopicPartition("t", i), is_new=True).log_dir for i in range(4)]
+    assert dirs == ["/a", "/b", "/a", "/b"]
+
+
+def test_topic_ids() -> None:
+    bench = Bench()
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP)
+    assert log.topic_id is None
+    assert manager.get_or_create_log(TP, TOPIC_ID).topic_id == TOPIC_ID
+    assert log.assign_topic_id(UUID(int=5)) == ErrorCode.INCONSISTENT_TOPIC_ID
+    data = bench.files.read_bytes(f"{DIR}/orders-0/partition.metadata")
+    assert data == b"version: 0\ntopic_id: ESIzRFVmd4iZqrvM3e7_AA"
+
+
+def test_deleting_a_log() -> None:
+    bench = Bench()
+    manager = bench.manager()
+    append(manager.get_or_create_log(TP), batch(b"a"))
+    manager.checkpoint_recovery_points()
+    assert manager.async_delete(TP) == ErrorCode.NONE
+    assert manager.get_log(TP) is None
+    assert read_offsets(bench.files, f"{DIR}/recovery-point-offset-checkpoint") == {}
+    (deleted,) = [n for n in bench.names(DIR) if n.endswith("-delete")]
+    assert deleted.startswith("orders-0.")
+    assert manager.get_or_create_log(TP, is_new=True).log_end_offset == 0, "the name is free at once"
+    manager.deletion_pass(NOW + 59_999)
+    assert deleted in bench.names(DIR)
+    manager.abandon()
+    again = bench.manager()
+    again.deletion_pass(NOW + 60_000)
+    assert deleted not in bench.names(DIR), "a restart goes on with the deletion"
+    assert TP in again.logs
+
+
+def test_other_directories_are_passed_over() -> None:
+    bench = Bench()
+    for name in ("lost+found", "orders-1.0123-future", "orders-2.0123-stray", "orders-x"):
+        bench.files.make_dirs(f"{DIR}/{name}")
+    assert bench.manager().logs == {}
+
+
+def test_retention_by_size() -> None:
+    bench = Bench(LogConfig(segment_bytes=500, retention_bytes=1200))
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP)
+    for i in range(60):
+        append(log, batch(b"%d" % i))
+    assert manager.retention_pass(NOW) == 0, "nothing above the high watermark goes"
+    log.update_high_watermark(log.log_end_offset)
+    assert manager.retention_pass(NOW) > 0
+    assert 1200 <= log.size_bytes < 1200 + 500
+    assert log.log_start_offset == log.segments.first.base_offset > 0
+    assert log.leader_epochs.entries[0].start_offset == log.log_start_offset
+    assert any(n.endswith(".log.deleted") for n in bench.names())
+    manager.deletion_pass(NOW + 60_000)
+    assert not any(n.endswith(".deleted") for n in bench.names())
+    assert read_values(log)[0][0] == log.log_start_offset
+    snapshots = [int(n[:20]) for n in bench.names() if n.endswith(".snapshot")]
+    assert all(s >= log.log_start_offset for s in snapshots)
+
+
+def test_retention_by_time_takes_the_active_segment_too() -> None:
+    bench = Bench(LogConfig(segment_bytes=500, retention_ms=HOUR))
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP)
+    for i in range(30):
+        append(log, batch(b"%d" % i, timestamp=NOW + i * 1000))
+    log.update_high_watermark(30)
+    assert manager.retention_pass(NOW + HOUR + 15_000) > 0
+    assert 0 < log.log_start_offset <= 15
+    manager.retention_pass(NOW + 2 * HOUR)
+    assert (log.log_start_offset, log.log_end_offset, len(log.segments)) == (30, 30, 1)
+    assert append(log, batch(b"x")).base_offset == 30
+    manager.retention_pass(NOW + HOUR)
+    assert len(log.segments) == 1
+
+
+def test_a_compacted_log_has_no_retention_but_a_start_offset() -> None:
+    bench = Bench(LogConfig(segment_bytes=500, retention_ms=1, cleanup_policy=frozenset({"compact"})))
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP)
+    for i in range(30):
+        append(log, batch(b"%d" % i))
+    log.update_high_watermark(30)
+    assert manager.retention_pass(NOW + HOUR) == 0
+    assert log.increment_log_start_offset(31) == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert log.increment_log_start_offset(17) == ErrorCode.NONE
+    assert manager.retention_pass(NOW + HOUR) > 0
+    assert log.log_start_offset == 17
+    assert log.segments.first.base_offset <= 17
+    manager.checkpoint_log_start_offsets()
+    manager.abandon()
+    again = bench.manager()
+    assert again.logs[TP].log_start_offset == 17
+    assert read_values(again.logs[TP])[0][0] <= 17
+
+
+def test_a_log_start_beyond_the_end_starts_over() -> None:
+    bench = Bench()
+    append(bench.open(), batch(b"a"))
+    log = bench.open(log_start_offset=50)
+    assert (log.log_start_offset, log.log_end_offset) == (50, 50)
+    assert append(log, batch(b"b")).base_offset == 50
+
+
+def test_segments_roll_by_time_with_jitter() -> None:
+    bench = Bench(LogConfig(segment_ms=HOUR))
+    log = bench.open()
+    append(log, batch(b"a", timestamp=NOW))
+    append(log, batch(b"b", timestamp=NOW + HOUR))
+    assert len(log.segments) == 1
+    append(log, batch(b"c", timestamp=NOW + HOUR + 1))
+    assert [s.base_offset for s in log.segments] == [0, 2]
+    append(log, batch(b"d", timestamp=-1))
+    assert len(log.segments) == 2
+    jittered = Bench(LogConfig(segment_ms=HOUR, segment_jitter_ms=HOUR)).open()
+    for i in range(50):
+        append(jittered, batch(b"a", timestamp=NOW + i * HOUR // 8))
+    assert len(jittered.segments) > 50 // 8
+
+
+def test_segments_roll_when_an_index_is_full() -> None:
+    log = Bench(LogConfig(segment_index_bytes=40, index_interval_bytes=10)).open()
+    for i in range(30):
+        append(log, batch(b"%d" % i, timestamp=NOW + i))
+    assert len(log.segments) > 5
+    assert all(s.offset_index.entries <= 5 for s in log.segments)
+    assert [o for o, _ in read_values(log)] == list(range(30))
+
+
+def test_segments_roll_before_relative_offsets_overflow() -> None:
+    from klamm.protocol.record_batch import Record, build_batch
+
+    log = Bench().open()
+    append(log, batch(b"a"))
+    for base_offset in (5, 1 << 31, (1 << 31) + 1, 1 << 33):
+        assert log.append_as_follower(build_batch([Record(value=b"x")], base_offset=base_offset)).error == 0
+    assert [s.base_offset for s in log.segments] == [0, 1 << 31, 1 << 33]
+    assert [o for o, _ in read_values(log)] == [0, 5, 1 << 31, (1 << 31) + 1, 1 << 33]
+
+
+def test_open_files_are_bounded() -> None:
+    bench = Bench(LogConfig(segment_bytes=200))
+    manager = LogManager(
+        [DIR], clock=bench.clock, rng=Random(0), default_config=bench.config, files=bench.files, max_open_segments=3
+    )
+    manager.load_logs()
+    logs = [manager.get_or_create_log(TopicPartition("t", i), is_new=True) for i in range(4)]
+    for i in range(12):
+        for log in logs:
+            append(log, batch(b"%d" % i, producer=(1, 0, i)))
+    assert sum(s.is_open for log in logs for s in log.segments) == 3
+    for log in logs:
+        assert [v for _, v in read_values(log)] == [b"%d" % i for i in range(12)]
+    manager.shutdown()
+
+
+def test_flush_messages_and_flush_ms() -> None:
+    bench = Bench(LogConfig(flush_messages=3, flush_ms=1000))
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP)
+    for _ in range(2):
+        append(log, batch(b"a"))
+    assert log.recovery_point == 0
+    append(log, batch(b"a"))
+    assert log.recovery_point == 3
+    append(log, batch(b"a"))
+    manager.flush_pass(NOW + 999)
+    assert log.recovery_point == 3
+    manager.flush_pass(NOW + 1000)
+    assert log.recovery_point == 4
+
+
+def test_file_work_happens_off_the_loop(tmp_path: object) -> None:
+    threads: list[str] = []
+
+    class Watched(OsFiles):
+        def fsync_path(self, path: str) -> None:
+            threads.append(threading.current_thread().name)
+            super().fsync_path(path)
+
+    async def run() -> None:
+        flushed: asyncio.Queue[tuple[TopicPartition, int]] = asyncio.Queue()
+        manager = LogManager(
+            [str(tmp_path)],
+            clock=SystemClock(),
+            rng=Random(0),
+            default_config=LogConfig(flush_messages=1),
+            files=Watched(),
+            on_flushed=lambda tp, offset: flushed.put_nowait((tp, offset)),
+        )
+        manager.load_logs()
+        manager.start_background(asyncio.get_running_loop())
+        log = manager.get_or_create_log(TP, is_new=True)
+        result = append(log, batch(b"a"))
+        assert result.flush_pending
+        assert log.recovery_point == 0, "the fsync has not been waited for"
+        assert await flushed.get() == (TP, 1)
+        assert log.recovery_point == 1
+        assert set(threads) == {"klamm-log_0"}
+        append(log, batch(b"b"))
+        manager.shutdown()
+        assert log.recovery_point == 2
+
+    asyncio.run(run())
+
+
+def test_preallocated_segments_are_cut_when_they_are_done() -> None:
+    bench = Bench(LogConfig(segment_bytes=1000, preallocate=True))
+    log = bench.open()
+    for i in range(20):
+        append(log, batch(b"%d" % i))
+    sizes = {i.name: i.size_bytes for i in bench.files.list_dir(log.dir) if i.name.endswith(".log")}
+    assert list(sizes.values())[-1] == 1000
+    assert all(size < 1000 for size in list(sizes.values())[:-1])
+    again = bench.open(recovery_point=log.recovery_point)
+    assert [v for _, v in read_values(again)] == [b"%d" % i for i in range(20)]
+    log.close()
+    assert bench.open(clean=True, recovery_point=20).log_end_offset == 20
