@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from klamm.controller import partition_state_machine, replica_state_machine, topic_store
 from klamm.controller.context import ControllerContext, PartitionReplica
-from klamm.controller.effects import Note, Steps
-from klamm.controller.events import TopicDeletionStopReplicaResponseReceived
+from klamm.controller.effects import Enqueue, Note, Steps
+from klamm.controller.events import TopicDeletionStopReplicaResponseReceived, ZkPartitionReassignment
 from klamm.controller.request_batch import ControllerBrokerRequestBatch
 from klamm.controller.requests import RequestHead
 from klamm.controller.states import PartitionState, ReplicaState
@@ -124,6 +124,8 @@ def _complete(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
     for topic in topics:
         yield Note(f"topic {topic} is deleted")
         ctx.remove_topic(topic)
+    if ctx.has_zk_reassignment:
+        yield Enqueue(ZkPartitionReassignment())
 
 
 def on_topic_deletion(ctx: ControllerContext) -> Steps[None]:

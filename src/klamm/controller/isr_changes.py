@@ -32,7 +32,6 @@ def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[N
         return
     results: dict[int, AlterPartitionResult] = {}
     wanted: dict[TopicPartition, tuple[int, LeaderAndIsr]] = {}
-    asked: list[TopicPartition] = []
     for index, item in enumerate(event.partitions):
         topic = item.topic or ctx.topic_names.get(item.topic_id, "")
         tp = TopicPartition(topic, item.partition)
@@ -41,13 +40,12 @@ def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[N
             results[index] = _result(ctx, item, tp, outcome or ErrorCode.NONE)
         else:
             wanted[tp] = (index, outcome)
-        asked.append(tp)
     written = yield from _write(ctx, {tp: state for tp, (_, state) in wanted.items()})
     for tp, (index, _) in wanted.items():
         error = ErrorCode.NONE if tp in written else ErrorCode.INVALID_UPDATE_VERSION
         results[index] = _result(ctx, event.partitions[index], tp, error)
-    known = [tp for tp in asked if tp in ctx.leadership]
-    yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=known).send()
+    if wanted:
+        yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=list(wanted)).send()
     yield Reply(AlterPartitionResults(partitions=tuple(results[i] for i in range(len(event.partitions)))))
     yield from reassignment.maybe_complete(ctx, written)
 

@@ -1,0 +1,119 @@
+"""What must hold at every step. A broken rule raises `Violation`; the runner prints the seed and what led to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from klamm.controller.requests import ControlRequest, LeaderAndIsrPartition
+from klamm.model import NO_LEADER, LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
+from klamm.sim.zookeeper import TOOLS_SESSION
+from klamm.zk import paths
+from klamm.zk.ops import Check, Create, Delete, SetData, WriteOp
+from klamm.zk.znodes import decode_partition_state, decode_topic
+
+if TYPE_CHECKING:
+    from klamm.sim.node import Node
+
+
+class Violation(AssertionError):
+    """A rule of the control plane is broken."""
+
+
+_FENCED = (paths.TOPICS + "/", paths.DELETE_TOPICS + "/", paths.ISR_CHANGE_NOTIFICATION + "/", paths.FEATURE)
+
+
+def require(condition: bool, text: str) -> None:
+    if not condition:
+        raise Violation(text)
+
+
+class Checkers:
+    def __init__(self) -> None:
+        self.controllers: dict[int, int] = {}
+        self._leaders: dict[tuple[TopicPartition, UUID, int], int] = {}
+        self._states: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
+        self._channel_epochs: dict[tuple[int, int, int, int], int] = {}
+        self._replicas: dict[TopicPartition, tuple[int, ...]] = {}
+        self.moved_away: set[tuple[TopicPartition, int]] = set()
+        self.unfenced_sessions: set[int] = {TOOLS_SESSION}
+        self.allow_unclean = False
+
+    # --- roles -------------------------------------------------------------------------------------------------------
+
+    def on_controller(self, broker: int, epoch: int) -> None:
+        other = self.controllers.setdefault(epoch, broker)
+        require(other == broker, f"brokers {other} and {broker} are both controller of epoch {epoch}")
+
+    def on_leader(self, broker: int, state: LeaderAndIsrPartition, topic_id: UUID) -> None:
+        key = (state.partition, topic_id, state.leader_and_isr.leader_epoch)
+        other = self._leaders.setdefault(key, broker)
+        require(other == broker, f"brokers {other} and {broker} both lead {state.partition} in epoch {key[2]}")
+
+    def on_send(self, controller: int, generation: int, broker: int, request: ControlRequest) -> None:
+        """The partition states of a request must be states that are or were in ZooKeeper, under the sender's epoch."""
+        head = request.head
+        require(head.controller_id == controller, f"broker {controller} sends in the name of {head.controller_id}")
+        require(
+            self.controllers.get(head.controller_epoch) == controller,
+            f"broker {controller} sends under epoch {head.controller_epoch}, which is not its own",
+        )
+
+    def after_event(self, node: Node) -> None:
+        """Between events the cache must know nothing that was never written."""
+        ctx = node.controller.context
+        if ctx.is_active:
+            require(ctx.epoch > 0, f"broker {node.id} is active without an epoch")
+
+    # --- znodes ------------------------------------------------------------------------------------------------------
+
+    def on_written(self, session_id: int, ops: tuple[WriteOp, ...]) -> None:
+        fenced = bool(ops) and isinstance(ops[0], Check) and ops[0].path == paths.CONTROLLER_EPOCH
+        for op in ops:
+            by_controller = session_id not in self.unfenced_sessions
+            if by_controller and not isinstance(op, Check) and op.path.startswith(_FENCED):
+                require(fenced, f"{op} was written without the fence of the controller epoch")
+            if op.path.endswith("/state"):
+                self._on_state(op)
+            elif isinstance(op, Create | SetData) and op.path.rpartition("/")[0] == paths.TOPICS:
+                self._on_topic(op)
+
+    def _on_topic(self, op: Create | SetData) -> None:
+        """Remembers which replicas ever left an assignment: a controller that dies just then leaves their logs behind."""
+        topic = op.path.rpartition("/")[2]
+        for partition, assignment in decode_topic(topic, op.data).assignment.items():
+            tp = TopicPartition(topic, partition)
+            before = self._replicas.get(tp, ())
+            self.moved_away |= {(tp, replica) for replica in before if replica not in assignment.replicas}
+            self._replicas[tp] = assignment.replicas
+
+    def _on_state(self, op: WriteOp) -> None:
+        _, _, _, topic, _, partition, _ = op.path.split("/")
+        tp = TopicPartition(topic, int(partition))
+        if isinstance(op, Delete):
+            self._states.pop(tp, None)
+        elif isinstance(op, Create | SetData):
+            new = decode_partition_state(tp, op.data, 0)
+            self._check_state(tp, new)
+            self._states[tp] = new
+
+    def _check_state(self, tp: TopicPartition, new: LeaderIsrAndControllerEpoch) -> None:
+        now, before = new.leader_and_isr, self._states.get(tp)
+        require(bool(now.isr), f"the ISR of {tp} became empty")
+        require(len(set(now.isr)) == len(now.isr), f"the ISR of {tp} has a member twice: {now.isr}")
+        require(now.leader in (NO_LEADER, *now.isr), f"the leader of {tp} is outside its ISR: {now}")
+        if before is None:
+            require(now.leader_epoch == 0, f"{tp} begins with leader epoch {now.leader_epoch}")
+            return
+        old = before.leader_and_isr
+        require(new.controller_epoch >= before.controller_epoch, f"the controller epoch of {tp} went back")
+        self._check_epoch(tp, old, now)
+        clean = now.leader in (NO_LEADER, *old.isr)
+        require(clean or self.allow_unclean, f"unclean election of {tp}: {old} -> {now}")
+
+    @staticmethod
+    def _check_epoch(tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr) -> None:
+        step = now.leader_epoch - old.leader_epoch
+        require(step in (0, 1), f"the leader epoch of {tp} went from {old.leader_epoch} to {now.leader_epoch}")
+        if step == 0:
+            require(now.leader == old.leader, f"{tp} changed its leader within epoch {now.leader_epoch}")

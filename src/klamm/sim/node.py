@@ -1,0 +1,241 @@
+"""One broker process: its controller core with the queue in front of it, its session, its senders, its broker model.
+
+Production drives the same core in `controller/event_manager.py`; here every wait is an entry in the heap, a crash is
+"do not resume", and a pause defers everything the process would do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from klamm.controller.config import ControllerConfig
+from klamm.controller.controller import KafkaController
+from klamm.controller.effects import (
+    ActiveControllerChanged,
+    AddChannel,
+    BrokerRegistered,
+    CancelScheduled,
+    CloseChannel,
+    Effect,
+    Enqueue,
+    Reply,
+    Schedule,
+    Send,
+    Steps,
+    ZkMulti,
+    ZkRead,
+)
+from klamm.controller.events import (
+    ControllerEvent,
+    Expire,
+    RegisterBrokerAndReelect,
+    Startup,
+    refusal,
+)
+from klamm.controller.replies import BrokerRegistration, EventReply
+from klamm.controller.watches import event_of
+from klamm.errors import ErrorCode
+from klamm.sim.broker_model import BrokerModel, Disk
+from klamm.sim.channels import Channel
+from klamm.sim.transcript import show_effect, show_value
+from klamm.sim.zookeeper import ClientSession
+from klamm.zk.ops import SessionExpired, WatchEvent
+
+if TYPE_CHECKING:
+    from klamm.sim.world import World
+
+OnReply = Callable[[EventReply], None]
+
+
+class Node:
+    def __init__(self, world: World, config: ControllerConfig) -> None:
+        self.world = world
+        self.config = config
+        self.disk = Disk()
+        self.generation = 0
+        self.alive = False
+        self.paused_until_ms = 0
+        self.session: ClientSession | None = None
+        self.boot()
+
+    @property
+    def id(self) -> int:
+        return self.config.broker_id
+
+    def boot(self) -> None:
+        """A new process: nothing in memory, the disk as it was."""
+        self.generation += 1
+        self.alive = True
+        self.paused_until_ms = 0
+        world = self.world
+        seed = world.scheduler.rng.getrandbits(32)
+        self.controller = KafkaController(self.config, world.scheduler, Random(seed))
+        self.broker = BrokerModel(self.id, self.disk, world.checkers.on_leader)
+        self.queue: deque[tuple[ControllerEvent, OnReply | None]] = deque()
+        self.channels: dict[int, Channel] = {}
+        self.running: Steps[None] | None = None
+        self.current: tuple[ControllerEvent, OnReply | None] | None = None
+        self.replied = False
+        self.timers = 0
+        self._open_session()
+        self.put(Startup())
+
+    def _open_session(self) -> None:
+        generation = self.generation
+        self.session = self.world.zookeeper.open_session(lambda event: self._on_watch(generation, event))
+
+    def crash(self) -> None:
+        self.alive = False
+        for channel in self.channels.values():
+            channel.close()
+        self.running = None
+
+    # --- queue -------------------------------------------------------------------------------------------------------
+
+    def put(self, event: ControllerEvent, on_reply: OnReply | None = None) -> None:
+        if self.alive:
+            self.queue.append((event, on_reply))
+            self._pump()
+
+    def _on_watch(self, generation: int, watch: WatchEvent) -> None:
+        event = event_of(watch)
+        if event is not None and generation == self.generation:
+            self._when_awake(lambda: self.put(event))
+
+    def _when_awake(self, call: Callable[[], None]) -> None:
+        """Runs `call` now, or when the process goes on, unless it has died by then."""
+        generation, scheduler = self.generation, self.world.scheduler
+
+        def attempt() -> None:
+            if self.alive and self.generation == generation:
+                if self.paused_until_ms > scheduler.time_ms:
+                    scheduler.at(self.paused_until_ms - scheduler.time_ms, attempt)
+                else:
+                    call()
+
+        attempt()
+
+    def discover_expiry(self, session: ClientSession) -> None:
+        """The client library notices that the session is over: everything queued is refused, then a new session."""
+        if self.session is not session or not self.alive:
+            return
+        self.session = None
+        dropped, self.queue = self.queue, deque()
+        for event, on_reply in dropped:
+            if on_reply is not None:
+                on_reply(refusal(event))
+        self.put(Expire())
+
+    def _pump(self) -> None:
+        if self.running is None and self.queue and self.alive:
+            self.current = self.queue.popleft()
+            self.replied = False
+            if self.world.tracing:
+                self.world.trace(self.id, f"> {show_value(self.current[0])}")
+            self.running = self.controller.process(self.current[0])
+            if isinstance(self.current[0], Expire):
+                self.world.scheduler.at(self.world.scheduler.rng.randint(1, 20), self._new_session, self.generation)
+            self._advance(self.running, None, None)
+
+    def _new_session(self, generation: int) -> None:
+        if generation == self.generation and self.alive and self.session is None:
+            self._open_session()
+            self.put(RegisterBrokerAndReelect())
+
+    # --- driver ------------------------------------------------------------------------------------------------------
+
+    def _advance(self, running: Steps[None], value: Any, error: Exception | None) -> None:
+        while self.running is running and self.alive:
+            self.world.steps += 1
+            try:
+                effect = running.throw(error) if error is not None else running.send(value)
+            except StopIteration:
+                self.running = None
+                self.world.checkers.after_event(self)
+                self._pump()
+                return
+            value = error = None
+            if self.world.tracing:
+                self.world.trace(self.id, f"  {show_effect(effect)}")
+            if isinstance(effect, ZkRead | ZkMulti):
+                self._ask_zookeeper(running, effect)
+                return
+            self._carry_out(effect)
+
+    def _ask_zookeeper(self, running: Steps[None], effect: ZkRead | ZkMulti) -> None:
+        session = self.session
+
+        def answer(value: Any, error: Exception | None) -> None:
+            if error is not None:
+                self.world.trace(self.id, f"  ! {error!r}")
+            self._when_awake(lambda: self._advance(running, value, error))
+
+        def ask() -> None:
+            if session is None or not self.world.zookeeper.is_alive(session):
+                self.world.scheduler.at(1, answer, None, SessionExpired())
+            else:
+                self.world.zookeeper.request(session, effect, answer)
+
+        self._when_awake(ask)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(broker_id, request):
+                channel = self.channels.get(broker_id)
+                if channel is not None:
+                    self.world.checkers.on_send(self.id, self.generation, broker_id, request)
+                    channel.send(request)
+            case AddChannel(broker):
+                if broker.id not in self.channels:
+                    self.channels[broker.id] = self._channel(broker.id)
+            case CloseChannel(broker_id):
+                closed = self.channels.pop(broker_id, None)
+                if closed is not None:
+                    closed.close()
+            case Reply(value):
+                self._reply(value)
+            case Enqueue(event):
+                self.put(event)
+            case Schedule(delay_ms, event):
+                self.world.scheduler.at(delay_ms, self._fire, self.generation, self.timers, event)
+            case CancelScheduled():
+                self.timers += 1
+            case BrokerRegistered(epoch):
+                self.broker.broker_epoch = epoch
+            case ActiveControllerChanged(controller_id, epoch):
+                if controller_id == self.id:
+                    self.world.checkers.on_controller(self.id, epoch)
+            case _:
+                pass
+
+    def _channel(self, target: int) -> Channel:
+        generation = self.generation
+
+        def on_event(event: ControllerEvent) -> None:
+            if generation == self.generation:
+                self._when_awake(lambda: self.put(event))
+
+        return Channel(self.world, self.id, target, on_event)
+
+    def _fire(self, generation: int, timers: int, event: ControllerEvent) -> None:
+        if (generation, timers) == (self.generation, self.timers):
+            self._when_awake(lambda: self.put(event))
+
+    def _reply(self, value: EventReply) -> None:
+        """The first answer counts."""
+        assert self.current is not None
+        if self.replied:
+            return
+        self.replied = True
+        event, on_reply = self.current
+        if isinstance(value, BrokerRegistration) and value.error is not ErrorCode.NONE:
+            self.world.scheduler.at(50, self._retry_registration, self.generation, event)
+        if on_reply is not None:
+            on_reply(value)
+
+    def _retry_registration(self, generation: int, event: ControllerEvent) -> None:
+        if generation == self.generation and self.session is not None:
+            self._when_awake(lambda: self.put(event))

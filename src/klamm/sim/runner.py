@@ -1,0 +1,75 @@
+"""Runs seeds: faults and work, then quiet, then the final checks. A failing seed is replayed with its transcript."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from klamm.sim.quiet import check_quiet
+from klamm.sim.workload import Workload
+from klamm.sim.world import World
+
+FAULTS_MS = 3_000
+QUIET_MS = 6_000
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    seed: int
+    error: str
+    transcript: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    seeds: int
+    steps: int
+    simulated_ms: int
+    failures: tuple[Failure, ...]
+
+
+def run_seed(seed: int, brokers: int = 3, *, tracing: bool = False) -> World:
+    """Raises whatever is wrong; returns the world as it was at the end."""
+    world = World(seed, brokers, tracing=tracing)
+    _run(world)
+    return world
+
+
+def _run(world: World) -> None:
+    work = Workload(world)
+    world.later(20, work.tick)
+    world.later(30, work.leaders_tick)
+    world.scheduler.run_until(FAULTS_MS)
+    world.resume_all()
+    world.scheduler.run_until(FAULTS_MS + QUIET_MS)
+    check_quiet(world, work)
+
+
+def replay(seed: int, brokers: int = 3) -> Failure | None:
+    """One seed with its transcript; None when nothing is wrong."""
+    world = World(seed, brokers, tracing=True)
+    try:
+        _run(world)
+    except Exception as error:
+        return Failure(seed, f"{type(error).__name__}: {error}", tuple(world.lines))
+    return None
+
+
+def run_seeds(first: int, count: int, brokers: int = 3, *, stop_at_failure: bool = True) -> Summary:
+    steps = simulated = seeds = 0
+    failures = []
+    for seed in range(first, first + count):
+        seeds += 1
+        world = World(seed, brokers)
+        try:
+            _run(world)
+        except Exception:
+            failure = replay(seed, brokers)
+            assert failure is not None, (
+                f"seed {seed} failed, and not when replayed: the simulation is not deterministic"
+            )
+            failures.append(failure)
+            if stop_at_failure:
+                break
+        steps += world.steps
+        simulated += world.scheduler.time_ms
+    return Summary(seeds, steps, simulated, tuple(failures))
