@@ -167,7 +167,7 @@ class OneBroker:
     def ask(self, api: Api[Any, Resp], request: Message, version: int, **context: Any) -> Resp:
         """The response, waited for and as a client of that version reads it."""
         result = self.dispatch(api, request, version, **context)
-        response = self.run(result) if isinstance(result, asyncio.Future) else result
+        response: Resp = self.run(result) if isinstance(result, asyncio.Future) else result
         return self.as_read(response, version)
 
     def as_read(self, response: M, version: int) -> M:

@@ -103,12 +103,12 @@ def test_the_first_batch_comes_whole_and_the_limits_hold_for_the_rest(one: OneBr
         for _ in range(3):
             append(one, b"x" * 1000, index=index)
     response = one.ask(fetch.API, request({0: 0, 1: 0}, max_bytes=10), 11)
-    sizes = [len(data.records or b"") for data in response.responses[0].partitions]  # type: ignore[arg-type]
+    sizes = [len(data.records or b"") for data in response.responses[0].partitions]
     assert 1000 < sizes[0] < 2000 and sizes[1] == 0
     response = one.ask(fetch.API, request({0: 0, 1: 0}, partition_max_bytes=2200, max_bytes=2500), 11)
     assert [len(values(data)) for data in response.responses[0].partitions] == [2, 0]
     old = one.ask(fetch.API, request({0: 0}, partition_max_bytes=10), 2)
-    assert len(only(old).records or b"") <= 10  # type: ignore[arg-type]
+    assert len(only(old).records or b"") <= 10
 
 
 def test_errors_of_a_partition(one: OneBroker) -> None:

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.replica.isr import high_watermark_candidate, may_join, out_of_sync
+from klamm.replica.remote_replica import RemoteReplica
+
+LAG_MS = 1000
+
+
+def replica(broker_id: int, end: int, caught_up_ms: int = 0) -> RemoteReplica:
+    remote = RemoteReplica(broker_id)
+    remote.log_end_offset = end
+    remote.last_caught_up_time_ms = caught_up_ms
+    return remote
+
+
+def test_who_asks_for_the_end_is_caught_up_now() -> None:
+    remote = RemoteReplica(2)
+    remote.on_fetch(10, 0, leader_log_end_offset=10, now_ms=500, broker_epoch=-1)
+    assert remote.last_caught_up_time_ms == 500
+
+
+def test_who_keeps_pace_with_a_busy_leader_stays_caught_up() -> None:
+    remote = RemoteReplica(2)
+    remote.on_fetch(5, 0, leader_log_end_offset=10, now_ms=100, broker_epoch=-1)
+    remote.on_fetch(9, 0, leader_log_end_offset=20, now_ms=200, broker_epoch=-1)
+    assert remote.last_caught_up_time_ms == 0
+    remote.on_fetch(20, 0, leader_log_end_offset=30, now_ms=300, broker_epoch=-1)
+    assert remote.last_caught_up_time_ms == 200
+
+
+def test_only_those_behind_for_too_long_fall_out() -> None:
+    remotes = {2: replica(2, 5, caught_up_ms=0), 3: replica(3, 9, caught_up_ms=900), 4: replica(4, 10)}
+    assert out_of_sync((1, 2, 3, 4), remotes, 10, now_ms=1001, max_lag_ms=LAG_MS) == (2,)
+    assert out_of_sync((1, 2, 3, 4), remotes, 10, now_ms=1000, max_lag_ms=LAG_MS) == ()
+
+
+def test_joining_needs_what_is_committed_and_what_the_epoch_began_with() -> None:
+    assert may_join(replica(2, 10), 10, 8) and may_join(replica(2, 10), 10, None)
+    assert not may_join(replica(2, 9), 10, 8) and not may_join(replica(2, 10), 10, 11)
+
+
+def test_the_high_watermark_waits_for_members_and_for_those_about_to_join() -> None:
+    remotes = {2: replica(2, 7), 3: replica(3, 4, caught_up_ms=0)}
+    now_ms = LAG_MS + 1
+    assert high_watermark_candidate(10, remotes, (1, 2), now_ms, LAG_MS) == 7
+    assert high_watermark_candidate(10, remotes, (1, 2, 3), now_ms, LAG_MS) == 4
+    assert high_watermark_candidate(10, remotes, (1,), now_ms, LAG_MS) == 10
+    remotes[3].last_caught_up_time_ms = now_ms
+    assert high_watermark_candidate(10, remotes, (1,), now_ms, LAG_MS) == 4
+
+
+def test_a_member_that_has_not_fetched_yet_holds_it_back() -> None:
+    assert high_watermark_candidate(10, {2: RemoteReplica(2)}, (1, 2), 5, LAG_MS) == -1
+    assert high_watermark_candidate(10, {2: RemoteReplica(2)}, (1,), 5, LAG_MS) == 10
+
+
+@given(
+    st.integers(0, 100),
+    st.dictionaries(st.integers(2, 6), st.integers(-1, 100), max_size=5),
+    st.sets(st.integers(2, 6)),
+)
+def test_what_is_committed_is_on_every_member(leader_end: int, ends: dict[int, int], isr: set[int]) -> None:
+    remotes = {broker_id: replica(broker_id, min(end, leader_end)) for broker_id, end in ends.items()}
+    members = tuple(sorted(isr & remotes.keys()))
+    candidate = high_watermark_candidate(leader_end, remotes, (1, *members), 10**9, LAG_MS)
+    assert candidate <= leader_end
+    assert all(remotes[member].log_end_offset >= candidate for member in members)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from klamm.errors import ErrorCode
+from klamm.log.log_config import LogConfig
+from klamm.model import TopicPartition
+from klamm.replica.partition import Partition
+from tests.support.one_broker import OneBroker, batch
+
+TP = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[OneBroker]:
+    broker = OneBroker(tmp_path)
+    yield broker
+    broker.close()
+
+
+def led(one: OneBroker, isr: tuple[int, ...] = (1, 2, 3), **state: int) -> Partition:
+    one.leader_and_isr({"t": [0]}, replicas=(1, 2, 3), isr=isr, **state)  # type: ignore[arg-type]
+    return one.broker.replicas.partitions[TP]
+
+
+def append(one: OneBroker, partition: Partition, *values: bytes) -> None:
+    result = partition.append_records_to_leader(batch(*values), 1, one.clock.now_ms())
+    assert not isinstance(result, ErrorCode) and result.error == 0
+
+
+def test_the_high_watermark_is_what_all_in_sync_replicas_have(one: OneBroker) -> None:
+    partition = led(one)
+    append(one, partition, b"a", b"b", b"c")
+    assert partition.log is not None and partition.log.high_watermark == 0
+    assert not partition.on_follower_fetch(2, 3, 0, one.clock.now_ms(), -1)
+    assert partition.on_follower_fetch(3, 1, 0, one.clock.now_ms(), -1)
+    assert partition.log.high_watermark == 1
+    assert partition.on_follower_fetch(3, 3, 0, one.clock.now_ms(), -1)
+    assert partition.log.high_watermark == 3
+    assert not partition.on_follower_fetch(3, 2, 0, one.clock.now_ms(), -1)
+    assert partition.log.high_watermark == 3
+
+
+def test_a_lagging_member_is_to_be_removed_and_then_no_longer_waited_for(one: OneBroker) -> None:
+    partition = led(one)
+    append(one, partition, b"a")
+    one.clock.elapsed_ms += 20_000
+    partition.on_follower_fetch(2, 1, 0, one.clock.now_ms(), -1)
+    assert partition.isr_to_shrink_to(one.clock.now_ms()) is None
+    one.clock.elapsed_ms += 20_000
+    partition.on_follower_fetch(2, 1, 0, one.clock.now_ms(), -1)
+    wanted = partition.isr_to_shrink_to(one.clock.now_ms())
+    assert wanted == (1, 2)
+    partition.propose_isr(wanted)
+    assert partition.maximal_isr == (1, 2, 3) and partition.isr_to_shrink_to(one.clock.now_ms()) is None
+    assert partition.log is not None and partition.log.high_watermark == 0
+    assert partition.commit_isr(wanted, 0, 1, one.clock.now_ms())
+    assert partition.log.high_watermark == 1 and partition.isr == (1, 2)
+
+
+def test_the_task_that_shrinks_asks_for_every_lagging_partition(one: OneBroker) -> None:
+    append(one, led(one), b"a")
+    wanted: list[tuple[int, ...]] = []
+    one.broker.replicas.isr_change_listener = lambda partition, isr: wanted.append(isr)
+    one.broker.replicas.shrink_isrs()
+    one.clock.elapsed_ms += 30_001
+    one.broker.replicas.shrink_isrs()
+    assert wanted == [(1,)]
+
+
+def test_a_growing_isr_counts_at_once_for_the_high_watermark(one: OneBroker) -> None:
+    partition = led(one, isr=(1, 2))
+    append(one, partition, b"a", b"b")
+    partition.on_follower_fetch(2, 2, 0, one.clock.now_ms(), -1)
+    assert partition.isr_to_expand_to(3) is None
+    partition.on_follower_fetch(3, 2, 0, one.clock.now_ms(), -1)
+    wanted = partition.isr_to_expand_to(3)
+    assert wanted == (1, 2, 3) and partition.isr_to_expand_to(2) is None and partition.isr_to_expand_to(9) is None
+    partition.propose_isr(wanted)
+    append(one, partition, b"c")
+    partition.on_follower_fetch(2, 3, 0, one.clock.now_ms(), -1)
+    assert partition.log is not None and partition.log.high_watermark == 2
+    partition.reject_isr()
+    one.clock.elapsed_ms += 30_001
+    assert partition.maybe_increment_high_watermark(one.clock.now_ms())
+    assert partition.log.high_watermark == 3
+
+
+def test_an_answer_for_another_epoch_is_not_taken(one: OneBroker) -> None:
+    partition = led(one, leader_epoch=4, partition_epoch=7)
+    assert not partition.commit_isr((1,), 3, 8, 0) and not partition.commit_isr((1,), 4, 6, 0)
+    assert partition.isr == (1, 2, 3)
+    partition.propose_isr((1, 2))
+    led(one, leader_epoch=5, partition_epoch=8)
+    assert partition.pending_isr is None and partition.isr == (1, 2, 3)
+
+
+def test_below_min_insync_replicas_nothing_is_committed(one: OneBroker) -> None:
+    one.topic_configs["t"] = LogConfig(min_insync_replicas=2)
+    partition = led(one, isr=(1,))
+    append(one, partition, b"a")
+    assert partition.log is not None and partition.log.high_watermark == 0
+    result = partition.append_records_to_leader(batch(b"a"), -1, one.clock.now_ms())
+    assert result == ErrorCode.NOT_ENOUGH_REPLICAS
+
+
+def test_a_new_leadership_forgets_what_followers_had(one: OneBroker) -> None:
+    partition = led(one)
+    append(one, partition, b"a")
+    for follower in (2, 3):
+        partition.on_follower_fetch(follower, 1, 0, one.clock.now_ms(), -1)
+    one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2, 3), isr=(1, 2, 3))
+    assert not partition.is_leader and partition.isr == ()
+    assert partition.append_records_to_leader(batch(b"b"), 1, 0) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    led(one, leader_epoch=2)
+    assert {remote.log_end_offset for remote in partition.remotes.values()} == {-1}
+    assert partition.leader_epoch_start_offset == 1
+    append(one, partition, b"b")
+    assert partition.log is not None and partition.log.high_watermark == 1
+    assert partition.log.leader_epochs.latest_epoch == 2
+
+
+def test_gauges_follow_every_change(one: OneBroker) -> None:
+    counters = one.broker.replicas.counters
+    one.topic_configs["t"] = LogConfig(min_insync_replicas=2)
+
+    def counted() -> tuple[int, int, int, int]:
+        return (
+            counters.leader_count,
+            counters.under_replicated_partitions,
+            counters.under_min_isr_partition_count,
+            counters.at_min_isr_partition_count,
+        )
+
+    led(one)
+    assert counted() == (1, 0, 0, 0)
+    led(one, isr=(1, 2), leader_epoch=1)
+    assert counted() == (1, 1, 0, 1)
+    led(one, isr=(1,), leader_epoch=2)
+    assert counted() == (1, 1, 1, 0)
+    one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=3, replicas=(1, 2, 3), isr=(2,))
+    assert counted() == (0, 0, 0, 0) and len(one.broker.replicas.partitions) == 1
+    text = one.broker.metrics.exposition()
+    assert "kafka_server_replicamanager_partitioncount" in text.lower()
+
+
+def test_a_failed_disk_leaves_the_partition_as_it_was(one: OneBroker) -> None:
+    partition = led(one)
+    log_dir = one.tmp_path / "logs" / "t-0"
+    for file in log_dir.iterdir():
+        file.unlink()
+    log_dir.rmdir()
+    response = one.leader_and_isr({"t": [0]}, leader_epoch=1, replicas=(1, 2, 3), isr=(1, 2, 3), version=4)
+    assert response.partition_errors[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert partition.leader_epoch == 0
+    one.spin()
+    assert one.broker.replicas.partition_or_error(TP) == ErrorCode.KAFKA_STORAGE_ERROR

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from klamm.purgatory import DelayedOperationPurgatory
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def test_what_is_done_already_does_not_wait(loop: asyncio.AbstractEventLoop) -> None:
+    purgatory = DelayedOperationPurgatory("Test", loop)
+    assert purgatory.try_complete_else_watch(["a"], 1000, lambda: "done", lambda: "late") == "done"
+    assert purgatory.try_complete_else_watch(["a"], 0, lambda: None, lambda: "late") == "late"
+    assert (purgatory.size, purgatory.watched) == (0, 0)
+
+
+def test_a_check_completes_what_its_key_concerns(loop: asyncio.AbstractEventLoop) -> None:
+    purgatory = DelayedOperationPurgatory("Test", loop)
+    ready: dict[str, str] = {}
+    waiting = {
+        name: purgatory.try_complete_else_watch(keys, 60_000, lambda name=name: ready.get(name), lambda: "late")  # type: ignore[misc]
+        for name, keys in {"one": ["a", "b"], "two": ["b", "b"]}.items()
+    }
+    assert (purgatory.size, purgatory.watched) == (2, 3)
+    ready["one"] = ready["two"] = "done"
+    assert purgatory.check_and_complete("a") == 1
+    assert isinstance(waiting["one"], asyncio.Future) and waiting["one"].result() == "done"
+    assert isinstance(waiting["two"], asyncio.Future) and not waiting["two"].done()
+    assert purgatory.check_and_complete("c") == 0 and purgatory.check_and_complete("b") == 1
+    assert (purgatory.size, purgatory.watched, purgatory.expired_count) == (0, 0, 0)
+
+
+def test_time_runs_out(loop: asyncio.AbstractEventLoop) -> None:
+    purgatory = DelayedOperationPurgatory("Test", loop)
+    waiting = purgatory.try_complete_else_watch(["a"], 1, lambda: None, lambda: "late")
+    assert isinstance(waiting, asyncio.Future)
+    assert loop.run_until_complete(waiting) == "late"
+    assert (purgatory.size, purgatory.watched, purgatory.expired_count) == (0, 0, 1)
+
+
+def test_who_gives_up_is_forgotten(loop: asyncio.AbstractEventLoop) -> None:
+    purgatory = DelayedOperationPurgatory("Test", loop)
+    waiting = purgatory.try_complete_else_watch(["a"], 60_000, lambda: None, lambda: "late")
+    assert isinstance(waiting, asyncio.Future)
+    waiting.cancel()
+    loop.run_until_complete(asyncio.sleep(0))
+    assert (purgatory.size, purgatory.watched) == (0, 0)
+
+
+def test_a_failure_is_the_waiting_requests_own(loop: asyncio.AbstractEventLoop) -> None:
+    purgatory = DelayedOperationPurgatory("Test", loop)
+    broken = [False]
+
+    def try_complete() -> str | None:
+        if broken[0]:
+            raise ValueError("broken")
+        return None
+
+    waiting = purgatory.try_complete_else_watch(["a"], 60_000, try_complete, lambda: "late")
+    broken[0] = True
+    assert purgatory.check_and_complete("a") == 0
+    assert isinstance(waiting, asyncio.Future)
+    with pytest.raises(ValueError, match="broken"):
+        waiting.result()
+    assert purgatory.size == 0
+
+
+def test_shutdown_answers_everybody(loop: asyncio.AbstractEventLoop) -> None:
+    purgatory = DelayedOperationPurgatory("Test", loop)
+    waiting = [purgatory.try_complete_else_watch(["a", i], 60_000, lambda: None, lambda: "late") for i in range(3)]
+    purgatory.shutdown()
+    assert [each.result() for each in waiting if isinstance(each, asyncio.Future)] == ["late"] * 3
+    assert purgatory.size == 0
