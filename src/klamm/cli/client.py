@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -57,6 +58,8 @@ def admin_client(servers: str) -> AdminClient:
 def cluster_metadata(admin: Any, servers: str, topic: str | None = None) -> ClusterMetadata:
     from confluent_kafka import KafkaException
 
+    if not any(map(_accepts_connections, servers.split(","))):
+        fail(unreachable(servers))
     try:
         if topic is None:
             metadata: ClusterMetadata = admin.list_topics(timeout=TIMEOUT_S)
@@ -65,6 +68,18 @@ def cluster_metadata(admin: Any, servers: str, topic: str | None = None) -> Clus
     except KafkaException as error:
         raise Failure(unreachable(servers) if _is_local(error.args[0]) else explain(error.args[0])) from None
     return metadata
+
+
+def _accepts_connections(server: str) -> bool:
+    """Looked at first: librdkafka would try for a long time where nobody listens."""
+    host, _, port = server.strip().rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():
+        fail(f"{server.strip()!r} is not a broker's address: expected host:port.")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S):
+            return True
+    except (OSError, OverflowError):
+        return False
 
 
 def unreachable(servers: str) -> str:

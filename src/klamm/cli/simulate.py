@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.output import fail
-
 
 def simulate(
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds, from the first one on.")] = 100,
-    seed: Annotated[int | None, typer.Option("--seed", help="Only this seed, told in full.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", "-n", min=1, help="How many seeds to run.")] = 200,
+    seed: Annotated[int | None, typer.Option("--seed", "-s", min=0, help="Only this one, told in full.")] = None,
+    first: Annotated[int, typer.Option("--first", min=0, help="The first seed.")] = 0,
+    brokers: Annotated[int, typer.Option("--brokers", min=1, help="Brokers of each simulated cluster.")] = 3,
 ) -> None:
-    """Run the controller in simulated clusters that crash, pause and lose messages; a seed repeats its run exactly."""
-    fail(f"No simulator for {seed if seed is not None else seeds}.")
+    """Try to break the control plane: crashes, pauses, lost sessions; a seed repeats its run exactly."""
+    from klamm.sim.command import simulate as run
+
+    raise typer.Exit(run(seeds, seed, brokers, first=first, all_lines=seed is not None))

@@ -1,0 +1,97 @@
+"""The command as a process: help, sentences instead of tracebacks, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from klamm.cli.doctor import State, check_disk, check_port
+from klamm.cli.output import Failure
+from klamm.cli.up import DirectoryLock
+from klamm.protocol.record_batch import Record, build_batch
+from klamm.testing.ports import ReservedPort
+
+
+def klamm(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "klamm.cli.main", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize(
+    "command", ["", "up", "broker", "topic", "group", "produce", "consume", "config", "log", "doctor"]
+)
+def test_help(command: str) -> None:
+    done = klamm(*command.split(), "--help")
+    assert done.returncode == 0 and "Usage" in done.stdout and "\x1b" not in done.stdout
+
+
+def test_version() -> None:
+    assert klamm("--version").stdout.startswith("klamm 0.")
+
+
+@pytest.mark.parametrize("arguments", ["topic list", "group list", "config describe --topic t", "consume t"])
+def test_no_broker_is_one_sentence(arguments: str) -> None:
+    with ReservedPort() as nobody:
+        done = klamm(*arguments.split(), "--bootstrap-server", f"127.0.0.1:{nobody.number}")
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("Error: No broker answers at 127.0.0.1:")
+    assert "klamm up" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_wrong_config_file(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text("[num]\n'io.thread' = 3\n")
+    done = klamm("broker", "--config", str(path))
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"Error: {path}:2: num.io.thread is not a configuration key: expected one of Kafka's broker keys. "
+        "Did you mean num.io.threads or num.network.threads?\n"
+    )
+
+
+def test_a_wrong_setting_of_up(tmp_path: Path) -> None:
+    done = klamm("up", "--data-dir", str(tmp_path), "--config", "num.partitions=none")
+    assert done.returncode == 1
+    assert done.stderr == "Error: --config: num.partitions cannot be 'none': expected a whole number of 32 bits.\n"
+
+
+def test_whose_configuration() -> None:
+    done = klamm("config", "describe")
+    assert done.returncode == 1 and "exactly one of --topic NAME, --broker ID, --broker-defaults" in done.stderr
+
+
+def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:
+    with DirectoryLock(tmp_path), pytest.raises(Failure, match="is in use by another klamm"):
+        DirectoryLock(tmp_path).__enter__()
+    with DirectoryLock(tmp_path):
+        pass
+
+
+def test_doctor_findings(tmp_path: Path) -> None:
+    with ReservedPort() as port:
+        assert check_port(port.number).state is State.OK
+    assert check_disk(tmp_path / "not" / "there").state in (State.OK, State.WARNING)
+
+
+def test_log_dump(tmp_path: Path) -> None:
+    path = tmp_path / "00000000000000000000.log"
+    batch = build_batch([Record(0, 1700, b"k", b"v"), Record(1, 1701, None, None)])
+    path.write_bytes(batch)
+    done = klamm("log", "dump", str(path), "--records")
+    assert done.returncode == 0, done.stderr
+    first, *records = done.stdout.splitlines()
+    assert first.startswith("position: 0 baseOffset: 0 lastOffset: 1 count: 2 ") and first.endswith("isvalid: true")
+    assert [line.split(" headers")[0] for line in records] == [
+        "| offset: 0 timestamp: 1700 key: k value: v",
+        "| offset: 1 timestamp: 1701 key: null value: null",
+    ]
+
+
+def test_log_dump_names_the_damage(tmp_path: Path) -> None:
+    path = tmp_path / "00000000000000000000.log"
+    path.write_bytes(bytes(build_batch([Record(0, 1700, b"k", b"v")]))[:-3])
+    done = klamm("log", "dump", str(path))
+    assert done.returncode == 1 and "ends inside a batch" in done.stderr
