@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+import inspect
+from pathlib import Path
+
+import pytest
+
+from klamm.apis import ALL, docs
+from klamm.apis.registry import bind, then
+from klamm.network.request import Plane
+from tests.support.one_broker import OneBroker
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_api_is_declared_once_in_the_order_of_keys() -> None:
+    keys = [api.key for api in ALL]
+    assert keys == sorted(set(keys))
+
+
+def test_no_version_is_advertised_that_the_messages_cannot_carry() -> None:
+    for api in ALL:
+        low, high = api.versions
+        assert low in api.request.VERSIONS and high in api.request.VERSIONS
+        assert low in api.response.VERSIONS and high in api.response.VERSIONS
+        assert api.request.KEY == api.response.KEY
+
+
+def test_old_clients_find_the_minimum_versions_they_look_for() -> None:
+    """librdkafka before 2.11.1 tests for exact old versions."""
+    versions = {api.name: api.versions[0] for api in ALL}
+    for name in ("Produce", "FindCoordinator", "JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "InitProducerId"):
+        assert versions[name] == 0
+
+
+def test_a_handler_is_a_plain_function() -> None:
+    for api in ALL:
+        assert inspect.isfunction(api.handle) and not inspect.iscoroutinefunction(api.handle)
+        assert list(inspect.signature(api.handle).parameters) == ["broker", "ctx", "req"]
+
+
+def test_control_requests_take_the_control_plane() -> None:
+    control = {api.name for api in ALL if api.plane is Plane.CONTROL}
+    assert control >= {"LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown", "AlterPartition"}
+
+
+def test_the_documentation_is_fresh() -> None:
+    written = (ROOT / "docs" / "apis.md").read_text()
+    assert written == docs.render(), "run: python -m klamm.apis.docs docs/apis.md"
+
+
+def test_bound_apis_are_what_the_network_serves(one: OneBroker) -> None:
+    bound = {api.name: api for api in bind(ALL, one.broker)}
+    assert bound["Fetch"].metric_name is not None and bound["Produce"].metric_name is None
+    assert bound["Heartbeat"].key == 12 and bound["Heartbeat"].versions == (0, 4)
+
+
+class TestThen:
+    def test_it_chains_values_and_futures(self) -> None:
+        loop = asyncio.new_event_loop()
+        first: asyncio.Future[int] = loop.create_future()
+        second: asyncio.Future[str] = loop.create_future()
+
+        def step(value: int) -> str | asyncio.Future[str]:
+            return second if value else "now"
+
+        waiting = then(first, step)
+        first.set_result(1)
+        loop.run_until_complete(asyncio.sleep(0))
+        second.set_result("later")
+        assert loop.run_until_complete(waiting) == "later"
+        loop.close()
+
+    def test_failures_and_cancellation_travel(self) -> None:
+        loop = asyncio.new_event_loop()
+
+        def broken(value: int) -> int:
+            raise ValueError(value)
+
+        first: asyncio.Future[int] = loop.create_future()
+        waiting = then(first, broken)
+        first.set_result(1)
+        with pytest.raises(ValueError, match="1"):
+            loop.run_until_complete(waiting)
+        cancelled: asyncio.Future[int] = loop.create_future()
+        chained = then(cancelled, broken)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            loop.run_until_complete(chained)
+        left: asyncio.Future[int] = loop.create_future()
+        given_up = then(left, broken)
+        given_up.cancel()
+        left.set_result(1)
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
