@@ -215,6 +215,10 @@ class KazooConnection:
         return self._client._session_id or 0
 
     @property
+    def password(self) -> bytes:
+        return bytes(self._client._session_passwd or b"")
+
+    @property
     def last_zxid(self) -> int:
         return int(self._client.last_zxid)
 

@@ -53,6 +53,7 @@ from klamm.zk.ops import (
     ZkError,
 )
 from klamm.zk.posting import Inbox, Reply, resolve, start_callback
+from klamm.zk.predecessor import SessionCredentials
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +148,11 @@ class ZkSession:
         if self.state is SessionState.CONNECTED:
             self._connection.submit(kz.request(Exists("/"), None), Reply(self._inbox(loop), future, None))
         self._keep_alive_timer = loop.call_later(self._timeout_ms / 5_000, self._keep_alive, loop)
+
+    @property
+    def credentials(self) -> SessionCredentials:
+        """What proves that this session is ours: a successor of a killed process ends it with them."""
+        return SessionCredentials(self.session_id, self._connection.password)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,51 @@
+"""The broker's side of a controlled shutdown: ask the controller to move leaderships away before leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from klamm.broker import Broker
+from klamm.controller.events import ControlledShutdown
+from klamm.errors import ErrorCode
+from klamm.network.client import BrokerConnection
+from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
+
+log = logging.getLogger(__name__)
+
+_VERSION = 3
+
+
+async def controlled_shutdown(broker: Broker) -> bool:
+    """True when the controller let this broker go; after `controlled.shutdown.max.retries` it leaves anyway."""
+    config = broker.config
+    for attempt in range(max(config.controlled_shutdown_max_retries, 1)):
+        if attempt:
+            await asyncio.sleep(config.controlled_shutdown_retry_backoff_ms / 1000)
+        try:
+            error, remaining = await asyncio.wait_for(_ask(broker), config.controller_socket_timeout_ms / 1000)
+        except (OSError, TimeoutError) as failure:
+            log.warning("The controller did not answer the controlled shutdown: %s", failure or "time ran out")
+            continue
+        if error == ErrorCode.NONE and not remaining:
+            return True
+        log.warning("The controller refused the shutdown: %s, %d partitions remain", error.name, remaining)
+    log.warning("Leaving without the controller's consent: leaders move when the session ends")
+    return False
+
+
+async def _ask(broker: Broker) -> tuple[ErrorCode, int]:
+    if broker.controller.is_active:
+        result = await broker.controller.submit(ControlledShutdown(broker.id, broker.broker_epoch))
+        return result.error, len(result.remaining)
+    listener = broker.config.inter_broker_listener
+    endpoint = broker.metadata.endpoint(broker.controller_id, listener)
+    if endpoint is None:
+        raise ConnectionError("there is no controller now")
+    connection = await BrokerConnection.connect(endpoint.host, endpoint.port, client_id=str(broker.id))
+    try:
+        request = ControlledShutdownRequest(broker_id=broker.id, broker_epoch=broker.broker_epoch)
+        response = await connection.send(request, _VERSION)
+        return ErrorCode(response.error_code), len(response.remaining_partitions)
+    finally:
+        connection.close()

@@ -1,0 +1,310 @@
+"""KafkaServer: one broker, from its configuration to an answering process and back.
+
+The order is Kafka's: coordination first, then who we are, what is configured, the logs; then the listeners are bound,
+so that the registered ports are really ours, the broker registers and competes for the controller's role, and only then
+does it read its first request. Ready means: the controller has told this broker of itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import uuid
+from collections.abc import Coroutine
+
+from klamm import apis
+from klamm.apis.registry import bind
+from klamm.broker import Broker
+from klamm.clock import Clock, SystemClock
+from klamm.config import ConfigRepository, KafkaConfig
+from klamm.config_changes import ConfigChangeListener
+from klamm.controller.events import AllocateProducerIds, Startup
+from klamm.controller.runner import ControllerRunner
+from klamm.coordinator.shell import create_group_coordinator
+from klamm.errors import ErrorCode, KlammError
+from klamm.log import LogConfig, LogManager
+from klamm.log.checkpoints import MetaProperties
+from klamm.metadata import MetadataCache
+from klamm.metrics import MetricsRegistry
+from klamm.metrics.http import MetricsServer
+from klamm.model import EndPoint, TopicPartition
+from klamm.network.socket_server import SocketServer
+from klamm.purgatory import DelayedOperationPurgatory
+from klamm.replica.fetch_session import FetchSessionCache
+from klamm.replica.producer_ids import ProducerIdBlock, ProducerIdManager
+from klamm.replica.replica_manager import ReplicaManager
+from klamm.server import identity, settings
+from klamm.server.controlled_shutdown import controlled_shutdown
+from klamm.server.coordination import Coordination
+from klamm.server.schedules import Scheduler
+from klamm.zk import paths
+from klamm.zk.ops import Create
+from klamm.zk.znodes import encode_log_dir_event
+
+log = logging.getLogger(__name__)
+
+
+class KafkaServer:
+    """Owner of everything that runs in a broker process; lives on the broker loop."""
+
+    def __init__(self, config: KafkaConfig, clock: Clock | None = None) -> None:
+        self._static_config = config
+        self._clock = clock or SystemClock()
+        self._coordination: Coordination | None = None
+        self._broker: Broker | None = None
+        self._logs: LogManager | None = None
+        self._controller: ControllerRunner | None = None
+        self._sockets: SocketServer | None = None
+        self._changes: ConfigChangeListener | None = None
+        self._scheduler: Scheduler | None = None
+        self._metrics_server: MetricsServer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def broker(self) -> Broker:
+        assert self._broker is not None, "the server is not started"
+        return self._broker
+
+    @property
+    def endpoints(self) -> tuple[EndPoint, ...]:
+        assert self._sockets is not None, "the server is not started"
+        return self._sockets.endpoints
+
+    @property
+    def metrics_port(self) -> int:
+        """-1 when there is no metrics endpoint."""
+        return -1 if self._metrics_server is None else self._metrics_server.port
+
+    # --- start ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns when the broker answers clients. Raises KlammError with a sentence when it cannot start."""
+        loop = asyncio.get_running_loop()
+        config = self._static_config
+        self._coordination = coordination = Coordination(config)
+        zk = await coordination.start()
+        await zk.ensure_paths(paths.PERSISTENT_PATHS)
+        cluster_id = await identity.cluster_id(zk)
+        broker_id = await identity.broker_id(zk, config, [str(path) for path in config.log_directories])
+        configs = ConfigRepository(config, broker_id)
+        self._changes = ConfigChangeListener(zk, configs, broker_id)
+        self._changes.start()
+        await self._changes.load_all()
+        self._logs = self._open_logs(configs, MetaProperties(broker_id, cluster_id))
+        await coordination.take_over(config.log_directories[0])
+        self._broker = self._build(loop, broker_id, cluster_id, configs)
+        await self._open_listeners()
+        await self._join()
+        self._schedule()
+        await self._wait_until_known()
+        names = ", ".join(f"{e.listener}://{e.host}:{e.port}" for e in self.endpoints)
+        log.info("Broker %d of cluster %s answers on %s", broker_id, cluster_id, names)
+
+    def _open_logs(self, configs: ConfigRepository, meta: MetaProperties) -> LogManager:
+        config = configs.config
+        logs = LogManager(
+            [str(path) for path in config.log_directories],
+            clock=self._clock,
+            rng=random.Random(),
+            default_config=LogConfig.from_properties(configs.topic_config("")),
+            topic_config=lambda topic: LogConfig.from_properties(configs.topic_config(topic)),
+            producer_id_expiration_ms=config.producer_id_expiration_ms,
+            on_dir_failure=self._on_dir_failure,
+            on_flushed=self._on_flushed,
+        )
+        logs.load_logs()
+        logs.dirs.ensure_meta_properties(meta)
+        return logs
+
+    def _build(
+        self, loop: asyncio.AbstractEventLoop, broker_id: int, cluster_id: str, configs: ConfigRepository
+    ) -> Broker:
+        assert self._logs is not None and self._coordination is not None
+        config = configs.config
+        metrics = MetricsRegistry(self._clock)
+        metadata = MetadataCache(broker_id)
+        replicas = ReplicaManager(
+            broker_id=broker_id,
+            logs=self._logs,
+            metadata=metadata,
+            clock=self._clock,
+            loop=loop,
+            metrics=metrics,
+            max_lag_ms=config.replica_lag_time_max_ms,
+        )
+        groups = create_group_coordinator(
+            config=config,
+            replicas=replicas,
+            metadata=metadata,
+            clock=self._clock,
+            loop=loop,
+            metrics=metrics,
+            new_uuid=lambda: str(uuid.uuid4()),
+        )
+        self._logs.start_background(loop)
+        self._controller = ControllerRunner(
+            zk=self._coordination.zk, clock=self._clock, rng=random.Random(), metrics=metrics, loop=loop
+        )
+        handle = self._controller.handle
+        broker = Broker(
+            id=broker_id,
+            cluster_id=cluster_id,
+            configs=configs,
+            clock=self._clock,
+            loop=loop,
+            metadata=metadata,
+            logs=self._logs,
+            replicas=replicas,
+            groups=groups,
+            controller=handle,
+            metrics=metrics,
+            fetch_sessions=FetchSessionCache(
+                config.max_incremental_fetch_session_cache_slots, self._clock, random.Random(), metrics
+            ),
+            producer_ids=ProducerIdManager(loop, self._allocate_producer_ids),
+            topics=DelayedOperationPurgatory("Topic", loop),
+            elections=DelayedOperationPurgatory("ElectLeader", loop),
+            zk=self._coordination.zk,
+        )
+        configs.on_topic_change(self._on_topic_config)
+        return broker
+
+    async def _open_listeners(self) -> None:
+        broker = self.broker
+        config = broker.config
+        self._sockets = SocketServer(
+            config.endpoints,
+            bind(apis.ALL, broker),
+            loop=broker.loop,
+            clock=self._clock,
+            registry=broker.metrics,
+            config=settings.socket_server(config),
+            control_plane_listener=config.control_plane_listener,
+            inter_broker_listener=config.inter_broker_listener,
+        )
+        await self._sockets.bind()
+        settings.follow_network_keys(broker.configs, self._sockets)
+        if config.klamm_metrics_port >= 0:
+            self._metrics_server = MetricsServer(broker.metrics, config.klamm_metrics_host, config.klamm_metrics_port)
+            await self._metrics_server.start()
+
+    async def _join(self) -> None:
+        """Registers, competes for the controller's role, and begins to read requests."""
+        assert self._controller is not None and self._sockets is not None
+        broker = self.broker
+        advertised = settings.advertised(broker.config, self._sockets.endpoints)
+        self._controller.start(settings.controller(broker.config, broker.id, advertised))
+        registration = await self._controller.handle.submit(Startup())
+        if registration.error != ErrorCode.NONE:
+            raise KlammError(f"Broker {broker.id} cannot register: {registration.message}")
+        broker.broker_epoch = registration.broker_epoch
+        broker.groups.startup()
+        self._sockets.start_processing()
+
+    async def _wait_until_known(self) -> None:
+        """The controller's first UpdateMetadata has arrived, so clients are told of this broker."""
+        broker = self.broker
+        while broker.metadata.snapshot.brokers.get(broker.id) is None:
+            await asyncio.sleep(0.002)
+
+    # --- while it runs -------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        broker, logs = self.broker, self.broker.logs
+        now = self._clock.now_ms
+        self._scheduler = scheduler = Scheduler(broker.loop)
+        config = broker.config
+        every = scheduler.every
+        every("log-retention", config.log_retention_check_interval_ms, lambda: logs.retention_pass(now()))
+        every("log-flusher", settings.flush_interval_ms(config), lambda: logs.flush_pass(now()))
+        every("file-deletion", 1_000, lambda: logs.deletion_pass(now()))
+        every("log-cleaner", config.log_cleaner_backoff_ms, lambda: logs.compaction_pass(now()))
+        every(
+            "recovery-point-checkpoint",
+            config.log_flush_offset_checkpoint_interval_ms,
+            logs.checkpoint_recovery_points,
+        )
+        every(
+            "log-start-offset-checkpoint",
+            config.log_flush_start_offset_checkpoint_interval_ms,
+            logs.checkpoint_log_start_offsets,
+        )
+        every(
+            "highwatermark-checkpoint",
+            config.replica_high_watermark_checkpoint_interval_ms,
+            broker.replicas.checkpoint_high_watermarks,
+        )
+        every(
+            "producer-expiration",
+            config.producer_id_expiration_check_interval_ms,
+            lambda: logs.producer_expiration_pass(now()),
+        )
+        every("config-change-purge", 60_000, lambda: self._spawn(self._purge_config_changes()))
+        every("isr-expiration", max(config.replica_lag_time_max_ms // 2, 1), broker.replicas.shrink_isrs)
+
+    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _purge_config_changes(self) -> None:
+        assert self._changes is not None
+        await self._changes.purge(self._clock.now_ms())
+
+    def _on_topic_config(self, topic: str, effective: object) -> None:
+        broker = self.broker
+        broker.logs.update_config(topic, LogConfig.from_properties(broker.configs.topic_config(topic)))
+        broker.replicas.on_topic_config_change(topic)
+
+    def _on_flushed(self, tp: TopicPartition, recovery_point: int) -> None:
+        if self._broker is not None:
+            self._broker.replicas.on_flushed(tp, recovery_point)
+
+    def _on_dir_failure(self, log_dir: str, sentence: str) -> None:
+        """Called in the middle of what failed: posts the consequences."""
+        if self._broker is not None:
+            self._broker.loop.call_soon_threadsafe(self._take_dir_offline, log_dir)
+
+    def _take_dir_offline(self, log_dir: str) -> None:
+        self.broker.replicas.on_log_dir_failure(log_dir)
+        self._spawn(self._tell_controller_of_failure())
+
+    async def _tell_controller_of_failure(self) -> None:
+        data = encode_log_dir_event(self.broker.id)
+        await self.broker.zk.create(Create(paths.log_dir_event_path(), data, sequential=True))
+
+    def _allocate_producer_ids(self) -> asyncio.Future[ProducerIdBlock]:
+        broker = self.broker
+        return broker.controller.submit(AllocateProducerIds(broker.id, broker.broker_epoch))
+
+    # --- stop ----------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """A controlled shutdown: leaderships are handed over, what waits is answered, logs are flushed and marked."""
+        if self._scheduler is not None:
+            self._scheduler.stop()
+        if self._changes is not None:
+            await self._changes.stop()
+        if self._broker is not None and self._sockets is not None:
+            await self._leave(self._broker, self._sockets)
+        if self._controller is not None:
+            await self._controller.stop()
+        if self._metrics_server is not None:
+            await self._metrics_server.stop()
+        if self._logs is not None:
+            epoch = -1 if self._broker is None else self._broker.broker_epoch
+            marks = None if self._broker is None else self._broker.replicas.high_watermarks()
+            self._logs.shutdown(marks, epoch)
+        if self._coordination is not None:
+            await self._coordination.stop()
+        log.info("Stopped")
+
+    async def _leave(self, broker: Broker, sockets: SocketServer) -> None:
+        if broker.config.controlled_shutdown_enable:
+            await controlled_shutdown(broker)
+        broker.groups.shutdown()
+        for purgatory in (broker.topics, broker.elections):
+            purgatory.shutdown()
+        broker.replicas.shutdown()
+        await sockets.shutdown()
