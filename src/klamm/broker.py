@@ -15,6 +15,7 @@ from klamm.metrics import MetricsRegistry
 from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH
 from klamm.purgatory import DelayedOperationPurgatory
 from klamm.replica.fetch_session import FetchSessionCache
+from klamm.replica.gauges import register_purgatory
 from klamm.replica.producer_ids import ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
 
@@ -55,6 +56,10 @@ class Broker:
     elections: DelayedOperationPurgatory
     zk: Any = None
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
+
+    def __post_init__(self) -> None:
+        register_purgatory(self.metrics, self.topics)
+        register_purgatory(self.metrics, self.elections)
 
     @property
     def config(self) -> KafkaConfig:

@@ -2,7 +2,7 @@
 
 v0-11: append time v2; transactional id v3; log start offset v5; record errors and messages v8; the current leader and
 its endpoint when this broker is not it v10. v0-2 carry the message formats of old (v0, v1): the log refuses these
-record by record with UNSUPPORTED_FOR_MESSAGE_FORMAT (43), the versions stay for the clients that look for them.
+batch by batch with INVALID_RECORD (87), the versions stay for the clients that look for them.
 acks=0 gets no response, and a failure then closes the connection, because nothing else could tell the client. acks
 other than -1, 0 and 1 is INVALID_REQUIRED_ACKS (21). Transactions are left out: a transactional id is answered with
 INVALID_TXN_STATE (48), as for a partition that is in no transaction.
