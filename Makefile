@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 QUICK ?=
+NAME ?=
 SEED ?=
 SEEDS ?= 2000
 
@@ -47,11 +48,12 @@ format: $(STAMP) ## put the code into its form
 bench: $(STAMP) ## one broker beside the ceiling of this machine
 	$(BIN)/python -m bench.one_broker
 
-compat: $(STAMP) compat-tools ## clients of other languages; NAME=kcat for one, QUICK=1 for the short form
-	$(BIN)/python compat/run.py $(if $(QUICK),--quick) $(NAME)
+compat: $(STAMP) compat-tools ## clients of other languages; NAME=kcat for one, QUICK=1 for the short form, NAME=kcat for one
+	$(BIN)/python compat/run.py $(if $(QUICK),--quick) $(NAME) $(NAME)
 
 docs: $(STAMP) ## write the generated parts of docs/
-	$(BIN)/python -m klamm.cli.generate_docs
+	$(BIN)/python -m klamm.apis.docs docs/apis.md
+	$(BIN)/python -m klamm.config.docs docs/configuration.md
 
 sim: $(STAMP) ## the simulator: SEED=7 for one seed, SEEDS=2000 for many
 	$(BIN)/klamm simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))

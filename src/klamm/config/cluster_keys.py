@@ -104,6 +104,7 @@ class ReplicaKeys:
         None,
         "The Java class that sends consumers to a near replica; klamm's consumers read from the leader.",
         check=lambda value: "no value: klamm does not read from followers yet" if value else None,
+        support=Support.ONLY_DEFAULT,
     )
 
 
@@ -173,6 +174,7 @@ class GroupKeys:
         ("classic",),
         "The group protocols of this broker.",
         check=one_of("classic"),
+        support=Support.ONLY_DEFAULT,
     )
 
 
@@ -214,7 +216,6 @@ class OffsetKeys:
         "The compression codec of __consumer_offsets.",
         importance=HIGH,
         check=between(0, 4),
-        support=NO_EFFECT,
     )
     offsets_retention_minutes = int32(
         "offsets.retention.minutes",

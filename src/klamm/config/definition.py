@@ -35,6 +35,8 @@ class Support(Enum):
     HONOURED = "honoured"
     NO_EFFECT = "no effect"
     """A key that tools read and files carry, but that klamm has no use for: accepted with a warning."""
+    ONLY_DEFAULT = "only its default"
+    """A key of something that klamm does not do: its validator refuses every other value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

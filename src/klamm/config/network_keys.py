@@ -89,6 +89,7 @@ class ZooKeeperKeys:
         "Whether znodes are protected by access control lists.",
         importance=HIGH,
         check=lambda value: "false: klamm does not write ZooKeeper access control lists yet" if value else None,
+        support=Support.ONLY_DEFAULT,
     )
 
 

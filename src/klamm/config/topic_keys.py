@@ -151,7 +151,7 @@ class RetentionTopicKeys:
         False,
         "Kafka's tiered storage, which klamm does not have.",
         check=lambda value: "false: klamm does not have tiered storage yet" if value else None,
-        support=NO_EFFECT,
+        support=Support.ONLY_DEFAULT,
     )
     remote_log_copy_disable = boolean(
         "remote.log.copy.disable",

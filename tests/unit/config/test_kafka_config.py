@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.config import BROKER_KEYS, KafkaConfig, Support
+from klamm.config import BROKER_KEYS, KafkaConfig
 from klamm.config.values import ConfigType
 from klamm.errors import ConfigError
 from klamm.model import EndPoint
@@ -195,4 +195,3 @@ def test_documentation_is_one_sentence_in_every_key() -> None:
 
 def test_a_password_would_be_hidden() -> None:
     assert all(key.kind is not ConfigType.PASSWORD for key in BROKER_KEYS.values())
-    assert {Support.HONOURED, Support.NO_EFFECT} == {key.support for key in BROKER_KEYS.values()}

@@ -1,0 +1,45 @@
+"""The documentation says what the declarations say, and the declarations what the code does."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+
+from klamm.config import BROKER_KEYS, TOPIC_KEYS, Support, docs
+from klamm.config.definition import AnyKey
+from klamm.errors import ConfigError
+from tests.support.source_tree import ROOT, modules
+
+
+def test_the_documentation_is_fresh() -> None:
+    written = (ROOT / "docs" / "configuration.md").read_text()
+    assert written == docs.render(), "run: python -m klamm.config.docs docs/configuration.md"
+
+
+@cache
+def readers() -> str:
+    """All code that may read a key: not the declarations, and not those who only write a broker's file."""
+    declarations = {"network_keys", "log_keys", "cluster_keys", "topic_keys", "docs"}
+    others = ("klamm.cli", "klamm.testing")
+    return "\n".join(
+        m.text for m in modules() if m.name.rpartition(".")[2] not in declarations and not m.name.startswith(others)
+    )
+
+
+@pytest.mark.parametrize("key", BROKER_KEYS.values(), ids=lambda key: key.name)
+def test_a_key_is_honoured_exactly_when_it_says_so(key: AnyKey) -> None:
+    """A key that code reads is not marked as without effect; one that nothing reads is."""
+    topics = [topic for topic in TOPIC_KEYS.values() if key.name in topic.synonyms]
+    gives_a_default = any(topic.support is Support.HONOURED for topic in topics)
+    is_read = gives_a_default or re.search(rf"\.{key.attribute}\b", readers()) is not None
+    if key.support is not Support.ONLY_DEFAULT:
+        assert is_read == (key.support is Support.HONOURED)
+
+
+def test_keys_of_what_klamm_does_not_do_take_no_other_value() -> None:
+    keys = [*BROKER_KEYS.values(), *TOPIC_KEYS.values()]
+    for key in (key for key in keys if key.support is Support.ONLY_DEFAULT):
+        with pytest.raises(ConfigError):
+            key.parse("true" if key.default is False else "something")
