@@ -43,47 +43,48 @@ def handle(
         for data in topic.partition_data:
             entries[TopicPartition(name, data.index)] = data.records if data.records is not None else b""
     if not -1 <= acks <= 1:
-        return _response(broker, ctx, req, _refused(entries, ErrorCode.INVALID_REQUIRED_ACKS))
+        return _response(broker, ctx, _refused(entries, ErrorCode.INVALID_REQUIRED_ACKS))
     if req.transactional_id is not None:
         results: AppendResults | asyncio.Future[AppendResults] = _refused(entries, ErrorCode.INVALID_TXN_STATE)
     else:
         is_admin = ctx.client_id == ADMIN_CLIENT_ID
         results = broker.replicas.append_records(acks, is_admin, AppendOrigin.CLIENT, entries, req.timeout_ms)
     if isinstance(results, asyncio.Future):
-        return then(results, lambda done: _response(broker, ctx, req, done))
+        return then(results, lambda done: _response(broker, ctx, done))
     if acks == 0:
         if any(result.error for result in results.values()):
             ctx.close_connection()
         return None
-    return _response(broker, ctx, req, results)
+    return _response(broker, ctx, results)
 
 
 def _refused(entries: dict[TopicPartition, RecordsBytes], error: ErrorCode) -> AppendResults:
     return {tp: failed(error) for tp in entries}
 
 
-def _response(broker: Broker, ctx: RequestContext, req: ProduceRequest, results: AppendResults) -> ProduceResponse:
+def _response(broker: Broker, ctx: RequestContext, results: AppendResults) -> ProduceResponse:
+    """Grouped as the request was: results are in its order. The request itself is not held while it waits."""
     hints: LeaderHints | None = None
-    topics = []
-    for topic in req.topic_data:
-        partitions = []
-        for data in topic.partition_data:
-            tp = TopicPartition(topic.name, data.index)
-            result = results[tp]
-            answer = PartitionProduceResponse(
-                index=data.index,
-                error_code=result.error,
-                base_offset=result.base_offset,
-                log_append_time_ms=result.log_append_time_ms,
-                log_start_offset=result.log_start_offset,
-            )
-            if result.error:
-                _explain(answer, result)
-                if result.error in WRONG_LEADER and ctx.api_version >= 10:
-                    hints = hints or LeaderHints(broker, ctx)
-                    _name_leader(answer, tp, hints)
-            partitions.append(answer)
-        topics.append(TopicProduceResponse(name=topic.name, partition_responses=partitions))
+    topics: list[TopicProduceResponse] = []
+    partitions: list[PartitionProduceResponse] = []
+    name: str | None = None
+    for tp, result in results.items():
+        if tp.topic != name:
+            name, partitions = tp.topic, []
+            topics.append(TopicProduceResponse(name=name, partition_responses=partitions))
+        answer = PartitionProduceResponse(
+            index=tp.partition,
+            error_code=result.error,
+            base_offset=result.base_offset,
+            log_append_time_ms=result.log_append_time_ms,
+            log_start_offset=result.log_start_offset,
+        )
+        if result.error:
+            _explain(answer, result)
+            if result.error in WRONG_LEADER and ctx.api_version >= 10:
+                hints = hints or LeaderHints(broker, ctx)
+                _name_leader(answer, tp, hints)
+        partitions.append(answer)
     response = ProduceResponse(responses=topics)
     if hints is not None:
         response.node_endpoints = [
