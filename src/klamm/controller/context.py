@@ -286,11 +286,13 @@ class ControllerContext:
         return int(state.leader_and_isr.leader != preferred)
 
     def queue_for_deletion(self, topic: str) -> None:
-        """From here on the topic counts neither as imbalanced nor takes part in elections."""
+        """From here on the topic counts neither as imbalanced nor takes part in elections and reassignments."""
         if topic in self.topics_to_be_deleted:
             return
         self.preferred_replica_imbalance_count -= sum(self._imbalance(tp) for tp in self.partitions_of(topic))
         self.topics_to_be_deleted[topic] = None
+        for tp in self.partitions_of(topic):
+            self.reassigning.pop(tp, None)
 
     @staticmethod
     def _discard(index: dict[int, dict[TopicPartition, None]], key: int, tp: TopicPartition) -> None:

@@ -28,7 +28,7 @@ from klamm.controller import events as e
 from klamm.controller.assignment import Rng
 from klamm.controller.config import ControllerConfig
 from klamm.controller.context import ControllerContext
-from klamm.controller.effects import ActiveControllerChanged, Note, Reply, Steps
+from klamm.controller.effects import ActiveControllerChanged, Enqueue, Note, Reply, Steps
 from klamm.controller.replies import BrokerRegistration
 from klamm.controller.store import ControllerMoved
 from klamm.errors import ErrorCode
@@ -103,9 +103,7 @@ class KafkaController:
                 registration = yield from failover.register_broker(self.context)
                 yield Reply(registration)
                 yield from self._reelect(registration)
-            case e.ControllerChange():
-                yield from self._maybe_resign()
-            case e.Reelect():
+            case e.ControllerChange() | e.Reelect():
                 yield from self._maybe_resign()
                 yield from self._elect()
             case e.Expire() | e.ShutdownEventThread():
@@ -137,10 +135,15 @@ class KafkaController:
         yield ActiveControllerChanged(controller_id, self.context.epoch)
 
     def _settle(self) -> Steps[None]:
-        """The fence failed: this controller is deposed. Who is it now?"""
+        """The fence failed: this controller is deposed. Who is it now? If nobody, there must be an election.
+
+        `/controller` may have been created and deleted between two readings: the watch told of the creation only.
+        """
         yield from self._resign()
         try:
             yield from self._maybe_resign()
+            if self.context.active_controller_id == NO_CONTROLLER:
+                yield Enqueue(e.Reelect())
         except SessionExpired:
             yield Note("the session with ZooKeeper is over as well")
 

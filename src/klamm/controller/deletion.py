@@ -1,8 +1,8 @@
 """Topic deletion: stop and delete every replica, then remove the znodes; what cannot go on waits for its broker.
 
 A topic is queued from the moment its entry in `/admin/delete_topics` was seen until its znodes are gone. It is
-*ineligible* while a replica is not online, a partition is being reassigned or a broker failed to delete; a broker that
-starts or a reassignment that ends makes it eligible again.
+*ineligible* while a replica is not online or a broker failed to delete; a broker that starts makes it eligible again.
+Deletion ends a reassignment of the topic: to go on moving what is being deleted would bring deleted replicas back.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ def is_current(ctx: ControllerContext, broker_id: int, head: RequestHead) -> boo
 
 
 def enqueue_topics(ctx: ControllerContext, topics: Sequence[str]) -> Steps[None]:
-    """Queues topics for deletion; those with a partition under reassignment wait for its end."""
+    """Queues topics for deletion. A reassignment of theirs ends here: old and added replicas are all deleted."""
     for topic in topics:
-        if any(tp in ctx.reassigning for tp in ctx.partitions_of(topic)):
-            ctx.topics_ineligible_for_deletion.add(topic)
         ctx.queue_for_deletion(topic)
     yield from resume(ctx, topics)
 
 
 def resume_for_topics(ctx: ControllerContext, topics: Iterable[str]) -> Steps[None]:
-    """Makes topics eligible again: a broker with a replica came back, or a reassignment ended."""
+    """Makes topics eligible again: a broker with a replica came back."""
     queued = [topic for topic in topics if ctx.is_queued_for_deletion(topic)]
     ctx.topics_ineligible_for_deletion.difference_update(queued)
     yield from resume(ctx, queued)
@@ -158,6 +156,5 @@ def initialise(ctx: ControllerContext) -> Steps[None]:
             continue
         ctx.queue_for_deletion(topic)
         tps = list(ctx.partitions_of(topic))
-        offline = any(not ctx.is_replica_online(r.replica, r.partition) for r in ctx.replicas_of(tps))
-        if offline or any(tp in ctx.reassigning for tp in tps):
+        if any(not ctx.is_replica_online(r.replica, r.partition) for r in ctx.replicas_of(tps)):
             ctx.topics_ineligible_for_deletion.add(topic)

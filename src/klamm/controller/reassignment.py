@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from klamm.controller import deletion, partition_state_machine, replica_state_machine, store, topic_store
+from klamm.controller import partition_state_machine, replica_state_machine, store, topic_store
 from klamm.controller.context import ControllerContext, PartitionReplica
 from klamm.controller.effects import Enqueue, Note, Steps
 from klamm.controller.election import ElectionStrategy
@@ -21,7 +21,6 @@ from klamm.zk import paths
 
 def on_partition_reassignment(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:
     """Starts, replaces, continues, cancels or completes the move of one partition."""
-    ctx.topics_ineligible_for_deletion.add(tp.topic)
     if new != ctx.assignment(tp):
         yield from _update_current(ctx, tp, new)
     if (yield from _is_complete(ctx, tp, new)):
@@ -90,9 +89,6 @@ def _complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment
     yield Note(f"reassignment of {tp} to {list(target.replicas)} is complete")
     if ctx.has_zk_reassignment:
         yield Enqueue(ZkPartitionReassignment())
-    if not any(other in ctx.reassigning for other in ctx.partitions_of(tp.topic)):
-        ctx.topics_ineligible_for_deletion.discard(tp.topic)
-        yield from deletion.resume_for_topics(ctx, [tp.topic])
 
 
 def _move_leader(ctx: ControllerContext, tp: TopicPartition, target: ReplicaAssignment) -> Steps[None]:

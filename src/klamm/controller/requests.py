@@ -6,7 +6,7 @@ when they say the same, so transcripts and the simulator can read and apply them
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 from uuid import UUID
 
@@ -65,9 +65,12 @@ class UpdateMetadataPartition:
 
 @dataclass(frozen=True, slots=True)
 class UpdateMetadataBody:
+    """What all brokers are told alike. `encoded` remembers its bytes by (version, controller, controller epoch)."""
+
     partitions: tuple[UpdateMetadataPartition, ...]
     topic_ids: tuple[tuple[str, UUID], ...]
     live_brokers: tuple[BrokerEndPoints, ...]
+    encoded: dict[tuple[int, int, int], bytes] = field(default_factory=dict, compare=False, repr=False, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from klamm.controller.requests import (
     UpdateMetadataPartition,
     UpdateMetadataRequest,
 )
+from klamm.controller.responses import ControlResponse
 from klamm.errors import ErrorCode
 from klamm.model import (
     EPOCH_DURING_DELETE,
@@ -28,14 +29,6 @@ from klamm.model import (
     BrokerEndPoints,
     TopicPartition,
 )
-
-PartitionErrors = tuple[tuple[TopicPartition, ErrorCode], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    error: ErrorCode = ErrorCode.NONE
-    partition_errors: PartitionErrors = ()
 
 
 @dataclass(slots=True)
@@ -75,17 +68,17 @@ class BrokerModel:
         self.hosted: dict[TopicPartition, Hosted] = {}
         self._on_leader = on_leader
 
-    def handle(self, request: ControlRequest) -> Response:
+    def handle(self, request: ControlRequest) -> ControlResponse:
         error = self._check_head(request.head)
         if error is not ErrorCode.NONE:
-            return Response(error)
+            return ControlResponse(error)
         if isinstance(request, LeaderAndIsrRequest):
             assert self.metadata_epoch == request.head.controller_epoch, (
                 f"broker {self.id} got LeaderAndIsr of controller epoch {request.head.controller_epoch} "
                 f"before its UpdateMetadata (seen: {self.metadata_epoch})"
             )
             ids = dict(request.topic_ids)
-            return Response(
+            return ControlResponse(
                 partition_errors=tuple(
                     (state.partition, self._become(state, ids.get(state.partition.topic, ZERO_UUID)))
                     for state in request.partitions
@@ -93,7 +86,7 @@ class BrokerModel:
             )
         if isinstance(request, UpdateMetadataRequest):
             self._update_metadata(request)
-            return Response()
+            return ControlResponse()
         return self._stop(request)
 
     def _check_head(self, head: RequestHead) -> ErrorCode:
@@ -143,7 +136,7 @@ class BrokerModel:
             else:
                 self.cache[state.partition] = state
 
-    def _stop(self, request: StopReplicaRequest) -> Response:
+    def _stop(self, request: StopReplicaRequest) -> ControlResponse:
         errors = []
         for state in request.partitions:
             tp = state.partition
@@ -156,4 +149,4 @@ class BrokerModel:
                 self.hosted.pop(tp, None)
                 self.disk.logs.pop(tp, None)
             errors.append((tp, ErrorCode.NONE))
-        return Response(partition_errors=tuple(errors))
+        return ControlResponse(partition_errors=tuple(errors))

@@ -6,14 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from klamm.controller.events import (
-    ControllerEvent,
-    LeaderAndIsrResponseReceived,
-    TopicDeletionStopReplicaResponseReceived,
-    UpdateMetadataResponseReceived,
-)
-from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, UpdateMetadataRequest
-from klamm.sim.broker_model import Response
+from klamm.controller.events import ControllerEvent
+from klamm.controller.requests import ControlRequest
+from klamm.controller.responses import ControlResponse, response_event
 
 if TYPE_CHECKING:
     from klamm.sim.world import World
@@ -70,7 +65,7 @@ class Channel:
         if not self.closed:
             self._transmit(request)
 
-    def _answered(self, request: ControlRequest, response: Response) -> None:
+    def _answered(self, request: ControlRequest, response: ControlResponse) -> None:
         if self.closed:
             return
         assert self._queue[0] is request
@@ -80,16 +75,3 @@ class Channel:
         if event is not None:
             self._on_event(event)
         self._pump()
-
-
-def response_event(broker_id: int, request: ControlRequest, response: Response) -> ControllerEvent | None:
-    if isinstance(request, LeaderAndIsrRequest):
-        return LeaderAndIsrResponseReceived(broker_id, request.head, response.error, response.partition_errors)
-    if isinstance(request, UpdateMetadataRequest):
-        return UpdateMetadataResponseReceived(broker_id, request.head, response.error)
-    deleted = {state.partition for state in request.partitions if state.delete}
-    if not deleted:
-        return None
-    errors = dict(response.partition_errors)
-    answered = tuple((s.partition, errors.get(s.partition, response.error)) for s in request.partitions if s.delete)
-    return TopicDeletionStopReplicaResponseReceived(broker_id, request.head, response.error, answered)

@@ -79,7 +79,7 @@ class Checkers:
                 self._on_topic(op)
 
     def _on_topic(self, op: Create | SetData) -> None:
-        """Remembers which replicas ever left an assignment: a controller that dies just then leaves their logs behind."""
+        """Remembers which replicas ever left an assignment: a controller that dies then leaves their logs behind."""
         topic = op.path.rpartition("/")[2]
         for partition, assignment in decode_topic(topic, op.data).assignment.items():
             tp = TopicPartition(topic, partition)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from klamm.controller.config import ControllerConfig, InterBrokerProtocol
 from klamm.controller.requests import ControlRequest
+from klamm.controller.responses import ControlResponse
 from klamm.model import EndPoint
-from klamm.sim.broker_model import Response
 from klamm.sim.checkers import Checkers
 from klamm.sim.node import Node
 from klamm.sim.scheduler import Scheduler
@@ -66,7 +66,7 @@ class World:
         self._cut.add((source, target))
         self.scheduler.at(duration_ms, self._cut.discard, (source, target))
 
-    def deliver(self, source: int, target: int, request: ControlRequest) -> Response:
+    def deliver(self, source: int, target: int, request: ControlRequest) -> ControlResponse:
         response = self.nodes[target].broker.handle(request)
         if self.tracing:
             outcome = response.error.name if response.error else self._errors(response)
@@ -74,7 +74,7 @@ class World:
         return response
 
     @staticmethod
-    def _errors(response: Response) -> str:
+    def _errors(response: ControlResponse) -> str:
         return ", ".join(f"{tp}:{error.name}" for tp, error in response.partition_errors if error) or "NONE"
 
     # --- brokers -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,202 @@
+"""ControllerChannelManager: a queue and a RequestSender task for every broker, so that a slow one delays nobody else.
+
+A sender has one request in flight and repeats it until it is answered or the broker is removed: order is kept, and
+epochs make repeats harmless. Answers become events of the controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from klamm.clock import Clock
+from klamm.controller.config import ControllerConfig
+from klamm.controller.events import ControllerEvent
+from klamm.controller.requests import ControlRequest
+from klamm.controller.responses import response_event
+from klamm.controller.wire import decode_response, encode_request
+from klamm.metrics import MetricsRegistry
+from klamm.model import BrokerEndPoints
+from klamm.network.client import BrokerConnection
+
+log = logging.getLogger(__name__)
+
+RETRY_BACKOFF_S: Final = 0.1
+_GROUP, _TYPE = "kafka.controller", "ControllerChannelManager"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueItem:
+    request: ControlRequest
+    enqueue_s: float
+
+
+class RequestSender:
+    """The task that sends to one broker; what was RequestSendThread."""
+
+    def __init__(
+        self,
+        broker: BrokerEndPoints,
+        config: ControllerConfig,
+        *,
+        clock: Clock,
+        metrics: MetricsRegistry,
+        on_event: Callable[[ControllerEvent], object],
+        socket_timeout_ms: int,
+    ) -> None:
+        self._broker = broker
+        self._config = config
+        self._clock = clock
+        self._on_event = on_event
+        self._timeout_ms = socket_timeout_ms
+        self._queue: deque[QueueItem] = deque()
+        self._sending: QueueItem | None = None
+        self._wake = asyncio.Event()
+        self._connection: BrokerConnection | None = None
+        self._failures = 0
+        tags = {"broker-id": str(broker.id)}
+        self._timer = metrics.timer(_GROUP, _TYPE, "RequestRateAndQueueTimeMs", tags)
+        metrics.gauge(_GROUP, _TYPE, "QueueSize", lambda: self.queue_size, tags)
+        metrics.gauge(_GROUP, _TYPE, "OldestItemAgeMs", self.oldest_item_age_ms, tags)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def queue_size(self) -> int:
+        return len(self._queue)
+
+    def oldest_item_age_ms(self) -> float:
+        """How long the first request that is not answered has been waiting: the age of what the broker knows."""
+        item = self._sending or (self._queue[0] if self._queue else None)
+        return 0.0 if item is None else (self._clock.monotonic() - item.enqueue_s) * 1000
+
+    def put(self, request: ControlRequest) -> None:
+        self._queue.append(QueueItem(request, self._clock.monotonic()))
+        self._wake.set()
+
+    def update_broker(self, broker: BrokerEndPoints) -> None:
+        """New addresses: the next attempt uses them."""
+        if broker.endpoints != self._broker.endpoints:
+            self._disconnect()
+        self._broker = broker
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._task.cancel()
+        self._disconnect()
+
+    # --- the task ----------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            while not self._queue:
+                self._wake.clear()
+                await self._wake.wait()
+            self._sending = item = self._queue.popleft()
+            self._timer.update((self._clock.monotonic() - item.enqueue_s) * 1000)
+            message = await self._send_until_answered(item.request)
+            self._sending = None
+            event = response_event(self._broker.id, item.request, decode_response(item.request, message))
+            if event is not None:
+                self._on_event(event)
+
+    async def _send_until_answered(self, request: ControlRequest) -> Any:
+        api_key, version, body = encode_request(request, self._config.inter_broker_protocol)
+        while True:
+            try:
+                connection = await self._connected()
+                answer = await connection.send_encoded(api_key, version, body)
+            except (ConnectionError, TimeoutError, OSError) as error:
+                self._on_failure(request, error)
+                await asyncio.sleep(RETRY_BACKOFF_S)
+            else:
+                self._failures = 0
+                return answer
+
+    async def _connected(self) -> BrokerConnection:
+        if self._connection is None or self._connection.is_closed:
+            endpoint = self._broker.endpoint(self._config.controller_listener)
+            if endpoint is None:
+                raise ConnectionError(f"it has no listener named {self._config.controller_listener}")
+            self._connection = await BrokerConnection.connect(
+                endpoint.host,
+                endpoint.port,
+                timeout_ms=self._timeout_ms,
+                client_id=str(self._config.broker_id),
+                request_timeout_ms=self._timeout_ms,
+            )
+        return self._connection
+
+    def _on_failure(self, request: ControlRequest, error: Exception) -> None:
+        """Says so once in a while, and never with the whole request."""
+        self._disconnect()
+        self._failures += 1
+        if self._failures.bit_count() == 1:
+            kind = type(request).__name__
+            log.warning("broker %d does not take a %s (attempt %d): %s", self._broker.id, kind, self._failures, error)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class ControllerChannelManager:
+    """Owner of all senders; lives on the control loop."""
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        *,
+        clock: Clock,
+        metrics: MetricsRegistry,
+        on_event: Callable[[ControllerEvent], object],
+        socket_timeout_ms: int = 30_000,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._metrics = metrics
+        self._on_event = on_event
+        self._socket_timeout_ms = socket_timeout_ms
+        self._senders: dict[int, RequestSender] = {}
+        metrics.gauge(_GROUP, _TYPE, "TotalQueueSize", lambda: sum(s.queue_size for s in list(self._senders.values())))
+
+    def add_broker(self, broker: BrokerEndPoints) -> None:
+        sender = self._senders.get(broker.id)
+        if sender is not None:
+            sender.update_broker(broker)
+            return
+        self._senders[broker.id] = RequestSender(
+            broker,
+            self._config,
+            clock=self._clock,
+            metrics=self._metrics,
+            on_event=self._on_event,
+            socket_timeout_ms=self._socket_timeout_ms,
+        )
+
+    def remove_broker(self, broker_id: int) -> None:
+        """What is queued is dropped: the broker is gone, or will be told everything anew."""
+        sender = self._senders.pop(broker_id, None)
+        if sender is not None:
+            sender.close()
+            self._metrics.remove_tagged("broker-id", str(broker_id))
+
+    def send_request(self, broker_id: int, request: ControlRequest) -> None:
+        sender = self._senders.get(broker_id)
+        if sender is None:
+            log.warning("a %s for broker %d is dropped: it is offline", type(request).__name__, broker_id)
+        else:
+            sender.put(request)
+
+    async def shutdown(self) -> None:
+        tasks = [sender._task for sender in self._senders.values()]
+        for broker_id in list(self._senders):
+            self.remove_broker(broker_id)
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task

@@ -1,0 +1,84 @@
+"""The controller's side of a ZooKeeper session: reads in bulk, transactions, watches that become events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from klamm.controller.effects import MultiResults, ReadResults
+from klamm.controller.events import ControllerEvent
+from klamm.controller.watches import event_of
+from klamm.zk.ops import (
+    EventType,
+    GetChildren,
+    GetData,
+    GetDataResult,
+    NoNode,
+    ReadOp,
+    ReadResult,
+    Stat,
+    WatchEvent,
+    WriteOp,
+    WriteResult,
+)
+from klamm.zk.paths import CONTROLLER
+
+_PIPELINED: Final = 1_000
+"""Single reads (those with a watch) under way at a time."""
+
+
+class Session(Protocol):
+    """`klamm.zk.session.ZkSession`, as far as it is used here."""
+
+    async def read(self, op: ReadOp) -> ReadResult: ...
+
+    async def read_many(self, paths: list[str]) -> list[tuple[bytes | None, Stat] | None]: ...
+
+    async def multi(self, operations: tuple[WriteOp, ...]) -> tuple[WriteResult, ...]: ...
+
+    def on_change(self, path: str, handler: Callable[[WatchEvent], object]) -> None: ...
+
+    def on_children(self, path: str, handler: Callable[[WatchEvent], object]) -> None: ...
+
+    def forget_change(self, path: str) -> None: ...
+
+
+class ZkCoordination:
+    def __init__(self, session: Session, put: Callable[[ControllerEvent], object]) -> None:
+        self._session = session
+        self._put = put
+
+    async def read(self, ops: tuple[ReadOp, ...]) -> ReadResults:
+        """Data without a watch comes by multiRead, many at once; the rest one by one, pipelined."""
+        bulk = [i for i, op in enumerate(ops) if isinstance(op, GetData) and not op.watch]
+        single = [i for i, op in enumerate(ops) if not isinstance(op, GetData) or op.watch]
+        results: list[ReadResult | None] = [None] * len(ops)
+        for start in range(0, len(single), _PIPELINED):
+            part = single[start : start + _PIPELINED]
+            for i, result in zip(part, await asyncio.gather(*(self._read(ops[i]) for i in part)), strict=True):
+                results[i] = result
+        if bulk:
+            found = await self._session.read_many([ops[i].path for i in bulk])
+            for i, node in zip(bulk, found, strict=True):
+                results[i] = None if node is None else GetDataResult(*node)
+        return tuple(results)
+
+    async def _read(self, op: ReadOp) -> ReadResult | None:
+        if op.watch:
+            register = self._session.on_children if isinstance(op, GetChildren) else self._session.on_change
+            register(op.path, self._on_watch)
+        try:
+            return await self._session.read(op)
+        except NoNode:
+            return None
+
+    async def multi(self, ops: tuple[WriteOp, ...]) -> MultiResults:
+        return await self._session.multi(ops)
+
+    def _on_watch(self, watch: WatchEvent) -> None:
+        if watch.type is EventType.DELETED and watch.path != CONTROLLER:
+            self._session.forget_change(watch.path)
+        event = event_of(watch)
+        if event is not None:
+            self._put(event)

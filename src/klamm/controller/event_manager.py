@@ -1,0 +1,253 @@
+"""ControllerEventManager: one queue of events, one consumer, on the control loop.
+
+It drives `KafkaController.process` with `await`: what the simulator does from a heap, this does with a session, senders
+and timers. An event that is cleared, preempted or fails answers whoever put it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from klamm.clock import Clock
+from klamm.controller.controller import KafkaController
+from klamm.controller.effects import (
+    ActiveControllerChanged,
+    AddChannel,
+    BrokerRegistered,
+    CancelScheduled,
+    CloseChannel,
+    Effect,
+    Enqueue,
+    MultiResults,
+    Note,
+    ReadResults,
+    Reply,
+    Schedule,
+    Send,
+    Steps,
+    ZkMulti,
+    ZkRead,
+)
+from klamm.controller.events import ControllerEvent, ShutdownEventThread, refusal
+from klamm.controller.metrics import ControllerMetrics
+from klamm.controller.replies import EventReply
+from klamm.controller.requests import ControlRequest
+from klamm.controller.states import ControllerState
+from klamm.errors import ErrorCode
+from klamm.model import BrokerEndPoints
+from klamm.zk.ops import ReadOp, WriteOp, ZkError
+
+log = logging.getLogger(__name__)
+state_change_log = logging.getLogger("klamm.state.change")
+
+QUEUE_TIME_RESET_S = 300.0
+OnReply = Callable[[EventReply], None]
+
+
+class Coordination(Protocol):
+    """What the manager needs of ZooKeeper."""
+
+    async def read(self, ops: tuple[ReadOp, ...]) -> ReadResults: ...
+
+    async def multi(self, ops: tuple[WriteOp, ...]) -> MultiResults: ...
+
+
+class Channels(Protocol):
+    """What the manager needs of the ControllerChannelManager."""
+
+    def add_broker(self, broker: BrokerEndPoints) -> None: ...
+
+    def remove_broker(self, broker_id: int) -> None: ...
+
+    def send_request(self, broker_id: int, request: ControlRequest) -> None: ...
+
+
+class QueuedEvent:
+    """An event on its way. It is processed or preempted, never both, and answered once."""
+
+    __slots__ = ("_on_reply", "_started", "enqueue_s", "event", "spent")
+
+    def __init__(self, event: ControllerEvent, enqueue_s: float, on_reply: OnReply | None) -> None:
+        self.event = event
+        self.enqueue_s = enqueue_s
+        self.spent = False
+        self._on_reply = on_reply
+        self._started: asyncio.Event | None = None
+
+    def spend(self) -> bool:
+        """False when somebody else has it already."""
+        was_spent, self.spent = self.spent, True
+        if self._started is not None:
+            self._started.set()
+        return not was_spent
+
+    def preempt(self) -> None:
+        if self.spend():
+            self.reply(refusal(self.event))
+
+    def reply(self, value: EventReply) -> None:
+        """The first answer counts."""
+        on_reply, self._on_reply = self._on_reply, None
+        if on_reply is not None:
+            on_reply(value)
+
+    async def await_processing(self) -> None:
+        """Returns when its processing has begun, or never will."""
+        if not self.spent:
+            if self._started is None:
+                self._started = asyncio.Event()
+            await self._started.wait()
+
+
+class ControllerEventManager:
+    def __init__(
+        self,
+        controller: KafkaController,
+        coordination: Coordination,
+        channels: Channels,
+        *,
+        clock: Clock,
+        metrics: ControllerMetrics,
+        on_registered: Callable[[int], None] = lambda _: None,
+        on_controller: Callable[[int, int], None] = lambda *_: None,
+    ) -> None:
+        self._controller = controller
+        self._coordination = coordination
+        self._channels = channels
+        self._clock = clock
+        self._metrics = metrics
+        self._on_registered = on_registered
+        self._on_controller = on_controller
+        self._queue: deque[QueuedEvent] = deque()
+        self._wake = asyncio.Event()
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._closing = False
+        self.state = ControllerState.IDLE
+        metrics.watch_queue(lambda: len(self._queue), lambda: self.state)
+
+    # --- queue -------------------------------------------------------------------------------------------------------
+
+    def put(self, event: ControllerEvent, on_reply: OnReply | None = None) -> QueuedEvent:
+        queued = QueuedEvent(event, self._clock.monotonic(), on_reply)
+        if self._closing and not isinstance(event, ShutdownEventThread):
+            queued.preempt()
+            return queued
+        self._queue.append(queued)
+        self._wake.set()
+        return queued
+
+    def clear_and_put(self, event: ControllerEvent) -> QueuedEvent:
+        """Everything that waits is refused; then `event` is alone in the queue."""
+        dropped, self._queue = self._queue, deque()
+        for queued in dropped:
+            queued.preempt()
+        return self.put(event)
+
+    async def run(self) -> None:
+        """The one consumer. Ends after `close`."""
+        while True:
+            queued = await self._take()
+            if not queued.spend():
+                continue
+            await self._process(queued)
+            if isinstance(queued.event, ShutdownEventThread):
+                return
+
+    def close(self) -> None:
+        """Refuses what waits and lets `run` end after the event that is being processed."""
+        self._closing = True
+        self.clear_and_put(ShutdownEventThread())
+
+    async def _take(self) -> QueuedEvent:
+        while not self._queue:
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), QUEUE_TIME_RESET_S)
+            except TimeoutError:
+                self._metrics.reset_queue_time()
+        return self._queue.popleft()
+
+    # --- processing --------------------------------------------------------------------------------------------------
+
+    async def _process(self, queued: QueuedEvent) -> None:
+        event = queued.event
+        started = self._clock.monotonic()
+        self.state = event.STATE
+        self._metrics.on_dequeued((started - queued.enqueue_s) * 1000)
+        try:
+            await self._drive(self._controller.process(event), queued)
+        except Exception:
+            log.exception("%s failed: the role of controller is given up", type(event).__name__)
+            await self._abandon(queued)
+        finally:
+            queued.reply(refusal(event, ErrorCode.UNKNOWN_SERVER_ERROR))
+            self._metrics.on_processed(event.STATE, (self._clock.monotonic() - started) * 1000)
+            self.state = ControllerState.IDLE
+
+    async def _abandon(self, queued: QueuedEvent) -> None:
+        try:
+            await self._drive(self._controller.abandon(queued.event), queued)
+        except Exception:
+            log.exception("the role of controller could not be given up cleanly")
+
+    async def _drive(self, steps: Steps[None], queued: QueuedEvent) -> None:
+        """Carries out effects until the event is done; errors of ZooKeeper are thrown back at the core."""
+        value: Any = None
+        error: ZkError | None = None
+        while True:
+            try:
+                effect = steps.throw(error) if error is not None else steps.send(value)
+            except StopIteration:
+                return
+            value = error = None
+            try:
+                if isinstance(effect, ZkRead):
+                    value = await self._coordination.read(effect.ops)
+                elif isinstance(effect, ZkMulti):
+                    value = await self._coordination.multi(effect.ops)
+                else:
+                    self._carry_out(effect, queued)
+            except ZkError as caught:
+                error = caught
+
+    def _carry_out(self, effect: Effect, queued: QueuedEvent) -> None:
+        match effect:
+            case Send(broker_id, request):
+                self._channels.send_request(broker_id, request)
+            case AddChannel(broker):
+                self._channels.add_broker(broker)
+            case CloseChannel(broker_id):
+                self._channels.remove_broker(broker_id)
+            case Reply(value):
+                queued.reply(value)
+            case Enqueue(event):
+                self.put(event)
+            case Schedule(delay_ms, event):
+                self._schedule(delay_ms, event)
+            case CancelScheduled():
+                self._cancel_timers()
+            case BrokerRegistered(epoch):
+                self._on_registered(epoch)
+            case ActiveControllerChanged(controller_id, epoch):
+                self._on_controller(controller_id, epoch)
+            case Note(text):
+                state_change_log.info("%s", text)
+            case ZkRead() | ZkMulti():
+                raise AssertionError(f"{effect} is awaited elsewhere")
+
+    def _schedule(self, delay_ms: int, event: ControllerEvent) -> None:
+        def fire() -> None:
+            self._timers.discard(handle)
+            self.put(event)
+
+        handle = asyncio.get_running_loop().call_later(delay_ms / 1000, fire)
+        self._timers.add(handle)
+
+    def _cancel_timers(self) -> None:
+        for handle in self._timers:
+            handle.cancel()
+        self._timers.clear()

@@ -1,0 +1,82 @@
+"""The controller's metrics, under Kafka's names. Written on the control loop, read from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from klamm.controller.context import ControllerContext
+from klamm.controller.controller import KafkaController
+from klamm.controller.states import ControllerState, ReplicaState
+from klamm.metrics import Histogram, MetricsRegistry
+
+_GROUP = "kafka.controller"
+
+
+class ControllerMetrics:
+    def __init__(self, registry: MetricsRegistry, controller: KafkaController) -> None:
+        self._registry = registry
+        self._controller = controller
+        self._queue_time = registry.histogram(_GROUP, "ControllerEventManager", "EventQueueTimeMs")
+        self._timers = {
+            state: registry.timer(_GROUP, "ControllerStats", state.timer_name)
+            for state in ControllerState
+            if state.timer_name is not None
+        }
+        self._unclean = registry.meter(_GROUP, "ControllerStats", "UncleanLeaderElectionsPerSec")
+        self._unclean_seen = 0
+        self._register_gauges()
+
+    def _register_gauges(self) -> None:
+        def context() -> ControllerContext:
+            return self._controller.context
+
+        gauges: dict[str, Callable[[], object]] = {
+            "ActiveControllerCount": lambda: int(context().is_active),
+            "OfflinePartitionsCount": lambda: context().offline_partition_count,
+            "PreferredReplicaImbalanceCount": lambda: context().preferred_replica_imbalance_count,
+            "GlobalTopicCount": lambda: len(context().topics),
+            "GlobalPartitionCount": lambda: context().partition_count,
+            "TopicsToDeleteCount": lambda: len(context().topics_to_be_deleted),
+            "TopicsIneligibleToDeleteCount": lambda: len(context().topics_ineligible_for_deletion),
+            "ReplicasToDeleteCount": self._replicas_to_delete,
+            "ReplicasIneligibleToDeleteCount": self._replicas_ineligible,
+            "ActiveBrokerCount": lambda: len(context().live_or_shutting_down),
+            "FencedBrokerCount": lambda: 0,
+        }
+        for name, fn in gauges.items():
+            self._registry.gauge(_GROUP, "KafkaController", name, fn)
+
+    def _replicas_to_delete(self) -> int:
+        context = self._controller.context
+        return sum(
+            sum(context.replica_state_counts.get(topic, {}).values()) for topic in list(context.topics_to_be_deleted)
+        )
+
+    def _replicas_ineligible(self) -> int:
+        context = self._controller.context
+        return sum(
+            context.count_in_state(topic, ReplicaState.DELETION_INELIGIBLE)
+            for topic in list(context.topics_to_be_deleted)
+        )
+
+    def watch_queue(self, size: Callable[[], int], state: Callable[[], ControllerState]) -> None:
+        self._registry.gauge(_GROUP, "ControllerEventManager", "EventQueueSize", size)
+        self._registry.gauge(_GROUP, "KafkaController", "ControllerState", lambda: int(state()))
+
+    def on_dequeued(self, queue_time_ms: float) -> None:
+        self._queue_time.update(queue_time_ms)
+
+    def reset_queue_time(self) -> None:
+        """Nothing happened for long: percentiles of long ago say nothing."""
+        self._queue_time = self._registry.register(
+            _GROUP, "ControllerEventManager", "EventQueueTimeMs", None, Histogram()
+        )
+
+    def on_processed(self, state: ControllerState, duration_ms: float) -> None:
+        timer = self._timers.get(state)
+        if timer is not None:
+            timer.update(duration_ms)
+        elections = self._controller.context.unclean_elections
+        if elections > self._unclean_seen:
+            self._unclean.mark(elections - self._unclean_seen)
+        self._unclean_seen = elections

@@ -1,0 +1,41 @@
+"""The answers to control requests as logical values, and the events that they become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from klamm.controller.events import (
+    ControllerEvent,
+    LeaderAndIsrResponseReceived,
+    TopicDeletionStopReplicaResponseReceived,
+    UpdateMetadataResponseReceived,
+)
+from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, UpdateMetadataRequest
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class ControlResponse:
+    """`partition_errors` is empty where the whole request failed, and for UpdateMetadata."""
+
+    error: ErrorCode = ErrorCode.NONE
+    partition_errors: tuple[tuple[TopicPartition, ErrorCode], ...] = ()
+
+
+def response_event(broker_id: int, request: ControlRequest, response: ControlResponse) -> ControllerEvent | None:
+    """None: the controller has nothing to learn, as from a StopReplica that deletes nothing.
+
+    A StopReplica that failed as a whole failed for every partition, so that a deletion never waits for an answer that
+    was given already.
+    """
+    if isinstance(request, LeaderAndIsrRequest):
+        return LeaderAndIsrResponseReceived(broker_id, request.head, response.error, response.partition_errors)
+    if isinstance(request, UpdateMetadataRequest):
+        return UpdateMetadataResponseReceived(broker_id, request.head, response.error)
+    errors = dict(response.partition_errors)
+    missing = response.error or ErrorCode.UNKNOWN_SERVER_ERROR
+    deleted = tuple((s.partition, errors.get(s.partition, missing)) for s in request.partitions if s.delete)
+    if not deleted:
+        return None
+    return TopicDeletionStopReplicaResponseReceived(broker_id, request.head, response.error, deleted)

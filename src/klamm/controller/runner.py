@@ -1,0 +1,204 @@
+"""The control loop: a thread with an event loop of its own, where the controller's queue and its senders live.
+
+`ControllerHandle` is what the broker loop sees: `submit` crosses threads with frozen values, and its future is resolved
+on the broker loop. Session expiry is handled here: `Expire` first, then, in the new session, registration and election.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from klamm.clock import Clock
+from klamm.controller.channel_manager import ControllerChannelManager
+from klamm.controller.config import ControllerConfig
+from klamm.controller.controller import KafkaController
+from klamm.controller.coordination import ZkCoordination
+from klamm.controller.event_manager import ControllerEventManager
+from klamm.controller.events import ControllerEvent, Expire, RegisterBrokerAndReelect, refusal
+from klamm.controller.metrics import ControllerMetrics
+from klamm.controller.replies import BrokerRegistration, EventReply
+from klamm.errors import ErrorCode
+from klamm.metrics import MetricsRegistry
+from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH
+from klamm.zk.session import SessionListener, ZkSession
+
+log = logging.getLogger(__name__)
+
+REGISTRATION_RETRY_S: Final = 0.1
+
+
+class ControllerHandle:
+    """The controller as API handlers know it, on the broker loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._put: Callable[[ControllerEvent, Callable[[EventReply], None]], None] | None = None
+        self.is_active = False
+        self.active_controller_id = NO_CONTROLLER
+        self.broker_epoch = UNKNOWN_BROKER_EPOCH
+
+    def submit(self, event: ControllerEvent) -> asyncio.Future[Any]:
+        """The answer to `event`, resolved on the broker loop; a refusal when the control loop does not run."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def resolve(value: EventReply) -> None:
+            if not future.done():
+                future.set_result(value)
+
+        if self._put is None:
+            resolve(refusal(event))
+        else:
+            self._put(event, lambda value: post(self._loop, resolve, value))
+        return future
+
+    def notify(self, event: ControllerEvent) -> None:
+        """Puts an event that nobody waits for, such as a change of a dynamic default."""
+        if self._put is not None:
+            self._put(event, lambda _: None)
+
+
+def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """Runs `call` on `loop`; a loop that is closed has nobody left to be told."""
+    try:
+        loop.call_soon_threadsafe(call, *args)
+    except RuntimeError:
+        log.debug("%s came too late: the loop is closed", call)
+
+
+class ControllerRunner:
+    """Starts and stops the control loop of one broker. `loop` is the broker loop; `rng` becomes the core's."""
+
+    def __init__(
+        self,
+        *,
+        zk: ZkSession,
+        clock: Clock,
+        rng: random.Random,
+        metrics: MetricsRegistry,
+        loop: asyncio.AbstractEventLoop,
+        on_broker_epoch: Callable[[int], None] | None = None,
+        socket_timeout_ms: int = 30_000,
+    ) -> None:
+        self.handle = ControllerHandle(loop)
+        self._zk = zk
+        self._clock = clock
+        self._rng = rng
+        self._metrics = metrics
+        self._broker_loop = loop
+        self._on_broker_epoch = on_broker_epoch
+        self._socket_timeout_ms = socket_timeout_ms
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._manager: ControllerEventManager | None = None
+        self._channels: ControllerChannelManager | None = None
+        self._finished: asyncio.Future[None] | None = None
+
+    def start(self, config: ControllerConfig) -> None:
+        """Returns when the control loop takes events; nothing happens before the first, `Startup`."""
+        ready = threading.Event()
+        self._finished = self._broker_loop.create_future()
+        self._thread = threading.Thread(
+            target=self._run_thread, args=(config, ready), name=f"controller-{config.broker_id}", daemon=True
+        )
+        self._thread.start()
+        ready.wait()
+        self.handle._put = self._put
+
+    async def stop(self) -> None:
+        """Refuses what waits, stops the senders, ends the thread. `/controller` goes with the session."""
+        self.handle._put = None
+        if self._loop is None or self._manager is None or self._finished is None or self._thread is None:
+            return
+        post(self._loop, self._manager.close)
+        await self._finished
+        self._thread.join()
+        self.handle.is_active = False
+
+    def _put(self, event: ControllerEvent, on_reply: Callable[[EventReply], None]) -> None:
+        assert self._loop is not None and self._manager is not None
+        post(self._loop, self._manager.put, event, on_reply)
+
+    # --- on the control loop -----------------------------------------------------------------------------------------
+
+    def _run_thread(self, config: ControllerConfig, ready: threading.Event) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(self._run(config, ready))
+        except Exception:
+            log.exception("the control loop ended with an error")
+        finally:
+            ready.set()
+            post(self._broker_loop, self._finish)
+
+    def _finish(self) -> None:
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_result(None)
+
+    async def _run(self, config: ControllerConfig, ready: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        controller = KafkaController(config, self._clock, self._rng)
+        self._channels = ControllerChannelManager(
+            config,
+            clock=self._clock,
+            metrics=self._metrics,
+            on_event=self._on_event,
+            socket_timeout_ms=self._socket_timeout_ms,
+        )
+        self._manager = ControllerEventManager(
+            controller,
+            ZkCoordination(self._zk, self._on_event),
+            self._channels,
+            clock=self._clock,
+            metrics=ControllerMetrics(self._metrics, controller),
+            on_registered=self._on_registered,
+            on_controller=lambda controller_id, _: self._on_controller(config.broker_id, controller_id),
+        )
+        self._zk.add_listener(
+            SessionListener(before_new_session=self._before_new_session, after_new_session=self._after_new_session)
+        )
+        ready.set()
+        try:
+            await self._manager.run()
+        finally:
+            await self._channels.shutdown()
+
+    def _on_event(self, event: ControllerEvent) -> None:
+        if self._manager is not None:
+            self._manager.put(event)
+
+    def _on_registered(self, broker_epoch: int) -> None:
+        post(self._broker_loop, self._set_broker_epoch, broker_epoch)
+
+    def _set_broker_epoch(self, broker_epoch: int) -> None:
+        self.handle.broker_epoch = broker_epoch
+        if self._on_broker_epoch is not None:
+            self._on_broker_epoch(broker_epoch)
+
+    def _on_controller(self, me: int, controller_id: int) -> None:
+        post(self._broker_loop, self._set_controller, controller_id, controller_id == me)
+
+    def _set_controller(self, controller_id: int, is_active: bool) -> None:
+        self.handle.active_controller_id = controller_id
+        self.handle.is_active = is_active
+
+    # --- session -----------------------------------------------------------------------------------------------------
+
+    async def _before_new_session(self) -> None:
+        """The session is over: stop being the controller before anything else can happen."""
+        if self._manager is not None:
+            await self._manager.clear_and_put(Expire()).await_processing()
+
+    def _after_new_session(self) -> None:
+        if self._manager is not None:
+            self._manager.put(RegisterBrokerAndReelect(), self._on_registration)
+
+    def _on_registration(self, reply: EventReply) -> None:
+        """The old registration may linger for a moment: the broker must be back, so it is tried again."""
+        if isinstance(reply, BrokerRegistration) and reply.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION:
+            log.warning("%s; trying again", reply.message)
+            asyncio.get_running_loop().call_later(REGISTRATION_RETRY_S, self._after_new_session)

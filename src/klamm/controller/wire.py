@@ -1,0 +1,212 @@
+"""Control requests on the wire: which version the inter-broker protocol fixes, and how requests and answers translate.
+
+An UpdateMetadata is the same for all brokers but for the epoch of the broker it is meant for, which stands in the
+first bytes: the rest is encoded once and kept with the shared body.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from klamm.controller.config import InterBrokerProtocol
+from klamm.controller.requests import (
+    ControlRequest,
+    LeaderAndIsrPartition,
+    LeaderAndIsrRequest,
+    RequestHead,
+    StopReplicaPartition,
+    StopReplicaRequest,
+    UpdateMetadataBody,
+    UpdateMetadataPartition,
+    UpdateMetadataRequest,
+)
+from klamm.controller.responses import ControlResponse
+from klamm.errors import ErrorCode
+from klamm.model import ZERO_UUID, BrokerEndPoints, TopicPartition
+from klamm.protocol.messages import leader_and_isr as lair
+from klamm.protocol.messages import stop_replica as stop
+from klamm.protocol.messages import update_metadata as umr
+from klamm.protocol.wire import BytesLike, encode
+
+_HEAD: Final = struct.Struct(">iiq")
+_HEAD_V8: Final = struct.Struct(">i?iq")
+P = TypeVar("P", LeaderAndIsrPartition, UpdateMetadataPartition, StopReplicaPartition)
+
+
+def encode_request(request: ControlRequest, protocol: InterBrokerProtocol) -> tuple[int, int, list[BytesLike]]:
+    """API key, version and body of a request under this inter-broker protocol."""
+    if isinstance(request, LeaderAndIsrRequest):
+        version = protocol.leader_and_isr_version
+        return lair.LeaderAndIsrRequest.KEY, version, encode(_leader_and_isr(request), version)
+    if isinstance(request, UpdateMetadataRequest):
+        version = protocol.update_metadata_version
+        return umr.UpdateMetadataRequest.KEY, version, _update_metadata(request, version)
+    version = protocol.stop_replica_version
+    return stop.StopReplicaRequest.KEY, version, encode(_stop_replica(request, version), version)
+
+
+def _by_topic(partitions: Iterable[P]) -> dict[str, list[P]]:
+    topics: dict[str, list[P]] = {}
+    for partition in partitions:
+        topics.setdefault(partition.partition.topic, []).append(partition)
+    return topics
+
+
+def _leader_and_isr(request: LeaderAndIsrRequest) -> lair.LeaderAndIsrRequest:
+    ids = dict(request.topic_ids)
+    return lair.LeaderAndIsrRequest(
+        controller_id=request.head.controller_id,
+        controller_epoch=request.head.controller_epoch,
+        broker_epoch=request.head.broker_epoch,
+        topic_states=[
+            lair.LeaderAndIsrTopicState(
+                topic_name=topic,
+                topic_id=ids.get(topic, ZERO_UUID),
+                partition_states=[_leader_and_isr_state(state) for state in states],
+            )
+            for topic, states in _by_topic(request.partitions).items()
+        ],
+        live_leaders=[
+            lair.LeaderAndIsrLiveLeader(broker_id=it.id, host_name=it.endpoint.host, port=it.endpoint.port)
+            for it in request.live_leaders
+        ],
+    )
+
+
+def _leader_and_isr_state(state: LeaderAndIsrPartition) -> lair.LeaderAndIsrPartitionState:
+    it = state.leader_and_isr
+    return lair.LeaderAndIsrPartitionState(
+        partition_index=state.partition.partition,
+        controller_epoch=state.controller_epoch,
+        leader=it.leader,
+        leader_epoch=it.leader_epoch,
+        isr=it.isr,
+        partition_epoch=it.partition_epoch,
+        replicas=state.replicas,
+        adding_replicas=state.adding_replicas,
+        removing_replicas=state.removing_replicas,
+        is_new=state.is_new,
+        leader_recovery_state=it.leader_recovery_state,
+    )
+
+
+def _update_metadata(request: UpdateMetadataRequest, version: int) -> list[BytesLike]:
+    """The head for this broker, then what all brokers share."""
+    head = request.head
+    key = (version, head.controller_id, head.controller_epoch)
+    tail = request.body.encoded.get(key)
+    if tail is None:
+        whole = b"".join(encode(_update_metadata_message(head, request.body), version))
+        tail = request.body.encoded[key] = whole[_HEAD_V8.size if version >= 8 else _HEAD.size :]
+    if version >= 8:
+        return [_HEAD_V8.pack(head.controller_id, False, head.controller_epoch, head.broker_epoch), tail]
+    return [_HEAD.pack(head.controller_id, head.controller_epoch, head.broker_epoch), tail]
+
+
+def _update_metadata_message(head: RequestHead, body: UpdateMetadataBody) -> umr.UpdateMetadataRequest:
+    ids = dict(body.topic_ids)
+    return umr.UpdateMetadataRequest(
+        controller_id=head.controller_id,
+        controller_epoch=head.controller_epoch,
+        broker_epoch=head.broker_epoch,
+        topic_states=[
+            umr.UpdateMetadataTopicState(
+                topic_name=topic,
+                topic_id=ids.get(topic, ZERO_UUID),
+                partition_states=[_update_metadata_state(state) for state in states],
+            )
+            for topic, states in _by_topic(body.partitions).items()
+        ],
+        live_brokers=[_live_broker(broker) for broker in body.live_brokers],
+    )
+
+
+def _update_metadata_state(state: UpdateMetadataPartition) -> umr.UpdateMetadataPartitionState:
+    return umr.UpdateMetadataPartitionState(
+        partition_index=state.partition.partition,
+        controller_epoch=state.controller_epoch,
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        isr=state.isr,
+        zk_version=state.zk_version,
+        replicas=state.replicas,
+        offline_replicas=state.offline_replicas,
+    )
+
+
+def _live_broker(broker: BrokerEndPoints) -> umr.UpdateMetadataBroker:
+    return umr.UpdateMetadataBroker(
+        id_=broker.id,
+        endpoints=[
+            umr.UpdateMetadataEndpoint(
+                port=it.port, host=it.host, listener=it.listener, security_protocol=it.security_protocol
+            )
+            for it in broker.endpoints
+        ],
+        rack=broker.rack,
+    )
+
+
+def _stop_replica(request: StopReplicaRequest, version: int) -> stop.StopReplicaRequest:
+    """Before version 3 the deletion mark is the request's: the batch has made a request of each kind."""
+    topics = _by_topic(request.partitions)
+    message = stop.StopReplicaRequest(
+        controller_id=request.head.controller_id,
+        controller_epoch=request.head.controller_epoch,
+        broker_epoch=request.head.broker_epoch,
+    )
+    if version >= 3:
+        message.topic_states = [
+            stop.StopReplicaTopicState(
+                topic_name=topic,
+                partition_states=[
+                    stop.StopReplicaPartitionState(
+                        partition_index=s.partition.partition, leader_epoch=s.leader_epoch, delete_partition=s.delete
+                    )
+                    for s in states
+                ],
+            )
+            for topic, states in topics.items()
+        ]
+        return message
+    message.delete_partitions = request.partitions[0].delete
+    message.topics = [
+        stop.StopReplicaTopicV1(name=topic, partition_indexes=[s.partition.partition for s in states])
+        for topic, states in topics.items()
+    ]
+    return message
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _code(value: int) -> ErrorCode:
+    return ErrorCode(value) if value in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def decode_response(request: ControlRequest, message: Any) -> ControlResponse:
+    """What a broker answered. From version 5 on LeaderAndIsr names topics by the ids of the request."""
+    error = _code(message.error_code)
+    if isinstance(request, UpdateMetadataRequest):
+        return ControlResponse(error)
+    if isinstance(request, StopReplicaRequest):
+        flat = ((TopicPartition(p.topic_name, p.partition_index), p.error_code) for p in message.partition_errors)
+        return ControlResponse(error, tuple((tp, _code(code)) for tp, code in flat))
+    return ControlResponse(error, _leader_and_isr_errors(request, message))
+
+
+def _leader_and_isr_errors(
+    request: LeaderAndIsrRequest, message: lair.LeaderAndIsrResponse
+) -> tuple[tuple[TopicPartition, ErrorCode], ...]:
+    names: dict[UUID, str] = {topic_id: topic for topic, topic_id in request.topic_ids}
+    errors = [
+        (TopicPartition(names[topic.topic_id], p.partition_index), _code(p.error_code))
+        for topic in message.topics
+        if topic.topic_id in names
+        for p in topic.partition_errors
+    ]
+    errors += [(TopicPartition(p.topic_name, p.partition_index), _code(p.error_code)) for p in message.partition_errors]
+    return tuple(errors)
