@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 class LocalLog:
     """`dir` is the partition's directory, `log_dir` the one that holds it.
 
-    Batches before `recovery_point` are on the disk for sure: recovery after an unclean stop begins there.
+    Batches before `recovery_point` are on the disk for sure: recovery after an unclean stop begins there. Those before
+    `cleaner_offset` have been compacted.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class LocalLog:
         self.host = host
         self.pool = pool
         self._rng = rng
-        self._truncations = 0
+        self.truncation_count = 0
+        self.cleaner_offset = 0
         self._flush_requested_offset = recovery_point
         self._unsynced_snapshots: list[str] = []
         self._first_unstable_offset = producers.first_unstable_offset
@@ -145,11 +147,11 @@ class LocalLog:
         if offset <= self.recovery_point:
             return
         paths = self._prepare_flush(offset)
-        truncations = self._truncations
+        truncations = self.truncation_count
         self._flush_requested_offset = max(self._flush_requested_offset, offset)
 
         def commit() -> None:
-            if truncations == self._truncations:
+            if truncations == self.truncation_count:
                 self.recovery_point = max(self.recovery_point, offset)
                 self.last_flush_ms = self.clock.now_ms()
                 self.host.flushed(self.topic_partition, self.recovery_point)
@@ -186,7 +188,7 @@ class LocalLog:
         if offset < self.segments.first.base_offset:
             self._truncate_fully_and_start_at(offset, None)
             return
-        self._truncations += 1
+        self.truncation_count += 1
         self._delete_segments([s for s in self.segments if s.base_offset > offset])
         self.segments.active.truncate_to(offset, self.clock.now_ms())
         self._set_end(offset)
@@ -195,7 +197,7 @@ class LocalLog:
         self._rebuild_producers()
 
     def _truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None) -> None:
-        self._truncations += 1
+        self.truncation_count += 1
         self._delete_segments(list(self.segments))
         self.snapshots.remove_where(above=-1)
         self.segments.add(self._new_segment(offset))
@@ -209,6 +211,7 @@ class LocalLog:
         self.log_end_offset = offset
         self.high_watermark = min(self.high_watermark, offset)
         self.recovery_point = min(self.recovery_point, offset)
+        self.cleaner_offset = min(self.cleaner_offset, offset)
         self._flush_requested_offset = min(self._flush_requested_offset, offset)
 
     def _rebuild_producers(self) -> None:
@@ -294,15 +297,14 @@ class LocalLog:
 
         From the moment its data file is called `.swap` a restart finishes the exchange instead of undoing it.
         """
+        assert self.segments.active not in old, "the active segment is never cleaned"
         new.change_suffix(names.SWAP)
         self.files.fsync_path(self.dir)
-        kept = self.segments.higher(old[-1].base_offset)
         for segment in old:
             self.segments.remove(segment)
         self.segments.add(new)
         self._delete_replaced(old, new.base_offset)
         new.change_suffix("")
-        assert kept is not None, "the active segment is never cleaned"
 
     def _delete_replaced(self, old: Sequence[LogSegment], new_base_offset: int) -> None:
         paths: list[str] = []

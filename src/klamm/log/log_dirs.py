@@ -25,6 +25,7 @@ class LogDir:
         self.recovery_points = self._read(names.RECOVERY_POINT_CHECKPOINT)
         self.log_start_offsets = self._read(names.LOG_START_OFFSET_CHECKPOINT)
         self.high_watermarks = self._read(names.HIGH_WATERMARK_CHECKPOINT)
+        self.cleaner_offsets = self._read(names.CLEANER_CHECKPOINT)
         marker = f"{path}/{names.CLEAN_SHUTDOWN}"
         self.had_clean_shutdown = files.exists(marker)
         # a crash from now on is not a clean shutdown
@@ -42,6 +43,7 @@ class LogDir:
         """What the last run left does not hold for logs that are made later."""
         self.recovery_points = {}
         self.log_start_offsets = {}
+        self.cleaner_offsets = {}
         self.had_clean_shutdown = False
 
     def mark_clean_shutdown(self, broker_epoch: int) -> None:

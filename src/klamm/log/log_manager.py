@@ -19,6 +19,7 @@ from klamm.errors import ErrorCode, KlammError, LogDirError
 from klamm.log import names
 from klamm.log.background import BackgroundWorker
 from klamm.log.checkpoints import encode_offsets
+from klamm.log.cleaner import CleanJob, dirtiest
 from klamm.log.files import Files, OsFiles
 from klamm.log.jobs import FileJob, Job, unlink_job
 from klamm.log.loader import LogEnvironment, LogLoader
@@ -65,6 +66,8 @@ class LogManager:
         self._offline: dict[TopicPartition, str] = {}
         self._deletions: list[tuple[int, int, Job]] = []
         self._deletion_count = 0
+        self._clean_job: CleanJob | None = None
+        self._uncleanable: set[TopicPartition] = set()
         self._env = LogEnvironment(
             self._files, clock, rng, self, OpenSegments(max_open_segments), producer_id_expiration_ms
         )
@@ -106,7 +109,7 @@ class LogManager:
         log_dir.forget_start_state()
 
     def _load(self, tp: TopicPartition, log_dir: LogDir) -> Log:
-        return LogLoader(
+        log = LogLoader(
             self._env,
             tp,
             log_dir.path,
@@ -115,6 +118,8 @@ class LogManager:
             recovery_point=log_dir.recovery_points.get(tp, 0),
             had_clean_shutdown=log_dir.had_clean_shutdown,
         ).load()
+        log.cleaner_offset = min(log_dir.cleaner_offsets.get(tp, 0), log.log_end_offset)
+        return log
 
     def shutdown(self, high_watermarks: Mapping[TopicPartition, int] | None = None, broker_epoch: int = -1) -> None:
         """Flushes and closes every log and leaves the mark of a clean shutdown in every live directory."""
@@ -229,6 +234,8 @@ class LogManager:
         sentence = f"{log_dir} has failed while {doing}: {error.strerror or error}"
         if not self.dirs.fail(log_dir, sentence):
             return
+        if self._clean_job is not None and self._clean_job.log_dir == log_dir:
+            self._clean_job = None
         _log.error("%s. Its partitions are offline until the broker is started again", sentence)
         for log in list(self._logs_in(log_dir)):
             log.is_failed = True
@@ -247,6 +254,25 @@ class LogManager:
         """`flush.ms` for every log that has it."""
         for log in list(self._logs.values()):
             log.flush_if_older(now_ms)
+
+    def compaction_pass(self, now_ms: int) -> bool:
+        """Starts to clean the dirtiest compacted log, one at a time; True when there was one."""
+        if self._clean_job is not None:
+            return False
+        target = dirtiest((g for tp, g in self._logs.items() if tp not in self._uncleanable), now_ms)
+        if target is None:
+            return False
+        self._clean_job = CleanJob(self._files, target, now_ms, self._cleaned)
+        self._worker.submit(self._clean_job)
+        return True
+
+    def _cleaned(self, log: Log, cleaned_to: int | None) -> None:
+        if self._clean_job is not None and self._clean_job.is_uncleanable:
+            self._uncleanable.add(log.topic_partition)
+        self._clean_job = None
+        if cleaned_to is not None:
+            log.cleaner_offset = cleaned_to
+            self._checkpoint(names.CLEANER_CHECKPOINT, {tp: o.cleaner_offset for tp, o in self._logs.items()})
 
     def producer_expiration_pass(self, now_ms: int) -> None:
         for log in self._logs.values():

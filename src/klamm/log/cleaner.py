@@ -1,0 +1,143 @@
+"""When a log is compacted, and how the result gets into it.
+
+Plan on the loop, work in the background thread, commit on the loop: a log that was cut or deleted meanwhile keeps its
+segments and the cleaned ones are thrown away.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from klamm.errors import ProtocolError
+from klamm.log import names
+from klamm.log.compaction import CleanedSegment, CleanPlan, Source, clean, discard
+from klamm.log.files import Files
+from klamm.log.log import Log
+from klamm.log.segment import LogSegment
+
+_log = logging.getLogger(__name__)
+
+
+class LogToClean(NamedTuple):
+    """Ordered by how dirty the log is."""
+
+    dirty_ratio: float
+    first_dirty_offset: int
+    end_offset: int
+    must_clean: bool
+    log: Log
+
+
+def cleanable(log: Log, now_ms: int) -> LogToClean | None:
+    """What of a compacted log could be cleaned now, None when nothing can."""
+    first_dirty = max(log.cleaner_offset, log.log_start_offset)
+    end = min(log.last_stable_offset, log.segments.active.base_offset)
+    lag_ms = log.config.min_compaction_lag_ms
+    dirty = [s for s in log.segments.between(first_dirty, end) if s.base_offset < end]
+    if lag_ms > 0:
+        end = min([end, *(s.base_offset for s in dirty if s.largest_timestamp() > now_ms - lag_ms)])
+    dirty = [s for s in dirty if s.base_offset < end and s.size_bytes]
+    end = min(end, _last_whole_segment_end(log, end))
+    if first_dirty >= end:
+        return None
+    clean_bytes = sum(s.size_bytes for s in log.segments if s.base_offset < first_dirty and s not in dirty)
+    dirty_bytes = sum(s.size_bytes for s in dirty)
+    oldest = min((t for s in dirty if (t := s.first_batch_timestamp()) >= 0), default=now_ms)
+    must_clean = now_ms - oldest > log.config.max_compaction_lag_ms
+    ratio = dirty_bytes / (clean_bytes + dirty_bytes) if dirty_bytes else 0.0
+    return LogToClean(ratio, first_dirty, end, must_clean, log)
+
+
+def _last_whole_segment_end(log: Log, end: int) -> int:
+    """Segments are cleaned whole: the one that holds `end` is left alone."""
+    segment = log.segments.floor(end)
+    return segment.base_offset if segment is not None else log.log_start_offset
+
+
+def dirtiest(logs: Iterable[Log], now_ms: int) -> LogToClean | None:
+    """The log that needs cleaning most, by `min.cleanable.dirty.ratio` and `max.compaction.lag.ms`."""
+    best: LogToClean | None = None
+    for log in logs:
+        if not log.config.is_compacted or log.is_failed:
+            continue
+        candidate = cleanable(log, now_ms)
+        if candidate is None:
+            continue
+        wanted = candidate.must_clean or candidate.dirty_ratio > log.config.min_cleanable_dirty_ratio
+        if wanted and (best is None or candidate[:1] > best[:1]):
+            best = candidate
+    return best
+
+
+class CleanJob:
+    """Cleans one log. `done(log, cleaned_to)` is told on the loop, with None when nothing came of it."""
+
+    def __init__(self, files: Files, target: LogToClean, now_ms: int, done: Callable[[Log, int | None], None]) -> None:
+        log = target.log
+        self.log_dir = log.log_dir
+        self._files = files
+        self._log = log
+        self._done = done
+        self._segments = [s for s in log.segments if s.base_offset < target.end_offset]
+        self._generation = log.truncation_count
+        self.is_uncleanable = False
+        self._result: tuple[list[CleanedSegment], int] | None = None
+        self.plan = CleanPlan(
+            log.dir,
+            log.config,
+            tuple(Source(s.base_offset, s.path(names.LOG), s.size_bytes, s.created_ms) for s in self._segments),
+            target.first_dirty_offset,
+            target.end_offset,
+            now_ms,
+            log.collect_aborted(log.segments.first.base_offset, target.end_offset),
+            {p: (e.last_data_offset, e.producer_epoch) for p, e in log.producers.entries.items()},
+        )
+
+    def work(self) -> None:
+        try:
+            self._result = clean(self._files, self.plan)
+        except FileNotFoundError as e:
+            _log.info("The cleaning of %s was given up: %s is gone", self.plan.directory, e.filename)
+        except ProtocolError as e:
+            _log.error("%s cannot be cleaned and stays as it is: %s", self.plan.directory, e)
+            self.is_uncleanable = True
+        if self._result is None:
+            discard(self._files, self.plan)
+
+    def commit(self) -> None:
+        """Puts the cleaned segments in place, unless the log has changed under them."""
+        log = self._log
+        cleaned_to = None
+        try:
+            if self._result is not None and self._is_unchanged():
+                cleaned, cleaned_to = self._result
+                by_base = {s.base_offset: s for s in self._segments}
+                for result in cleaned:
+                    log.replace_segments([by_base[b] for b in result.replaced], self._segment(result))
+            elif not log.is_failed:
+                discard(self._files, self.plan)
+        except OSError as e:
+            cleaned_to = None
+            log.host.failed(log.log_dir, e, f"putting cleaned segments into {log.dir}")
+        self._done(log, cleaned_to)
+
+    def _is_unchanged(self) -> bool:
+        log = self._log
+        is_same = log.truncation_count == self._generation and log.dir == self.plan.directory
+        return is_same and not log.is_failed and all(s in log.segments for s in self._segments)
+
+    def _segment(self, cleaned: CleanedSegment) -> LogSegment:
+        log = self._log
+        return LogSegment(
+            self._files,
+            log.pool,
+            log.dir,
+            cleaned.base_offset,
+            log.config,
+            size_bytes=cleaned.size_bytes,
+            created_ms=cleaned.modified_ms,
+            has_txn_index=cleaned.has_txn_index,
+            suffix=names.CLEANED,
+        )
