@@ -18,6 +18,7 @@ from klamm.controller.states import PartitionState, ReplicaState
 from klamm.model import (
     NO_CONTROLLER,
     NO_LEADER,
+    UNKNOWN_BROKER_EPOCH,
     ZERO_UUID,
     BrokerEndPoints,
     LeaderIsrAndControllerEpoch,
@@ -51,6 +52,7 @@ class ControllerContext:
     clock: Clock
     rng: Rng
     active_controller_id: int = NO_CONTROLLER
+    broker_epoch: int = UNKNOWN_BROKER_EPOCH
     epoch: int = 0
     epoch_zk_version: int = 0
 

@@ -160,7 +160,7 @@ class KafkaController:
 
     def _resign(self) -> Steps[None]:
         old = self.context
-        self.context = ControllerContext(old.config, old.clock, old.rng)
+        self.context = ControllerContext(old.config, old.clock, old.rng, broker_epoch=old.broker_epoch)
         self.context.unclean_elections = old.unclean_elections
         yield from failover.resign(old)
         yield ActiveControllerChanged(NO_CONTROLLER, 0)

@@ -42,7 +42,7 @@ from klamm.model import BrokerEndPoints
 from klamm.zk.ops import ReadOp, WriteOp, ZkError
 
 log = logging.getLogger(__name__)
-state_change_log = logging.getLogger("klamm.state.change")
+state_change_log = logging.getLogger("klamm.state_change")
 
 QUEUE_TIME_RESET_S = 300.0
 OnReply = Callable[[EventReply], None]

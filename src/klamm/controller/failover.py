@@ -85,8 +85,12 @@ def register_broker(ctx: ControllerContext) -> Steps[BrokerRegistration]:
         except MultiFailed as failed:
             if not isinstance(failed.error, NodeExists):
                 raise
+            (found,) = yield from store.read_data([path])
+            if found is not None and found.stat.czxid == ctx.broker_epoch:
+                return BrokerRegistration(ctx.broker_epoch)
             message = f"{path} exists already: another broker with id {config.broker_id} lives, or lived until now"
             return BrokerRegistration(error=ErrorCode.DUPLICATE_BROKER_REGISTRATION, message=message)
+        ctx.broker_epoch = epoch
         yield BrokerRegistered(epoch)
         return BrokerRegistration(epoch)
 

@@ -201,4 +201,10 @@ class ControllerRunner:
         """The old registration may linger for a moment: the broker must be back, so it is tried again."""
         if isinstance(reply, BrokerRegistration) and reply.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION:
             log.warning("%s; trying again", reply.message)
-            asyncio.get_running_loop().call_later(REGISTRATION_RETRY_S, self._after_new_session)
+            session = self._zk.session_id
+
+            def retry() -> None:
+                if self._zk.session_id == session:
+                    self._after_new_session()
+
+            asyncio.get_running_loop().call_later(REGISTRATION_RETRY_S, retry)

@@ -231,11 +231,11 @@ class Node:
             return
         self.replied = True
         event, on_reply = self.current
-        if isinstance(value, BrokerRegistration) and value.error is not ErrorCode.NONE:
-            self.world.scheduler.at(50, self._retry_registration, self.generation, event)
+        if isinstance(value, BrokerRegistration) and value.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION:
+            self.world.scheduler.at(50, self._retry_registration, self.session, event)
         if on_reply is not None:
             on_reply(value)
 
-    def _retry_registration(self, generation: int, event: ControllerEvent) -> None:
-        if generation == self.generation and self.session is not None:
+    def _retry_registration(self, session: ClientSession, event: ControllerEvent) -> None:
+        if self.session is session:
             self._when_awake(lambda: self.put(event))
