@@ -34,6 +34,8 @@ def handle(
     event = events.CreatePartitions(tuple(_event_topic(topic) for topic in asked.values()), req.validate_only)
 
     def on_reply(reply: TopicResults) -> CreatePartitionsResponse | asyncio.Future[CreatePartitionsResponse]:
+        if reply.error != ErrorCode.NONE:
+            return _response({topic.name: TopicResult(topic.name, reply.error) for topic in req.topics})
         return _await_leaders(broker, req, asked, refused | {result.name: result for result in reply.topics})
 
     return then(broker.controller.submit(event), on_reply)

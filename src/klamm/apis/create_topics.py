@@ -37,8 +37,9 @@ def handle(
     event = events.CreateTopics(tuple(_event_topic(topic) for topic in asked.values()), req.validate_only)
 
     def on_reply(reply: TopicResults) -> CreateTopicsResponse | asyncio.Future[CreateTopicsResponse]:
-        results = refused | {result.name: result for result in reply.topics}
-        return _await_leaders(broker, req, results)
+        if reply.error != ErrorCode.NONE:
+            return _response(broker, req, {t.name: TopicResult(t.name, reply.error) for t in req.topics}, set())
+        return _await_leaders(broker, req, refused | {result.name: result for result in reply.topics})
 
     return then(broker.controller.submit(event), on_reply)
 

@@ -39,6 +39,8 @@ def handle(
     names = tuple(each.name for each in asked if each.name is not None and each.error == ErrorCode.NONE)
 
     def on_reply(reply: TopicResults) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
+        if reply.error != ErrorCode.NONE:
+            return _response([each._replace(error=reply.error, message=None) for each in asked], {})
         return _await_gone(broker, req, asked, {result.name: result for result in reply.topics})
 
     return then(broker.controller.submit(events.DeleteTopics(names)), on_reply)

@@ -152,12 +152,14 @@ def _name_leader(data: PartitionData, tp: TopicPartition | None, hints: LeaderHi
 
 def _mark(broker: Broker, params: FetchParams, results: list[tuple[SessionPartition, PartitionRead]]) -> None:
     stats = broker.replicas.topic_stats
+    totals = stats.all_topics
+    totals.total_fetch_requests.count += len(results)
+    hosted = broker.replicas.partitions
     for partition, read in results:
-        if partition.tp is None:
+        if partition.tp not in hosted:  # no meters of its own: the name may be anything a client sends
             continue
-        topic, totals = stats.topic(partition.tp.topic), stats.all_topics
+        topic = stats.topic(partition.tp.topic)
         topic.total_fetch_requests.count += 1
-        totals.total_fetch_requests.count += 1
         if read.size_bytes and params.is_from_follower:
             stats.replication_bytes_out.count += read.size_bytes
         elif read.size_bytes:

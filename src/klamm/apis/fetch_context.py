@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 from uuid import UUID
 
 from klamm.apis.registry import Broker
@@ -19,6 +19,9 @@ from klamm.replica.fetch_session import (
     SessionPartition,
 )
 from klamm.replica.partition_reader import PartitionFetch, PartitionRead
+
+MAX_SESSION_PARTITIONS: Final = 200_000
+"""A session that grows beyond this is ended: what a client makes the broker remember is bounded."""
 
 Result: TypeAlias = tuple[SessionPartition, PartitionRead]
 
@@ -89,11 +92,14 @@ def open_context(broker: Broker, version: int, req: FetchRequest) -> FetchContex
         if isinstance(session, ErrorCode):
             return session
         _update(broker, session, req, uses_ids)
+        if len(session.partitions) > MAX_SESSION_PARTITIONS:
+            sessions.remove(session.id)
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         return SessionFetch(session, is_full=False)
     if req.session_id != INVALID_SESSION_ID:
         sessions.remove(req.session_id)
     asked = list(_asked(broker, req, uses_ids))
-    if req.session_epoch == FINAL_EPOCH or not asked:
+    if req.session_epoch == FINAL_EPOCH or not 0 < len(asked) <= MAX_SESSION_PARTITIONS:
         return SessionlessFetch(asked)
     is_follower = req.replica_id >= 0 or req.replica_state is not None
     created = sessions.create(is_privileged=is_follower, uses_topic_ids=uses_ids, partition_count=len(asked))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from klamm.apis.control import check_broker_epoch
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
-from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
 from klamm.replica.state_change import StopReplica
@@ -19,9 +18,6 @@ def handle(broker: Broker, ctx: RequestContext, req: StopReplicaRequest) -> Stop
     if error := check_broker_epoch(broker, req.broker_epoch):
         return StopReplicaResponse(error_code=error, partition_errors=())
     result = broker.replicas.stop_replicas(req.controller_epoch, _stops(req))
-    if result.error == ErrorCode.NONE:
-        for tp in result.partitions:
-            broker.elections.check_and_complete(tp)
     return StopReplicaResponse(
         error_code=result.error,
         partition_errors=[

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
+from klamm.metrics import BrokerTopicMetrics
 from klamm.model import INTERNAL_TOPICS, TopicPartition
+from klamm.protocol.record_batch import MAGIC_POSITION, MAGIC_V2
 
 if TYPE_CHECKING:
     from klamm.replica.replica_manager import ReplicaManager
@@ -76,40 +78,53 @@ class AppendPath:
         origin: AppendOrigin,
     ) -> AppendResult:
         replicas = self._replicas
-        stats, totals = replicas.topic_stats.topic(tp.topic), replicas.topic_stats.all_topics
-        stats.total_produce_requests.count += 1
+        totals = replicas.topic_stats.all_topics
         totals.total_produce_requests.count += 1
-        if tp.topic in INTERNAL_TOPICS and not internal_topics_allowed:
-            self._on_failure(tp.topic, ErrorCode.INVALID_TOPIC_EXCEPTION, len(data))
-            return failed(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {tp.topic}")
         partition = replicas.partition_or_error(tp)
-        if isinstance(partition, ErrorCode):
+        if isinstance(partition, ErrorCode):  # no meters of its own: the name may be anything a client sends
             return failed(partition)
-        result = partition.append_records_to_leader(data, required_acks, replicas.clock.now_ms(), origin)
+        stats = replicas.topic_stats.topic(tp.topic)
+        stats.total_produce_requests.count += 1
+        if tp.topic in INTERNAL_TOPICS and not internal_topics_allowed:
+            error = ErrorCode.INVALID_TOPIC_EXCEPTION
+            result: AppendResult | ErrorCode = failed(error, f"Cannot append to internal topic {tp.topic}")
+        else:
+            result = partition.append_records_to_leader(data, required_acks, replicas.clock.now_ms(), origin)
         if isinstance(result, ErrorCode):
             result = failed(result)
         if result.error != 0:
-            self._on_failure(tp.topic, result.error, len(data))
+            for meters in (stats, totals):
+                _mark_failure(meters, result, data)
             return result
-        stats.bytes_in.count += result.bytes
-        totals.bytes_in.count += result.bytes
-        stats.messages_in.count += result.records_count
-        totals.messages_in.count += result.records_count
-        replicas.complete_after_append(tp)
+        if not result.is_duplicate:
+            stats.bytes_in.count += result.bytes
+            totals.bytes_in.count += result.bytes
+            stats.messages_in.count += result.records_count
+            totals.messages_in.count += result.records_count
+            replicas.complete_after_append(tp)
         return result
-
-    def _on_failure(self, topic: str, error: ErrorCode, size_bytes: int) -> None:
-        for stats in (self._replicas.topic_stats.topic(topic), self._replicas.topic_stats.all_topics):
-            if error == ErrorCode.MESSAGE_TOO_LARGE:
-                stats.bytes_rejected.mark(size_bytes)
-            elif error not in _QUIET_FAILURES:
-                stats.failed_produce_requests.mark()
 
     def _must_wait(self, tp: TopicPartition, result: AppendResult, required_acks: int) -> bool:
         partition = self._replicas.partitions.get(tp)
         if partition is None or partition.log is None:
             return True
         return result.flush_pending or (required_acks == -1 and partition.log.high_watermark <= result.last_offset)
+
+
+def _mark_failure(meters: BrokerTopicMetrics, result: AppendResult, data: RecordsBytes) -> None:
+    error = result.error
+    if error not in _QUIET_FAILURES:
+        meters.failed_produce_requests.mark()
+    if error == ErrorCode.MESSAGE_TOO_LARGE:
+        meters.bytes_rejected.mark(len(data))
+    elif error == ErrorCode.CORRUPT_MESSAGE:
+        meters.invalid_message_crc_records.mark()
+    elif error == ErrorCode.INVALID_RECORD and len(data) > MAGIC_POSITION and data[MAGIC_POSITION] < MAGIC_V2:
+        meters.invalid_magic_number_records.mark()
+    elif error == ErrorCode.INVALID_RECORD and result.record_errors:
+        meters.no_key_compacted_topic_records.mark(len(result.record_errors))
+    elif error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+        meters.invalid_offset_or_sequence_records.mark()
 
 
 class _DelayedProduce:

@@ -359,6 +359,24 @@ def test_what_goes_out_is_metered_for_consumers_and_for_followers(one: OneBroker
     assert stats.topic("t").total_fetch_requests.count == 3
 
 
+def test_made_up_topic_names_leave_no_trace(one: OneBroker) -> None:
+    before = one.broker.metrics.size
+    for i in range(10):
+        one.ask(fetch.API, request(topic=f"made-up-{i}"), 11)
+    assert one.broker.metrics.size == before
+    assert one.broker.replicas.topic_stats.all_topics.total_fetch_requests.count == 10
+
+
+def test_a_session_cannot_grow_without_end(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("klamm.apis.fetch_context.MAX_SESSION_PARTITIONS", 3)
+    one.lead("t", 2, topic_id=ID)
+    session_id = one.ask(fetch.API, request({0: 0, 1: 0}, session_epoch=0), 11).session_id
+    grown = request({2: 0, 3: 0}, session_id=session_id, session_epoch=1)
+    assert one.ask(fetch.API, grown, 11).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert len(one.broker.fetch_sessions) == 0
+    assert one.ask(fetch.API, request(dict.fromkeys(range(4), 0), session_epoch=0), 11).session_id == 0
+
+
 def test_followers_and_consumers_are_measured_apart() -> None:
     assert fetch.metric_name(request()) == "FetchConsumer"
     assert fetch.metric_name(request(replica_id=3)) == "FetchFollower"

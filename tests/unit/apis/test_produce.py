@@ -230,6 +230,14 @@ def test_flush_messages_delays_the_answer_until_the_disk_has_it(tmp_path: Path) 
     one.close()
 
 
+def test_made_up_topic_names_leave_no_trace(one: OneBroker) -> None:
+    before = one.broker.metrics.size
+    for i in range(10):
+        one.ask(produce.API, request(batch(b"a"), topic=f"made-up-{i}"), 9)
+    assert one.broker.metrics.size == before
+    assert one.broker.replicas.topic_stats.all_topics.total_produce_requests.count == 10
+
+
 def test_what_goes_in_is_metered(one: OneBroker) -> None:
     one.lead("t")
     records = batch(b"a", b"b")

@@ -156,6 +156,9 @@ class TestCreateTopics:
 
     def test_not_the_controller(self, one: OneBroker) -> None:
         assert only(one.ask(create_topics.API, create(topic()), 7)).error_code == ErrorCode.NOT_CONTROLLER
+        bad = create(topic("twice"), topic("twice"), topic("bad", no_such="1"))
+        response = one.ask(create_topics.API, bad, 7)
+        assert {r.error_code for r in response.topics} == {ErrorCode.NOT_CONTROLLER}
 
 
 class TestDeleteTopics:
@@ -214,6 +217,8 @@ class TestDeleteTopics:
     def test_errors_of_the_controller(self, one: OneBroker) -> None:
         request = DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000)
         assert one.ask(delete_topics.API, request, 5).responses[0].error_code == ErrorCode.NOT_CONTROLLER
+        by_id = DeleteTopicsRequest(topics=[DeleteTopicState(topic_id=UUID(int=9))], timeout_ms=1000)
+        assert one.ask(delete_topics.API, by_id, 6).responses[0].error_code == ErrorCode.NOT_CONTROLLER
         one.controller.script = lambda event: TopicResults((TopicResult("t", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),))
         response = one.ask(delete_topics.API, request, 5)
         assert response.responses[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -252,10 +257,12 @@ class TestCreatePartitions:
 
     def test_errors(self, one: OneBroker) -> None:
         one.lead("t")
+        for names in (("t",), ("t", "t")):
+            other = one.ask(create_partitions.API, self.request(*names), 3)
+            assert [r.error_code for r in other.results] == [ErrorCode.NOT_CONTROLLER]
+        one.controller.script = lambda event: TopicResults(())
         twice = one.ask(create_partitions.API, self.request("t", "t"), 3)
         assert [r.error_code for r in twice.results] == [ErrorCode.INVALID_REQUEST]
-        other = one.ask(create_partitions.API, self.request("t"), 3)
-        assert [r.error_code for r in other.results] == [ErrorCode.NOT_CONTROLLER]
         one.controller.script = lambda event: TopicResults((TopicResult("t"),))
         late = one.ask(create_partitions.API, self.request("t", timeout_ms=1), 3)
         assert [r.error_code for r in late.results] == [ErrorCode.REQUEST_TIMED_OUT]
