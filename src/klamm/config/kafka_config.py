@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from socket import gethostname
 from types import MappingProxyType
 from typing import Final, NoReturn
 
@@ -130,10 +132,9 @@ class KafkaConfig(
 
     @cached_property
     def advertised_endpoints(self) -> tuple[EndPoint, ...]:
-        """What the registration carries; a host of "" or a port of 0 is filled in by who binds the sockets."""
-        if not self.advertised_listeners:
-            return self.endpoints
-        return parse_listeners(self.advertised_listeners, self.security_protocol_map)
+        """What the registration carries: an empty host becomes this machine's name, a port of 0 who binds fills in."""
+        given = parse_listeners(self.advertised_listeners or self.listeners, self.security_protocol_map)
+        return tuple(replace(endpoint, host=endpoint.host or gethostname()) for endpoint in given)
 
     @cached_property
     def inter_broker_listener(self) -> str:
@@ -195,8 +196,9 @@ class KafkaConfig(
         for endpoint in self.advertised_endpoints:
             if endpoint.listener not in names:
                 self._fail("advertised.listeners", f"only names that are in listeners, but {endpoint.listener} is not")
-            if endpoint.host == "0.0.0.0" and self.advertised_listeners:
-                self._fail("advertised.listeners", "an address that clients can connect to, which 0.0.0.0 is not")
+            if endpoint.host in ("0.0.0.0", "::"):
+                wanted = f"an address that clients can connect to, which {endpoint.host} is not"
+                self._fail("advertised.listeners" if self.advertised_listeners else "listeners", wanted)
         control = self.control_plane_listener
         if self.inter_broker_listener not in names:
             self._fail("inter.broker.listener.name", "the name of one of the listeners")

@@ -76,7 +76,6 @@ class LocalCluster:
         self._zookeeper_port: ReservedPort | None = None
         self._zookeeper: ChildProcess | None = None
         self._brokers: dict[int, ChildProcess] = {}
-        self._unclean: set[int] = set()
         self._admin = ClusterAdmin(self._answering, timeout_s=start_timeout_s, on_wait=self._on_wait)
 
     def __enter__(self) -> LocalCluster:
@@ -103,15 +102,11 @@ class LocalCluster:
         """Starts ZooKeeper and all brokers at the same time; returns when every broker knows all the others."""
         try:
             deadline = time.monotonic() + self._start_timeout_s
-            had_data = (self.data_dir / "zookeeper").exists()
             self.data_dir.mkdir(parents=True, exist_ok=True)
             self._reserve_ports()
             self._start_zookeeper()
-            if had_data and self._zookeeper is not None:
-                self._zookeeper.wait_ready(deadline)
-                self._unclean = set(self.broker_ids)
             for broker_id in self.broker_ids:
-                self._spawn(broker_id, deadline)
+                self._spawn(broker_id)
             for broker_id in self.broker_ids:
                 self._brokers[broker_id].wait_ready(deadline)
             self._admin.wait_until_acquainted(self._running(), deadline)
@@ -155,7 +150,6 @@ class LocalCluster:
     def kill(self, broker_id: int) -> None:
         """SIGKILL, as if the machine had lost its power."""
         self._broker(broker_id).kill()
-        self._unclean.add(broker_id)
 
     def stop(self, broker_id: int) -> None:
         """SIGTERM: leaderships are handed over, logs are flushed."""
@@ -164,7 +158,7 @@ class LocalCluster:
     def start(self, broker_id: int) -> None:
         """Starts a stopped or killed broker on the port it had; returns when it answers."""
         deadline = time.monotonic() + self._start_timeout_s
-        self._spawn(broker_id, deadline)
+        self._spawn(broker_id)
         self._brokers[broker_id].wait_ready(deadline)
         self._admin.wait_until_acquainted(self._running(), deadline)
 
@@ -246,10 +240,7 @@ class LocalCluster:
         )
         self._zookeeper.spawn()
 
-    def _spawn(self, broker_id: int, deadline: float) -> None:
-        if broker_id in self._unclean:
-            self._wait_until_unregistered(broker_id, deadline)
-            self._unclean.discard(broker_id)
+    def _spawn(self, broker_id: int) -> None:
         process = self._brokers.get(broker_id)
         if process is None:
             self._brokers[broker_id] = process = self._new_broker(broker_id)
@@ -279,6 +270,7 @@ class LocalCluster:
             "listeners": f"PLAINTEXT://{LOOPBACK}:{self.port(broker_id)}",
             "log.dirs": self.data_dir / f"broker-{broker_id}",
             "zookeeper.connect": self.zookeeper_connect,
+            "zookeeper.connection.timeout.ms": int(self._start_timeout_s * 1000),
             **self._defaults,
             **shared,
             **own,
@@ -296,22 +288,6 @@ class LocalCluster:
         if broker_id not in self._brokers:
             raise KlammError(f"Broker {broker_id} was not started; brokers are {', '.join(map(str, self.broker_ids))}.")
         return self._brokers[broker_id]
-
-    def _wait_until_unregistered(self, broker_id: int, deadline: float) -> None:
-        """A broker that was killed stays registered until its session ends; its successor would be refused before."""
-        from kazoo.client import KazooClient
-
-        client = KazooClient(hosts=self.zookeeper_connect)
-        client.start(timeout=self._start_timeout_s)
-        try:
-            self._admin.wait(
-                lambda: client.exists(f"/brokers/ids/{broker_id}") is None or None,
-                f"The earlier session of broker {broker_id} did not end",
-                deadline,
-            )
-        finally:
-            client.stop()
-            client.close()
 
     def _running(self) -> list[int]:
         return [broker_id for broker_id, process in self._brokers.items() if process.is_running]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def test_defaults_are_kafkas() -> None:
     assert config.log_roll_time_ms == 7 * 24 * 3_600_000
     assert config.log_flush_time_ms == 2**63 - 1
     assert config.endpoints == (EndPoint("PLAINTEXT", "", 9092),)
+    assert config.advertised_endpoints == (EndPoint("PLAINTEXT", socket.gethostname(), 9092),)
     assert config.warnings == ()
 
 
@@ -112,6 +114,7 @@ def test_properties_escapes_and_continuations(tmp_path: Path) -> None:
         ("listeners=SASL_SSL://:1", "klamm does not support SASL_SSL yet"),
         ("listeners=PLAINTEXT://:1,PLAINTEXT://:2", "every listener name only once"),
         ("advertised.listeners=PLAINTEXT://0.0.0.0:9092", "an address that clients can connect to"),
+        ("listeners=PLAINTEXT://0.0.0.0:9092", r"properties:2: listeners .*an address that clients can connect to"),
         ("control.plane.listener.name=PLAINTEXT", "a listener that is not the inter-broker listener"),
         ("inter.broker.listener.name=OTHER", "the name of one of the listeners"),
         ("broker.id.generation.enable=false", "broker.id cannot be '-1'"),

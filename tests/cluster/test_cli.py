@@ -1,0 +1,167 @@
+"""The commands against a running broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from klamm.testing import LocalCluster
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def klamm(klamm_cluster: LocalCluster) -> Run:
+    """Runs a command; it must succeed unless `fails` is given."""
+
+    def run(*arguments: str, stdin: str = "", fails: bool = False) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "KLAMM_BOOTSTRAP_SERVERS": klamm_cluster.bootstrap_servers}
+        command = [sys.executable, "-m", "klamm.cli.main", *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=100, env=env)
+        assert done.returncode == (1 if fails else 0), done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+def test_topics(klamm: Run) -> None:
+    assert (
+        klamm("topic", "create", "orders", "--partitions", "3", "-c", "retention.ms=1000").stdout
+        == "Created topic orders.\n"
+    )
+    assert "orders" in klamm("topic", "list").stdout.splitlines()
+    head, topic, *_, last = rows(klamm("topic", "describe", "orders").stdout)
+    assert head == ["Topic", "TopicId", "PartitionCount", "ReplicationFactor", "Configs"]
+    assert topic[0] == "orders" and len(topic[1]) == 22 and topic[2:] == ["3", "1", "retention.ms=1000"]
+    assert last == ["orders", "2", "1", "1", "1"]
+    klamm("topic", "alter", "orders", "--partitions", "4", "--delete-config", "retention.ms")
+    assert rows(klamm("topic", "describe", "orders").stdout)[1][2:] == ["4", "1", "-"]
+    assert "TOPIC_ALREADY_EXISTS" in klamm("topic", "create", "orders", fails=True).stderr
+    klamm("topic", "create", "orders", "--if-not-exists")
+    assert klamm("topic", "delete", "orders").stdout == "Deleted topic orders.\n"
+    assert klamm("topic", "describe", "orders", fails=True).stderr == "Error: There is no topic orders.\n"
+
+
+def test_produce_and_consume(klamm: Run, klamm_topic: str) -> None:
+    done = klamm("produce", klamm_topic, "-K", ":", "-H", "trace=1", "-z", "zstd", stdin="a:1\nb:2\nc:\n")
+    assert done.stderr == f"3 records to {klamm_topic}.\n"
+    done = klamm("consume", klamm_topic, "--from-beginning", "-e", "-f", "%p/%o %k=%v %h\\n")
+    assert done.stdout == "0/0 a=1 trace=1\n0/1 b=2 trace=1\n0/2 c= trace=1\n"
+    done = klamm("consume", klamm_topic, "--from-beginning", "--max-messages", "1", "-f", "json")
+    assert json.loads(done.stdout)["key"] == "a"
+    assert klamm("consume", "no-such-topic", fails=True).stderr == "Error: There is no topic no-such-topic.\n"
+
+
+def test_groups(klamm: Run, klamm_topic: str) -> None:
+    klamm("produce", klamm_topic, stdin="1\n2\n3\n")
+    consumed = klamm("consume", klamm_topic, "--group", "readers", "--from-beginning", "--max-messages", "2")
+    assert consumed.stdout == "1\n2\n"
+    assert ["readers", "Empty"] in rows(klamm("group", "list").stdout)
+    head, row = rows(klamm("group", "describe", "readers").stdout)
+    assert head[:6] == ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
+    assert row[:6] == ["readers", klamm_topic, "0", "2", "3", "1"]
+    shown = klamm("group", "reset", "readers", "--topic", klamm_topic, "--to-earliest")
+    assert "Nothing was changed" in shown.stderr and rows(shown.stdout)[1][3] == "0"
+    klamm("group", "reset", "readers", "--topic", klamm_topic, "--to-earliest", "--execute")
+    assert rows(klamm("group", "describe", "readers").stdout)[1][3] == "0"
+    klamm("group", "reset", "readers", "--all-topics", "--shift-by", "100", "--execute")
+    assert rows(klamm("group", "describe", "readers").stdout)[1][3] == "3"
+    assert klamm("group", "delete", "readers").stdout == "Deleted group readers.\n"
+    assert "readers" not in klamm("group", "list").stdout
+
+
+def test_configs(klamm: Run, klamm_topic: str) -> None:
+    klamm("config", "alter", "--topic", klamm_topic, "--set", "retention.ms=5000", "--set", "cleanup.policy=compact")
+    described = rows(klamm("config", "describe", "--topic", klamm_topic).stdout)
+    assert ["retention.ms", "5000", "DYNAMIC_TOPIC_CONFIG", "false"] in described
+    klamm("config", "alter", "--topic", klamm_topic, "--delete", "retention.ms")
+    everything = rows(klamm("config", "describe", "--topic", klamm_topic, "--all").stdout)
+    assert ["retention.ms", "604800000", "DEFAULT_CONFIG", "false"] in everything
+    bad = klamm("config", "alter", "--topic", klamm_topic, "--set", "retention.ms=soon", fails=True)
+    assert "INVALID_CONFIG" in bad.stderr and "whole number" in bad.stderr
+
+
+def test_broker_configs(klamm: Run, klamm_cluster: LocalCluster) -> None:
+    klamm("config", "alter", "--broker", "1", "--set", "num.io.threads=16")
+    described = rows(klamm("config", "describe", "--broker", "1").stdout)
+    assert ["num.io.threads", "16", "DYNAMIC_BROKER_CONFIG", "false"] in described
+    too_much = klamm("config", "alter", "--broker", "1", "--set", "num.io.threads=33", fails=True)
+    assert "from 8 to 32" in too_much.stderr
+    klamm("config", "alter", "--broker-defaults", "--set", "log.segment.bytes=1048576")
+    defaults = rows(klamm("config", "describe", "--broker-defaults").stdout)
+    assert defaults[1:] == [["log.segment.bytes", "1048576", "DYNAMIC_DEFAULT_BROKER_CONFIG", "false"]]
+    klamm_cluster.stop(1)
+    klamm_cluster.start(1)
+    assert ["num.io.threads", "16", "DYNAMIC_BROKER_CONFIG", "false"] in rows(
+        klamm("config", "describe", "--broker", "1").stdout
+    )
+    klamm("config", "alter", "--broker", "1", "--delete", "num.io.threads")
+    klamm("config", "alter", "--broker-defaults", "--delete", "log.segment.bytes")
+
+
+class Up:
+    """`klamm up` as a person runs it."""
+
+    def __init__(self, data_dir: Path) -> None:
+        command = [sys.executable, "-m", "klamm.cli.main", "up", "--data-dir", str(data_dir), "--port", "0"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.servers = line.removeprefix("bootstrap servers ").strip()
+
+    def stop(self, number: signal.Signals) -> str:
+        self.process.send_signal(number)
+        _, said = self.process.communicate(timeout=100)
+        assert self.process.returncode == 0, said
+        return said
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "data"
+
+
+def test_up_keeps_data_and_refuses_a_second_one(data_dir: Path) -> None:
+    up = Up(data_dir)
+    run = [sys.executable, "-m", "klamm.cli.main"]
+    env = {**os.environ, "KLAMM_BOOTSTRAP_SERVERS": up.servers}
+    subprocess.run([*run, "topic", "create", "kept"], env=env, check=True, capture_output=True, timeout=100)
+    subprocess.run([*run, "produce", "kept"], env=env, input=b"hello\n", check=True, capture_output=True, timeout=100)
+    second = subprocess.run([*run, "up", "--data-dir", str(data_dir)], capture_output=True, text=True, timeout=100)
+    assert second.returncode == 1
+    assert f"is in use by another klamm (process {up.process.pid})" in second.stderr
+    assert "Stopped; the data stays in" in up.stop(signal.SIGTERM)
+
+    up = Up(data_dir)
+    env["KLAMM_BOOTSTRAP_SERVERS"] = up.servers
+    consume = [*run, "consume", "kept", "--from-beginning", "-e"]
+    assert subprocess.run(consume, env=env, check=True, capture_output=True, timeout=100).stdout == b"hello\n"
+    up.stop(signal.SIGINT)
+
+
+def test_up_with_a_port_in_use(data_dir: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        command = [sys.executable, "-m", "klamm.cli.main", "up", "--data-dir", str(data_dir), "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr == f"Error: Port {port} cannot be used: Address already in use. Choose another one.\n"
+
+
+def test_demo() -> None:
+    done = subprocess.run([sys.executable, "-m", "klamm.cli.main", "demo"], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert "kill -9, start" in done.stdout
