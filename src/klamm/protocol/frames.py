@@ -225,15 +225,16 @@ def encode_response_header(api_key: int, api_version: int, correlation_id: int) 
 
 def encode_request_frame(header: RequestHeader, message: Message) -> list[BytesLike]:
     """A whole request as parts to write: size, header and body."""
-    return _framed(encode_request_header(header), encode(message, header.api_version))
+    return framed(encode_request_header(header), encode(message, header.api_version))
 
 
 def encode_response_frame(correlation_id: int, message: Message, version: int) -> list[BytesLike]:
     """A whole response as parts to write: size, header and body."""
-    return _framed(encode_response_header(message.KEY, version, correlation_id), encode(message, version))
+    return framed(encode_response_header(message.KEY, version, correlation_id), encode(message, version))
 
 
-def _framed(header: bytes, body: list[BytesLike]) -> list[BytesLike]:
+def framed(header: bytes, body: list[BytesLike]) -> list[BytesLike]:
+    """A frame of an encoded header and an encoded body, which may be one body for several receivers."""
     size = len(header) + sum(map(len, body))
     first = _SIZE.pack(size) + header
     if body and len(body[0]) <= STASH_BYTES:
