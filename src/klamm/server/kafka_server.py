@@ -144,7 +144,13 @@ class KafkaServer:
         )
         self._logs.start_background(loop)
         self._controller = ControllerRunner(
-            zk=self._coordination.zk, clock=self._clock, rng=random.Random(), metrics=metrics, loop=loop
+            zk=self._coordination.zk,
+            clock=self._clock,
+            rng=random.Random(),
+            metrics=metrics,
+            loop=loop,
+            on_broker_epoch=self._on_broker_epoch,
+            socket_timeout_ms=config.controller_socket_timeout_ms,
         )
         handle = self._controller.handle
         broker = Broker(
@@ -247,6 +253,9 @@ class KafkaServer:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _on_broker_epoch(self, broker_epoch: int) -> None:
+        self.broker.broker_epoch = broker_epoch
 
     async def _purge_config_changes(self) -> None:
         assert self._changes is not None
