@@ -118,9 +118,16 @@ class Up:
     def __init__(self, data_dir: Path) -> None:
         command = [sys.executable, "-m", "klamm.cli.main", "up", "--data-dir", str(data_dir), "--port", "0"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Up:
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        self.servers = line.removeprefix("bootstrap servers ").strip()
+        self.servers = self.process.stdout.readline().removeprefix("bootstrap servers ").strip()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+            self.process.communicate()
 
     def stop(self, number: signal.Signals) -> str:
         self.process.send_signal(number)
@@ -129,27 +136,31 @@ class Up:
         return said
 
 
+def run(servers: str, *arguments: str, stdin: str = "") -> str:
+    env = {**os.environ, "KLAMM_BOOTSTRAP_SERVERS": servers}
+    command = [sys.executable, "-m", "klamm.cli.main", *arguments]
+    done = subprocess.run(command, env=env, input=stdin, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "data"
 
 
 def test_up_keeps_data_and_refuses_a_second_one(data_dir: Path) -> None:
-    up = Up(data_dir)
-    run = [sys.executable, "-m", "klamm.cli.main"]
-    env = {**os.environ, "KLAMM_BOOTSTRAP_SERVERS": up.servers}
-    subprocess.run([*run, "topic", "create", "kept"], env=env, check=True, capture_output=True, timeout=100)
-    subprocess.run([*run, "produce", "kept"], env=env, input=b"hello\n", check=True, capture_output=True, timeout=100)
-    second = subprocess.run([*run, "up", "--data-dir", str(data_dir)], capture_output=True, text=True, timeout=100)
-    assert second.returncode == 1
-    assert f"is in use by another klamm (process {up.process.pid})" in second.stderr
-    assert "Stopped; the data stays in" in up.stop(signal.SIGTERM)
-
-    up = Up(data_dir)
-    env["KLAMM_BOOTSTRAP_SERVERS"] = up.servers
-    consume = [*run, "consume", "kept", "--from-beginning", "-e"]
-    assert subprocess.run(consume, env=env, check=True, capture_output=True, timeout=100).stdout == b"hello\n"
-    up.stop(signal.SIGINT)
+    with Up(data_dir) as up:
+        run(up.servers, "topic", "create", "kept")
+        run(up.servers, "produce", "kept", stdin="hello\n")
+        command = [sys.executable, "-m", "klamm.cli.main", "up", "--data-dir", str(data_dir)]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert second.returncode == 1
+        assert f"is in use by another klamm (process {up.process.pid})" in second.stderr
+        assert "Stopped; the data stays in" in up.stop(signal.SIGTERM)
+    with Up(data_dir) as up:
+        assert run(up.servers, "consume", "kept", "--from-beginning", "-e") == "hello\n"
+        up.stop(signal.SIGINT)
 
 
 def test_up_with_a_port_in_use(data_dir: Path) -> None:

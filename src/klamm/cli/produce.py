@@ -42,7 +42,7 @@ def produce(
     header: Annotated[
         list[str], typer.Option("--header", "-H", metavar="NAME=VALUE", help="Goes with every record.")
     ] = [],  # noqa: B006
-    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="Without it: by key.")] = -1,
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Without it: by key.")] = None,
     compression: Annotated[Compression, typer.Option("--compression", "-z")] = Compression.NONE,
     acks: Annotated[Acks, typer.Option("--acks")] = Acks.ALL,
     null_marker: Annotated[str | None, typer.Option("--null-marker", help="A value equal to this is null.")] = None,
@@ -90,7 +90,7 @@ def records(
 class _Sender:
     """Hands records to librdkafka, waits when its queue is full, counts what was delivered."""
 
-    def __init__(self, producer: Any, topic: str, partition: int, headers: list[tuple[str, bytes]]) -> None:
+    def __init__(self, producer: Any, topic: str, partition: int | None, headers: list[tuple[str, bytes]]) -> None:
         self._producer = producer
         self._topic = topic
         self._partition = partition
@@ -99,7 +99,7 @@ class _Sender:
         self._problem: str | None = None
 
     def send(self, key: bytes | None, value: bytes | None) -> None:
-        options = {"partition": self._partition} if self._partition >= 0 else {}
+        options = {"partition": self._partition} if self._partition is not None else {}
         while True:
             try:
                 self._producer.produce(

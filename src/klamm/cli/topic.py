@@ -20,8 +20,10 @@ Config = Annotated[list[str], typer.Option("--config", "-c", metavar="KEY=VALUE"
 @app.command()
 def create(
     names: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
-    partitions: Annotated[int, typer.Option(min=1, help="Without it: the broker's num.partitions.")] = -1,
-    replication_factor: Annotated[int, typer.Option(min=1, help="Without it: default.replication.factor.")] = -1,
+    partitions: Annotated[int | None, typer.Option(min=1, help="Without it: the broker's num.partitions.")] = None,
+    replication_factor: Annotated[
+        int | None, typer.Option(min=1, help="Without it: default.replication.factor.")
+    ] = None,
     config: Config = [],  # noqa: B006
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
@@ -34,7 +36,7 @@ def create(
         existing = cluster_metadata(admin, bootstrap_server).topics
         names = [name for name in names if name not in existing]
     settings = parse_pairs(config, "--config")
-    new = [NewTopic(name, partitions, replication_factor, config=settings) for name in names]
+    new = [NewTopic(name, partitions or -1, replication_factor or -1, config=settings) for name in names]
     if new:
         results(admin.create_topics(new), lambda name: f"Topic {name} was not created")
     for name in names:
@@ -121,7 +123,7 @@ def _ids(nodes: Any) -> str:
 @app.command()
 def alter(
     name: Annotated[str, typer.Argument(metavar="TOPIC")],
-    partitions: Annotated[int, typer.Option(min=1, help="The new, greater number of partitions.")] = 0,
+    partitions: Annotated[int | None, typer.Option(min=1, help="The new, greater number of partitions.")] = None,
     config: Config = [],  # noqa: B006
     delete_config: Annotated[list[str], typer.Option(metavar="KEY", help="Back to the broker's default.")] = [],  # noqa: B006
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
