@@ -137,7 +137,8 @@ class TransactionTracker:
 def build_offset_map(files: Files, plan: CleanPlan) -> OffsetMap:
     """The newest offset of every key of the dirty part, as far as the map has room."""
     offset_map = OffsetMap(plan.max_keys)
-    tracker = TransactionTracker(plan.aborted)
+    # a transaction that ended in the clean part has its marker there: it would never be seen to end
+    tracker = TransactionTracker([t for t in plan.aborted if t.last_offset >= plan.first_dirty_offset])
     dirty = [s for s in plan.sources if _end_of(plan, s) > plan.first_dirty_offset]
     for source in dirty:
         for batch in _batches(files, source):

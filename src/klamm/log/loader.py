@@ -6,11 +6,14 @@ batch by batch, cut after the last valid one and indexed anew; what came before 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from random import Random
+from uuid import UUID
 
 from klamm.clock import Clock
+from klamm.errors import KlammError, ProtocolError
 from klamm.log import names
 from klamm.log.batch_reader import read_batches
 from klamm.log.checkpoints import decode_partition_metadata
@@ -75,8 +78,7 @@ class LogLoader:
         infos = self._finish_interrupted(self._files.list_dir(self._dir))
         segments = LogSegments(self._open_segments(infos))
         if not self._epochs.load() and segments.size_bytes:
-            # the epochs are in the batches as well: all of them are read
-            self._clean, self._recovery_point = False, 0
+            self._read_epochs(segments)
         snapshots = ProducerSnapshots(self._files, self._dir, _offsets(infos, names.SNAPSHOT))
         if not self._clean:
             self._recover(segments)
@@ -88,7 +90,6 @@ class LogLoader:
         self._epochs.truncate_from_start(log_start_offset)
         snapshots.remove_strays(segments.base_offsets)
         producers = self._load_producers(segments, snapshots, log_start_offset, log_end_offset)
-        topic_id_path = f"{self._dir}/{names.PARTITION_METADATA}"
         has_topic_id = any(i.name == names.PARTITION_METADATA for i in infos)
         return Log(
             self._tp,
@@ -107,10 +108,17 @@ class LogLoader:
             log_start_offset=log_start_offset,
             log_end_offset=log_end_offset,
             recovery_point=log_end_offset if self._clean else min(self._recovery_point, log_end_offset),
-            topic_id=decode_partition_metadata(self._files.read_bytes(topic_id_path), topic_id_path)
-            if has_topic_id
-            else None,
+            topic_id=self._read_topic_id() if has_topic_id else None,
         )
+
+    def _read_topic_id(self) -> UUID | None:
+        """A file that a crash has emptied counts as missing: the controller names the id again."""
+        path = f"{self._dir}/{names.PARTITION_METADATA}"
+        try:
+            return decode_partition_metadata(self._files.read_bytes(path), path)
+        except KlammError as e:
+            _log.warning("The topic id of %s is not known: %s", self._tp, e)
+            return None
 
     # what an interrupted deletion or cleaning left behind
 
@@ -201,6 +209,16 @@ class LogLoader:
                 self._drop(segments, unflushed[i + 1 :])
                 return
 
+    def _read_epochs(self, segments: LogSegments) -> None:
+        """The checkpoint of the epochs is gone, but every batch carries its own."""
+        recovered_later = [] if self._clean else segments.between(self._recovery_point, _FOREVER)
+        for segment in segments:
+            if segment in recovered_later:
+                return
+            with contextlib.suppress(ProtocolError):
+                for _, batch in segment.batches():
+                    self._note_epoch(batch)
+
     def _note_epoch(self, batch: RecordBatch) -> None:
         latest = self._epochs.latest_epoch
         if batch.partition_leader_epoch > (NO_EPOCH if latest is None else latest):
@@ -221,7 +239,13 @@ class LogLoader:
             return active.base_offset
         if self._clean and self._recovery_point > active.base_offset and self._recovery_point in snapshots.offsets:
             return self._recovery_point
-        return active.read_next_offset()
+        try:
+            return active.read_next_offset()
+        except ProtocolError as e:
+            _log.warning("%s does not end with a record batch and is recovered: %s", active.path(names.LOG), e)
+            self._recovered_from = active.base_offset
+            active.recover(self._note_epoch)
+            return active.read_next_offset()
 
     def _start_over(self, segments: LogSegments, log_end_offset: int) -> int:
         _log.warning(

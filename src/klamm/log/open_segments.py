@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final, Protocol
 
+_log = logging.getLogger(__name__)
 DEFAULT_MAX_OPEN: Final = 1000
 
 
@@ -26,19 +28,23 @@ class OpenSegments:
     def opened(self, segment: Releasable) -> None:
         segment.used = True
         self._open[segment] = None
-        while len(self._open) > self._max_open:
-            self._release_one(segment)
+        attempts = 2 * len(self._open)
+        while len(self._open) > self._max_open and attempts > 0:
+            attempts -= 1
+            self._try_oldest(segment)
 
     def closed(self, segment: Releasable) -> None:
         self._open.pop(segment, None)
 
-    def _release_one(self, keep: Releasable) -> None:
-        while True:
-            segment = next(iter(self._open))
-            del self._open[segment]
-            if segment is keep or segment.used:
-                segment.used = segment is keep
-                self._open[segment] = None
-            else:
+    def _try_oldest(self, keep: Releasable) -> None:
+        segment = next(iter(self._open))
+        del self._open[segment]
+        if segment is not keep and not segment.used:
+            try:
                 segment.release()
                 return
+            except OSError as e:
+                # the disk of another log: whoever uses that one next is told
+                _log.warning("%s cannot be let go: %s", segment, e)
+        segment.used = segment is keep
+        self._open[segment] = None

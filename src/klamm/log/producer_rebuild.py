@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
+from klamm.errors import ProtocolError
 from klamm.log.producer_snapshots import ProducerSnapshots
 from klamm.log.producer_state import ProducerStateManager
+from klamm.log.segment import LogSegment
 from klamm.log.segments import LogSegments
+
+_log = logging.getLogger(__name__)
 
 
 def rebuild_producers(
@@ -39,9 +45,18 @@ def rebuild_producers(
     for segment in segments.between(start, log_end_offset):
         if segment.base_offset > start and segment.base_offset in recent:
             snapshots.write(segment.base_offset, producers.entries.values())
-        for batch in segment.batches_from(max(start, segment.base_offset)):
-            if batch.base_offset >= log_end_offset:
-                break
-            aborted = producers.update(batch) if batch.producer_id >= 0 else None
-            if aborted is not None and segment in rewritten:
-                segment.txn_index.append(aborted)
+        try:
+            _replay(producers, segment, max(start, segment.base_offset), log_end_offset, rewrite=segment in rewritten)
+        except ProtocolError as e:
+            _log.error("%s cannot be read to its end, its producers are not known: %s", segment, e)
+
+
+def _replay(
+    producers: ProducerStateManager, segment: LogSegment, start: int, log_end_offset: int, *, rewrite: bool
+) -> None:
+    for batch in segment.batches_from(start):
+        if batch.base_offset >= log_end_offset:
+            return
+        aborted = producers.update(batch) if batch.producer_id >= 0 else None
+        if aborted is not None and rewrite:
+            segment.txn_index.append(aborted)

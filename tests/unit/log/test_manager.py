@@ -304,3 +304,78 @@ def test_preallocated_segments_are_cut_when_they_are_done() -> None:
     assert [v for _, v in read_values(again)] == [b"%d" % i for i in range(20)]
     log.close()
     assert bench.open(clean=True, recovery_point=20).log_end_offset == 20
+
+
+def test_files_that_a_crash_has_emptied() -> None:
+    bench = Bench(SMALL)
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP, TOPIC_ID)
+    for i in range(30):
+        append(log, batch(b"%d" % i), epoch=i // 10)
+    epochs = log.leader_epochs.entries
+    manager.shutdown()
+    for name in ("partition.metadata", "leader-epoch-checkpoint"):
+        bench.files.write_atomic(f"{DIR}/orders-0/{name}", b"")
+    for name in ("recovery-point-offset-checkpoint", "log-start-offset-checkpoint"):
+        bench.files.write_atomic(f"{DIR}/{name}", b"garbage")
+    again = bench.manager()
+    log = again.get_or_create_log(TP, TOPIC_ID)
+    assert (log.log_end_offset, log.topic_id, log.leader_epochs.entries) == (30, TOPIC_ID, epochs)
+
+
+def test_damage_before_the_recovery_point_costs_nothing_else() -> None:
+    bench = Bench(SMALL)
+    log = bench.open()
+    for i in range(30):
+        append(log, batch(b"%d" % i, producer=(7, 0, i)))
+    log.flush()
+    log.close_handles()
+    handle = bench.files.open(log.segments.first.path(".log"))
+    handle.pwrite((b"\xff" * 20,), 12)
+    for offset in tuple(log.snapshots.offsets):
+        log.snapshots.remove(offset)
+    bench.files.unlink(log.leader_epochs.path)
+    again = bench.open(recovery_point=30)
+    assert (again.log_end_offset, again.producers.entries[7].last_sequence) == (30, 29)
+    assert again.read(0, 100, max_offset=30) is ErrorCode.CORRUPT_MESSAGE
+    second = again.segments.base_offsets[1]
+    assert [o for o, _ in read_values(again, second)] == list(range(second, 30))
+
+
+def test_a_garbled_end_after_a_clean_shutdown_is_cut() -> None:
+    bench = Bench(SMALL)
+    log = bench.open()
+    for i in range(8):
+        append(log, batch(b"%d" % i))
+    log.close()
+    log.snapshots.remove(8)
+    path = log.segments.active.path(".log")
+    bench.files.open(path).pwrite((b"\x07" * 200,), log.segments.active.size_bytes)
+    again = bench.open(clean=True, recovery_point=8)
+    assert [v for _, v in read_values(again)] == [b"%d" % i for i in range(8)]
+    assert append(again, batch(b"8")).base_offset == 8
+
+
+def test_a_segment_that_cannot_be_let_go_does_not_fail_another_log() -> None:
+    bench = Bench(LogConfig(index_interval_bytes=10))
+    manager = LogManager(
+        ["/a", "/b"],
+        clock=bench.clock,
+        rng=Random(0),
+        default_config=bench.config,
+        files=bench.files,
+        max_open_segments=1,
+    )
+    manager.load_logs()
+    one, two = (manager.get_or_create_log(TopicPartition("t", i), is_new=True) for i in range(2))
+    for _ in range(3):
+        append(one, batch(b"a"))
+
+    def fault(operation: str, path: str) -> None:
+        if path.startswith("/a/") and path.endswith("index"):
+            raise OSError(5, "Input/output error", path)
+
+    bench.files.fault = fault
+    append(two, batch(b"b"))
+    append(two, batch(b"b"))
+    assert [d.path for d in manager.dirs.live] == ["/a", "/b"]
