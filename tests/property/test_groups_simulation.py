@@ -118,10 +118,13 @@ class World:
             rebalance_ms=30_000,
         )
         self.waiters.append(client.join)
-        client.join.then(self.check_joined)
+        owner = client.instance or client.name
+        client.join.then(lambda result: self.check_joined(owner, result))
 
-    def check_joined(self, result: JoinGroupResult) -> None:
+    def check_joined(self, owner: str, result: JoinGroupResult) -> None:
         """When the answer is given, not when the client gets round to reading it."""
+        if result.error in (ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED):
+            self.instances[result.member_id] = owner
         if result.error is not ErrorCode.NONE:
             return
         assert result.generation_id >= self.generation_seen, "a generation id went back"
@@ -133,7 +136,6 @@ class World:
     def on_joined(self, client: Client, result: JoinGroupResult) -> None:
         if result.error is ErrorCode.NONE or result.error is ErrorCode.MEMBER_ID_REQUIRED:
             client.member_id = result.member_id
-            self.instances[result.member_id] = client.instance or client.name
         if result.error is ErrorCode.NONE:
             client.generation_id = result.generation_id
             client.to_assign = result
@@ -294,5 +296,5 @@ def test_random_lives_of_a_group(chunk: int) -> None:
     for seed in range(chunk, SEEDS, CHUNKS):
         try:
             World(seed).run()
-        except AssertionError as failure:
-            raise AssertionError(f"seed {seed}: {failure}") from failure
+        except (AssertionError, LookupError) as failure:
+            raise AssertionError(f"seed {seed}: {failure!r}") from failure
