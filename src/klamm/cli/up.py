@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 UP_DEFAULTS: Final[dict[str, object]] = {
     "zookeeper.session.timeout.ms": 6000,
     "group.initial.rebalance.delay.ms": 0,
-    "transaction.state.log.replication.factor": 1,
-    "transaction.state.log.min.isr": 1,
 }
 
 

@@ -51,7 +51,11 @@ class ReplicaKeys:
         importance=HIGH,
     )
     replica_socket_timeout_ms = int32(
-        "replica.socket.timeout.ms", 30000, "How long a follower waits for a Fetch response.", importance=HIGH
+        "replica.socket.timeout.ms",
+        30000,
+        "How long a follower waits for a Fetch response.",
+        importance=HIGH,
+        support=NO_EFFECT,
     )
     replica_socket_receive_buffer_bytes = int32(
         "replica.socket.receive.buffer.bytes",
@@ -61,22 +65,31 @@ class ReplicaKeys:
         support=NO_EFFECT,
     )
     replica_fetch_max_bytes = int32(
-        "replica.fetch.max.bytes", 1048576, "Bytes that a follower asks for per partition.", check=at_least(0)
+        "replica.fetch.max.bytes",
+        1048576,
+        "Bytes that a follower asks for per partition.",
+        check=at_least(0),
+        support=NO_EFFECT,
     )
     replica_fetch_wait_max_ms = int32(
         "replica.fetch.wait.max.ms", 500, "How long a leader may hold back a follower's Fetch.", importance=HIGH
     )
     replica_fetch_backoff_ms = int32(
-        "replica.fetch.backoff.ms", 1000, "How long a follower rests after an error.", check=at_least(0)
+        "replica.fetch.backoff.ms",
+        1000,
+        "How long a follower rests after an error.",
+        check=at_least(0),
+        support=NO_EFFECT,
     )
     replica_fetch_min_bytes = int32(
-        "replica.fetch.min.bytes", 1, "Bytes that a follower's Fetch waits for.", importance=HIGH
+        "replica.fetch.min.bytes", 1, "Bytes that a follower's Fetch waits for.", importance=HIGH, support=NO_EFFECT
     )
     replica_fetch_response_max_bytes = int32(
         "replica.fetch.response.max.bytes",
         10485760,
         "Bytes that a follower asks for in one Fetch.",
         check=at_least(0),
+        support=NO_EFFECT,
     )
     num_replica_fetchers = int32(
         "num.replica.fetchers",

@@ -150,6 +150,7 @@ class RetentionKeys:
         "How long after the start the first retention and flush passes run.",
         importance=LOW,
         check=at_least(0),
+        support=NO_EFFECT,
     )
 
 
@@ -175,7 +176,7 @@ class FlushKeys:
 
 
 class CleanerKeys:
-    log_cleaner_enable = boolean("log.cleaner.enable", True, "Whether compaction runs at all.")
+    log_cleaner_enable = boolean("log.cleaner.enable", True, "Whether compaction runs at all.", support=NO_EFFECT)
     log_cleaner_threads = int32(
         "log.cleaner.threads",
         1,

@@ -51,7 +51,11 @@ class IdentityKeys:
         support=NO_EFFECT,
     )
     request_timeout_ms = int32(
-        "request.timeout.ms", 30000, "How long this broker waits for the answer to a request it sent.", importance=HIGH
+        "request.timeout.ms",
+        30000,
+        "How long this broker waits for the answer to a request it sent.",
+        importance=HIGH,
+        support=NO_EFFECT,
     )
 
 
@@ -151,7 +155,10 @@ class SocketKeys:
         "socket.listen.backlog.size", 50, "Connections that may wait to be accepted.", check=at_least(1)
     )
     socket_connection_setup_timeout_ms = int64(
-        "socket.connection.setup.timeout.ms", 10000, "How long this broker tries to connect to another one."
+        "socket.connection.setup.timeout.ms",
+        10000,
+        "How long this broker tries to connect to another one.",
+        support=NO_EFFECT,
     )
     socket_connection_setup_timeout_max_ms = int64(
         "socket.connection.setup.timeout.max.ms",
@@ -231,7 +238,11 @@ class RequestKeys:
         check=at_least(0),
     )
     fetch_max_bytes = int32(
-        "fetch.max.bytes", 57671680, "The most bytes that one Fetch response carries.", check=at_least(1024)
+        "fetch.max.bytes",
+        57671680,
+        "The most bytes that one Fetch response carries.",
+        check=at_least(1024),
+        support=NO_EFFECT,
     )
     max_request_partition_size_limit = int32(
         "max.request.partition.size.limit",
@@ -328,12 +339,6 @@ class KlammKeys:
         0,
         "The port of the embedded ZooKeeper server; 0 takes a free port.",
         check=between(0, 65535),
-    )
-    klamm_max_decompressed_bytes = int64(
-        "klamm.max.decompressed.bytes",
-        268435456,
-        "A record batch that decompresses to more than this is refused.",
-        check=at_least(1),
     )
     klamm_switch_interval_seconds = double(
         "klamm.switch.interval.seconds",

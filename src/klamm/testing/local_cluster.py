@@ -34,7 +34,6 @@ TEST_DEFAULTS: Final[Mapping[str, object]] = {
     "zookeeper.session.timeout.ms": 2000,
     "replica.lag.time.max.ms": 2000,
     "replica.fetch.wait.max.ms": 200,
-    "replica.fetch.backoff.ms": 100,
     "controlled.shutdown.retry.backoff.ms": 100,
     "group.initial.rebalance.delay.ms": 0,
     "offsets.topic.num.partitions": 4,

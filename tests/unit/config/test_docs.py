@@ -35,7 +35,7 @@ def test_a_key_is_honoured_exactly_when_it_says_so(key: AnyKey) -> None:
     gives_a_default = any(topic.support is Support.HONOURED for topic in topics)
     is_read = gives_a_default or re.search(rf"\.{key.attribute}\b", readers()) is not None
     if key.support is not Support.ONLY_DEFAULT:
-        assert is_read == (key.support is Support.HONOURED)
+        assert is_read == (key.support is Support.HONOURED), f"support={key.support} of {key.name} is not true"
 
 
 def test_keys_of_what_klamm_does_not_do_take_no_other_value() -> None:
