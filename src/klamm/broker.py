@@ -36,7 +36,7 @@ class Controller(Protocol):
 class Broker:
     """`broker_epoch` is the czxid of the broker's znode, set when it has registered.
 
-    `topics` waits for topics to appear in or vanish from the metadata, `elections` for new leaders.
+    `replica_changes` is the last change of hosted replicas that waits for its turn. `topics` waits for topics to appear in or vanish from the metadata, `elections` for new leaders.
     """
 
     id: int
@@ -56,6 +56,7 @@ class Broker:
     elections: DelayedOperationPurgatory
     zk: Any = None
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
+    replica_changes: asyncio.Future[Any] | None = None
 
     def __post_init__(self) -> None:
         register_purgatory(self.metrics, self.topics)

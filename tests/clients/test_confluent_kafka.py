@@ -46,11 +46,17 @@ def make_topic(servers: str, topic: str, partitions: int = 1, config: dict[str, 
 
 
 def producer(servers: str, **extra: Any) -> Producer:
-    return Producer({"bootstrap.servers": servers, "message.timeout.ms": 30000, **extra})
+    return Producer({"bootstrap.servers": servers, "message.timeout.ms": 30000, "log_level": 0, **extra})
 
 
 def consumer(servers: str, group: str, **extra: Any) -> Consumer:
-    settings = {"auto.offset.reset": "earliest", "enable.auto.commit": False, "session.timeout.ms": 6000, **extra}
+    settings = {
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "session.timeout.ms": 6000,
+        "log_level": 0,
+        **extra,
+    }
     return Consumer({"bootstrap.servers": servers, "group.id": group, **settings})
 
 
@@ -191,13 +197,14 @@ def test_static_member_comes_back_without_a_rebalance(servers: str, name: Name) 
     member.subscribe([topic])
     take(member, 2)
     member.commit(asynchronous=False)
-    before = AdminClient({"bootstrap.servers": servers}).describe_consumer_groups([group])[group].result(30)
+    admin = AdminClient({"bootstrap.servers": servers})
+    before = admin.describe_consumer_groups([group])[group].result(30)
     member.close()
     again = consumer(servers, group, **{"group.instance.id": "one"})
     again.subscribe([topic])
     produce_all(servers, topic, [b"3"])
     assert take(again, 1)[0].value() == b"3"
-    after = AdminClient({"bootstrap.servers": servers}).describe_consumer_groups([group])[group].result(30)
+    after = admin.describe_consumer_groups([group])[group].result(30)
     assert [m.group_instance_id for m in after.members] == ["one"]
     assert before.members[0].assignment.topic_partitions == after.members[0].assignment.topic_partitions
     again.close()

@@ -1,10 +1,16 @@
-"""What the control APIs have in common: a request for an earlier life of this broker is refused."""
+"""What the control APIs have in common: fencing of earlier lives, and one order for all changes of replicas."""
 
 from __future__ import annotations
 
-from klamm.apis.registry import Broker
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from klamm.apis.registry import Broker, then
 from klamm.errors import ErrorCode
 from klamm.model import UNKNOWN_BROKER_EPOCH
+
+R = TypeVar("R")
 
 
 def check_broker_epoch(broker: Broker, broker_epoch: int) -> ErrorCode:
@@ -15,3 +21,19 @@ def check_broker_epoch(broker: Broker, broker_epoch: int) -> ErrorCode:
     if broker_epoch == UNKNOWN_BROKER_EPOCH or broker_epoch >= broker.broker_epoch:
         return ErrorCode.NONE
     return ErrorCode.STALE_BROKER_EPOCH
+
+
+def in_order(broker: Broker, wait_for: asyncio.Future[None] | None, change: Callable[[], R]) -> R | asyncio.Future[R]:
+    """Runs `change` after every change that came before it, and after `wait_for`.
+
+    A LeaderAndIsr may have to read a topic's configuration first; a StopReplica that comes meanwhile, over another
+    connection, must not overtake it. Without anything to wait for, `change` runs at once.
+    """
+    earlier = broker.replica_changes
+    if wait_for is None and (earlier is None or earlier.done()):
+        return change()
+    waits = [future for future in (earlier, wait_for) if future is not None and not future.done()]
+    turn: asyncio.Future[Any] = asyncio.gather(*waits, return_exceptions=True)
+    mine = then(turn, lambda _: change())
+    broker.replica_changes = mine
+    return mine

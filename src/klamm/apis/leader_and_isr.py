@@ -7,8 +7,10 @@ A whole-request error (77 stale broker, 11 stale controller) is repeated for eve
 
 from __future__ import annotations
 
-from klamm.apis.control import check_broker_epoch
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+import asyncio
+
+from klamm.apis.control import check_broker_epoch, in_order
+from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.messages.leader_and_isr import (
@@ -21,8 +23,28 @@ from klamm.protocol.messages.leader_and_isr import (
 from klamm.replica.state_change import TopicPartitionStates
 
 
-def handle(broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest) -> LeaderAndIsrResponse:
+def handle(
+    broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest
+) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
     topics = _topics(req)
+    return in_order(broker, _configs(broker, topics), lambda: _apply(broker, ctx, req, topics))
+
+
+def _configs(broker: Broker, topics: list[TopicPartitionStates]) -> asyncio.Future[None] | None:
+    """A log is made with its topic's configuration, so that of topics new to this broker is read first."""
+    logs = broker.logs
+    new = [
+        t.topic
+        for t in topics
+        if any(logs.get_log(TopicPartition(t.topic, s.partition_index)) is None for s in t.states)
+    ]
+    refresh = broker.configs.refresh_topics
+    return refresh(new) if new and refresh is not None else None
+
+
+def _apply(
+    broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest, topics: list[TopicPartitionStates]
+) -> LeaderAndIsrResponse:
     error = check_broker_epoch(broker, req.broker_epoch)
     codes: dict[TopicPartition, ErrorCode] = {}
     if error == ErrorCode.NONE:

@@ -7,14 +7,20 @@ A whole-request error (77, 11) comes without partitions.
 
 from __future__ import annotations
 
-from klamm.apis.control import check_broker_epoch
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.control import check_broker_epoch, in_order
+from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
 from klamm.model import TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
 from klamm.replica.state_change import StopReplica
 
 
-def handle(broker: Broker, ctx: RequestContext, req: StopReplicaRequest) -> StopReplicaResponse:
+def handle(
+    broker: Broker, ctx: RequestContext, req: StopReplicaRequest
+) -> StopReplicaResponse | Delayed[StopReplicaResponse]:
+    return in_order(broker, None, lambda: _stop(broker, req))
+
+
+def _stop(broker: Broker, req: StopReplicaRequest) -> StopReplicaResponse:
     if error := check_broker_epoch(broker, req.broker_epoch):
         return StopReplicaResponse(error_code=error, partition_errors=())
     result = broker.replicas.stop_replicas(req.controller_epoch, _stops(req))
