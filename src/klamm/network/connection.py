@@ -82,9 +82,11 @@ class Connection(MutableProtocol):
             self._process(self._monotonic())
 
     def buffer_updated(self, nbytes: int) -> None:
-        now = self.last_active_at = self._monotonic()
         processor = self.processor
         processor.incoming_bytes += nbytes
+        if self.paused & CLOSING:
+            return
+        now = self.last_active_at = self._monotonic()
         try:
             frames = self._reader.buffer_updated(nbytes)
         except ProtocolError as error:
@@ -207,8 +209,7 @@ class Connection(MutableProtocol):
     def _refuse(self, reason: str) -> None:
         """The peer does not speak the protocol: earlier requests are answered, then the connection closes."""
         _log.warning("Closing connection %s: %s", self.context.connection_id, reason)
-        self._frames.clear()
-        self.pause(CLOSING)
+        self.stop_reading()
         if not self.in_flight:
             self.close()
 
@@ -323,9 +324,13 @@ class Connection(MutableProtocol):
         self.resume(NOT_ADMITTED)
 
     def stop_reading(self) -> None:
-        """Takes no further request; those in flight are answered."""
+        """Takes no further request; those in flight are answered.
+
+        What still comes is read and dropped: unread bytes would make the system reset the connection at its close and
+        with that destroy responses on their way.
+        """
         self._frames.clear()
-        self.pause(CLOSING)
+        self.paused |= CLOSING
 
     # The end.
 

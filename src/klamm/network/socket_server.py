@@ -170,7 +170,8 @@ class SocketServer:
         for acceptor in self.acceptors:
             acceptor.processor.stop_reading()
         try:
-            await asyncio.wait_for(self.channel.drained(), timeout_ms / 1000)
+            if self.channel.in_flight:
+                await asyncio.wait_for(self.channel.drained(), timeout_ms / 1000)
         except TimeoutError:
             _log.warning("%d requests were not answered within %d ms of shutdown", self.channel.in_flight, timeout_ms)
         self.handler_pool.shutdown()

@@ -1,0 +1,349 @@
+"""Connections over real sockets: limits, idleness, slow readers, memory, start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from klamm.network import ConnectionLimits, RequestContext, SocketServerConfig
+from klamm.network.connection import MAX_IN_FLIGHT
+from klamm.protocol.messages.fetch import (
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tests.unit.network.harness import (
+    Answer,
+    RawClient,
+    ScriptedApi,
+    Server,
+    both_loops,
+    echo,
+    heartbeat,
+    heartbeat_api,
+    numbers,
+    settled,
+    until,
+)
+
+Run = Callable[[Any], None]
+PAYLOAD = bytes(1 << 20)
+
+
+def limited(**limits: Any) -> SocketServerConfig:
+    return SocketServerConfig(connection_limits=ConnectionLimits(**limits))
+
+
+async def ask(client: RawClient, number: int) -> int:
+    client.send(heartbeat(number))
+    return (await client.receive_heartbeat())[1]
+
+
+@both_loops
+def test_connections_per_address_are_limited(run: Run) -> None:
+    async def scenario() -> None:
+        async with Server(heartbeat_api(), config=limited(max_connections_per_ip=2)) as server:
+            first, second = await server.client(), await server.client()
+            assert [await ask(first, 1), await ask(second, 2)] == [1, 2]
+            third = await server.client()
+            assert await third.receive_end() == b""
+            await first.close()
+            await until(lambda: server.network.connection_count == 1)
+            fourth = await server.client()
+            assert await ask(fourth, 4) == 4
+            for client in (second, third, fourth):
+                await client.close()
+
+    run(scenario())
+
+
+def test_an_override_for_an_address_comes_first() -> None:
+    async def scenario() -> None:
+        config = limited(max_connections_per_ip=0, max_connections_per_ip_overrides={"127.0.0.1": 1})
+        async with Server(heartbeat_api(), config=config) as server:
+            first = await server.client()
+            assert await ask(first, 1) == 1
+            second = await server.client()
+            assert await second.receive_end() == b""
+            await first.close()
+            await second.close()
+
+    asyncio.run(scenario())
+
+
+@both_loops
+def test_above_max_connections_new_ones_wait_for_a_place(run: Run) -> None:
+    async def scenario() -> None:
+        async with Server(heartbeat_api(), config=limited(max_connections=1)) as server:
+            first, second = await server.client(), await server.client()
+            assert await ask(first, 1) == 1
+            second.send(heartbeat(2))
+            await settled()
+            assert server.network.connection_count == 1
+            await first.close()
+            assert await second.receive_heartbeat() == (0, 2)
+            third = await server.client()
+            server.network.update_limits(ConnectionLimits(max_connections=2))
+            assert await ask(third, 3) == 3
+            blocked = server.registry.find(
+                "kafka.network", "Acceptor", "AcceptorBlockedPercent", {"listener": "PLAINTEXT"}
+            )
+            assert blocked is not None and blocked.count_ns > 0  # type: ignore[union-attr]
+            await second.close()
+            await third.close()
+
+    run(scenario())
+
+
+def test_no_more_than_the_backlog_waits() -> None:
+    async def scenario() -> None:
+        config = SocketServerConfig(connection_limits=ConnectionLimits(max_connections=1), socket_listen_backlog_size=2)
+        async with Server(heartbeat_api(), config=config) as server:
+            first = await server.client()
+            assert await ask(first, 1) == 1
+            waiting = [await server.client() for _ in range(2)]
+            await settled()
+            refused = await server.client()
+            assert await refused.receive_end() == b""
+            for client in (first, *waiting, refused):
+                await client.close()
+
+    asyncio.run(scenario())
+
+
+@both_loops
+def test_a_listener_limit_and_the_protected_listener(run: Run) -> None:
+    async def scenario() -> None:
+        config = limited(max_connections=2, listener_max_connections={"REPLICATION": 2})
+        listeners = ("CLIENTS", "REPLICATION")
+        async with Server(
+            heartbeat_api(), config=config, listeners=listeners, inter_broker_listener="REPLICATION"
+        ) as server:
+            old, busy = await server.client("CLIENTS"), await server.client("CLIENTS")
+            assert [await ask(old, 1), await ask(busy, 2)] == [1, 2]
+            broker = await server.client("REPLICATION")
+            assert await ask(broker, 3) == 3
+            assert await old.receive_end() == b""
+            assert await ask(busy, 4) == 4
+            second = await server.client("REPLICATION")
+            assert await ask(second, 5) == 5
+            assert await busy.receive_end() == b""
+            third = await server.client("REPLICATION")
+            third.send(heartbeat(6))
+            await settled()
+            assert server.network.connection_count == 2
+            await second.close()
+            assert await third.receive_heartbeat() == (0, 6)
+            for client in (old, busy, broker, third):
+                await client.close()
+
+    run(scenario())
+
+
+@both_loops
+def test_an_idle_connection_is_closed_and_one_that_waits_for_an_answer_is_not(run: Run) -> None:
+    async def scenario() -> None:
+        delayed: asyncio.Future[HeartbeatResponse] = asyncio.get_running_loop().create_future()
+        api = heartbeat_api(lambda _, r: delayed if r.generation_id == 7 else echo(r))
+        async with Server(api, config=SocketServerConfig(connections_max_idle_ms=60)) as server:
+            waiting, idle = await server.client(), await server.client()
+            waiting.send(heartbeat(7))
+            assert await ask(idle, 1) == 1
+            assert await idle.receive_end() == b""
+            again = await server.client()
+            assert await again.receive_end() == b""
+            delayed.set_result(HeartbeatResponse(error_code=7))
+            assert await waiting.receive_heartbeat() == (0, 7)
+            assert await waiting.receive_end() == b""
+            assert server.value("SocketServer", "ExpiredConnectionsKilledCount") == 3
+            for client in (waiting, idle, again):
+                await client.close()
+
+    run(scenario())
+
+
+def fetch_api() -> ScriptedApi:
+    """Answers with one MiB, the same object each time."""
+
+    def script(_: RequestContext, request: FetchRequest) -> Answer:
+        partition = PartitionData(partition_index=0, error_code=0, high_watermark=0, records=PAYLOAD)
+        return FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=[partition])])
+
+    return ScriptedApi(FetchRequest, FetchResponse, script, metric_name=lambda r: "FetchConsumer")
+
+
+def fetch() -> FetchRequest:
+    return FetchRequest(replica_id=-1, max_wait_ms=0, min_bytes=0, topics=[])
+
+
+@both_loops
+def test_a_client_that_does_not_read_is_not_served_further(run: Run) -> None:
+    async def scenario() -> None:
+        api = fetch_api()
+        beat = heartbeat_api()
+        async with Server(api, beat, config=SocketServerConfig(socket_send_buffer_bytes=32768)) as server:
+            raw = socket.socket()
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
+            raw.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", server.port))
+            reader, writer = await asyncio.open_connection(sock=raw, limit=4096)
+            slow = RawClient(reader, writer)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            for _ in range(20):
+                slow.send(fetch(), 4)
+            await until(lambda: api.asked)
+            other = await server.client()
+            for number in range(50):
+                assert await ask(other, number) == number
+            assert len(api.asked) <= 2
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            for number in range(20):
+                size, correlation_id = struct.unpack(">ii", await reader.readexactly(8))
+                assert correlation_id == number and size > len(PAYLOAD)
+                await reader.readexactly(size - 4)
+            assert len(api.asked) == 20
+            assert server.value("RequestMetrics", "TotalTimeMs", request="FetchConsumer") == 20
+            await slow.close()
+            await other.close()
+
+    run(scenario())
+
+
+@both_loops
+def test_large_requests_and_responses_pass_whole(run: Run) -> None:
+    async def scenario() -> None:
+        api = heartbeat_api(lambda _, r: HeartbeatResponse(error_code=len(r.group_id) % 30_000))
+        async with Server(api, fetch_api()) as server:
+            client = await server.client()
+            client.send(HeartbeatRequest(group_id="x" * 32_000, generation_id=1, member_id="y" * 32_000))
+            assert await client.receive_heartbeat() == (0, 2_000)
+            client.send(fetch(), 4)
+            assert PAYLOAD in await client.receive()
+            await client.close()
+
+    run(scenario())
+
+
+@both_loops
+def test_queued_request_bytes_are_limited(run: Run) -> None:
+    async def scenario() -> None:
+        api = heartbeat_api()
+        config = SocketServerConfig(queued_max_request_bytes=100)
+        async with Server(api, config=config, started=False) as server:
+            server.accept_without_handlers()
+            clients = [await server.client() for _ in range(5)]
+            for number, client in enumerate(clients):
+                client.send(heartbeat(number))
+                client.send(heartbeat(number))
+            pool = server.network.channel.memory_pool
+            await until(lambda: len(pool.waiting) == 3)
+            assert pool.used_bytes == 4 * 26
+            assert server.value("SocketServer", "MemoryPoolUsed") == pool.used_bytes
+            assert server.value("SocketServer", "MemoryPoolAvailable") == 0
+            server.network.handler_pool.start()
+            for number, client in enumerate(clients):
+                assert [await client.receive_heartbeat() for _ in range(2)] == [(0, number), (1, number)]
+                await client.close()
+            assert pool.used_bytes == 0
+
+    run(scenario())
+
+
+@both_loops
+def test_who_connects_before_the_start_is_answered_after_it(run: Run) -> None:
+    async def scenario() -> None:
+        async with Server(heartbeat_api(), started=False) as server:
+            assert server.network.endpoints[0].port == server.port > 0
+            early = await server.client()
+            early.send(heartbeat(1))
+            await settled()
+            assert server.network.channel.in_flight == 0
+            server.network.start_processing()
+            assert await early.receive_heartbeat() == (0, 1)
+            await early.close()
+
+    run(scenario())
+
+
+@both_loops
+def test_shutdown_answers_what_is_in_flight(run: Run) -> None:
+    async def scenario() -> None:
+        delayed: asyncio.Future[HeartbeatResponse] = asyncio.get_running_loop().create_future()
+        api = heartbeat_api(lambda *_: delayed)
+        async with Server(api) as server:
+            client = await server.client()
+            client.send(heartbeat(1))
+            await until(lambda: api.asked)
+            stopping = asyncio.ensure_future(server.network.shutdown(timeout_ms=60_000))
+            await settled()
+            with pytest.raises(ConnectionError):
+                await server.client()
+            client.send(heartbeat(2))
+            delayed.set_result(HeartbeatResponse(error_code=1))
+            await stopping
+            assert await client.receive_heartbeat() == (0, 1)
+            assert await client.receive_end() == b""
+            assert numbers(api) == [1]
+            await client.close()
+
+    run(scenario())
+
+
+@both_loops
+def test_shutdown_does_not_wait_for_ever(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        never: asyncio.Future[HeartbeatResponse] = asyncio.get_running_loop().create_future()
+        api = heartbeat_api(lambda *_: never)
+        async with Server(api) as server:
+            client = await server.client()
+            client.send(heartbeat(1))
+            await until(lambda: api.asked)
+            await server.network.shutdown(timeout_ms=20)
+            assert await client.receive_end() == b""
+            never.set_result(HeartbeatResponse(error_code=0))
+            await settled()
+            assert server.network.channel.in_flight == 0
+            await client.close()
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    assert "1 requests were not answered within 20 ms" in caplog.text
+
+
+@both_loops
+def test_the_pool_is_resized_under_load(run: Run) -> None:
+    async def scenario() -> None:
+        api = heartbeat_api()
+        async with Server(api) as server:
+            pool = server.network.handler_pool
+            clients = [await server.client() for _ in range(4)]
+
+            async def load(client: RawClient, base: int) -> None:
+                for start in range(0, 400, MAX_IN_FLIGHT):
+                    for number in range(start, start + MAX_IN_FLIGHT):
+                        client.send(heartbeat(base + number))
+                    for number in range(start, start + MAX_IN_FLIGHT):
+                        assert await client.receive_heartbeat() == (number, base + number)
+
+            async def resize() -> None:
+                for size in (1, 16, 3, 64, 1, 8) * 10:
+                    pool.resize(size)
+                    await asyncio.sleep(0)
+
+            await asyncio.gather(resize(), *(load(c, 1000 * i) for i, c in enumerate(clients)))
+            assert sorted(numbers(api)) == sorted(1000 * i + n for i in range(4) for n in range(400))
+            assert pool.size == 8
+            with pytest.raises(ValueError, match="at least one handler"):
+                pool.resize(0)
+            for client in clients:
+                await client.close()
+
+    run(scenario())
