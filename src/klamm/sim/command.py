@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="klamm simulate", description="Tries to break the control plane, seed by seed."
     )
-    parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
+    parser.add_argument("--seeds", type=int, help="how many seeds to run (default 200, or as many as the mutant needs)")
     parser.add_argument("--first", type=int, default=0, help="the first seed of the range")
     parser.add_argument("--seed", type=int, help="run this one seed and print its transcript")
     parser.add_argument("--brokers", type=int, default=3)
@@ -21,10 +21,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--all-lines", action="store_true", help="print whole transcripts")
     args = parser.parse_args(argv)
     if args.mutant:
-        from klamm.sim.mutants import install
+        from klamm.sim.mutants import MUTANTS, install
 
         install(args.mutant)
-    return simulate(args.seeds, args.seed, args.brokers, first=args.first, mutant=args.mutant, all_lines=args.all_lines)
+        if args.seeds is None:
+            args.seeds = MUTANTS[args.mutant].seeds
+    return simulate(
+        args.seeds or 200, args.seed, args.brokers, first=args.first, mutant=args.mutant, all_lines=args.all_lines
+    )
 
 
 def simulate(

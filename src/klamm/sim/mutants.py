@@ -1,0 +1,130 @@
+"""Bugs to build into the controller, one at a time: the simulator must catch each of them.
+
+A mutant replaces source text of one module when that module is first imported. One that survives means that a fault or
+a checker is missing; one whose text is not found any more must be written anew.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    module: str
+    old: str
+    new: str
+    seeds: int = 60
+    """Within so many seeds it must be caught."""
+
+
+_C: Final = "klamm.controller."
+MUTANTS: Final[dict[str, Mutant]] = {
+    "no_fence": Mutant(_C + "store", "yield ZkMulti((fence, *ops))", "(None, *(yield ZkMulti(tuple(ops))))"),
+    "no_bounce_detection": Mutant(_C + "broker_changes", "now[b].epoch > known[b].epoch", "False", 120),
+    "no_leader_epoch_bump": Mutant(
+        "klamm.model", "leader_epoch=self.leader_epoch + 1", "leader_epoch=self.leader_epoch"
+    ),
+    "elect_outside_isr": Mutant(_C + "election", "if r in state.isr), None)\n    if leader", "), None)\n    if leader"),
+    "empty_isr": Mutant(_C + "election", "isr = state.isr if state.isr == (replica,) else ", "isr = "),
+    "no_full_state_at_startup": Mutant(
+        _C + "broker_changes",
+        "update_metadata=everything, update_metadata_to=ids",
+        "update_metadata=(), update_metadata_to=ids",
+    ),
+    "no_live_list_first": Mutant(_C + "failover", "    yield from tell_live_brokers(ctx)\n", "    yield from ()\n"),
+    "states_in_a_second_step_forgotten": Mutant(
+        _C + "partition_state_machine",
+        "            ctx.put_partition_state(tp, PartitionState.NEW)",
+        "            ctx.put_partition_state(tp, PartitionState.ONLINE)",
+        200,
+    ),
+    "lost_answer_means_failure": Mutant(
+        _C + "store", "elif tp in intended and _is_ours(ctx, state, intended[tp]):", "elif False:", 200
+    ),
+    "no_election_when_nobody_leads": Mutant(
+        _C + "controller", "                yield Enqueue(e.Reelect())\n", "                pass\n", 400
+    ),
+    "dead_broker_stays_in_isr": Mutant(
+        _C + "broker_changes",
+        "    yield from replica_state_machine.handle_state_changes(ctx, others, ReplicaState.OFFLINE)\n",
+        "    yield from ()\n",
+    ),
+    "offline_partitions_not_retried": Mutant(
+        _C + "broker_changes",
+        "    yield from partition_state_machine.trigger_online(ctx)\n    yield from reass",
+        "    yield from reass",
+    ),
+    "deletion_not_resumed": Mutant(
+        _C + "broker_changes",
+        "    yield from deletion.resume_for_topics(ctx, dict.fromkeys(r.partition.topic for r in replicas))\n",
+        "",
+    ),
+    "deletion_does_not_wait": Mutant(
+        _C + "deletion",
+        "if ctx.are_all_replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):",
+        "if ctx.count_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):",
+    ),
+    "stale_answers_believed": Mutant(
+        _C + "deletion", "    return broker is not None and (", "    return True or broker is not None and (", 400
+    ),
+    "queued_events_not_answered": Mutant(
+        "klamm.sim.node", "                on_reply(refusal(event))", "                pass"
+    ),
+    "topic_id_lost_on_rewrite": Mutant(_C + "topic_store", "stored.znode.topic_id or ctx.topic_ids.get(topic)", "None"),
+    "alter_partition_without_version": Mutant(
+        _C + "isr_changes",
+        "if item.partition_epoch > current.partition_epoch or item.leader_epoch > current.leader_epoch:",
+        "if False:",
+    ),
+    "reassignment_drops_before_sync": Mutant(_C + "reassignment", "set(target) <= set(isr)", "True"),
+    "shutting_down_broker_elected": Mutant(
+        _C + "election", "if r in state.isr and r not in shutting_down", "if r in state.isr", 200
+    ),
+}
+
+
+class _Loader(importlib.abc.InspectLoader):
+    def __init__(self, path: str, mutant: Mutant) -> None:
+        self._path = path
+        self._mutant = mutant
+
+    def get_source(self, fullname: str) -> str:
+        source = Path(self._path).read_text()
+        if self._mutant.old not in source:
+            raise LookupError(f"the text of the mutant is not in {fullname}: {self._mutant.old!r}")
+        return source.replace(self._mutant.old, self._mutant.new)
+
+    def is_package(self, fullname: str) -> bool:
+        return False
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._mutant.module:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert spec is not None and spec.origin is not None
+        return importlib.machinery.ModuleSpec(fullname, _Loader(spec.origin, self._mutant), origin=spec.origin)
+
+
+def install(name: str) -> None:
+    """Puts a mutant in place, in a process that has not imported its module yet."""
+    if name not in MUTANTS:
+        raise SystemExit(f"there is no mutant {name!r}; there are: {', '.join(MUTANTS)}")
+    mutant = MUTANTS[name]
+    if mutant.module in sys.modules:
+        raise SystemExit(f"{mutant.module} is imported already: run mutants in a process of their own")
+    sys.meta_path.insert(0, _Finder(mutant))
