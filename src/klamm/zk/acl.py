@@ -47,12 +47,16 @@ def _is_valid(entry: Acl) -> bool:
 
 def check_acl(acl: tuple[Acl, ...], perms: int, auth: Sequence[Id], path: str) -> None:
     """Raises NoAuth unless some rule grants one of `perms` to one of the identities in `auth`."""
-    if acl is OPEN_ACL or acl == OPEN_ACL or any(who.scheme == "super" for who in auth):
-        return
-    for entry in acl:
-        if entry.perms & perms and (entry.scheme == "world" or any(_matches(entry, who) for who in auth)):
-            return
-    raise NoAuth(path)
+    if acl is not OPEN_ACL and not is_allowed(acl, perms, auth):
+        raise NoAuth(path)
+
+
+def is_allowed(acl: tuple[Acl, ...], perms: int, auth: Sequence[Id]) -> bool:
+    if acl is OPEN_ACL or any(who.scheme == "super" for who in auth):
+        return True
+    return any(
+        entry.perms & perms and (entry.scheme == "world" or any(_matches(entry, who) for who in auth)) for entry in acl
+    )
 
 
 def _matches(entry: Acl, who: Id) -> bool:

@@ -154,6 +154,7 @@ class EmbeddedZooKeeper:
         """False when the client's host has too many connections already."""
         self.connections[connection.number] = connection
         self._hosts[connection.host] += 1
+        self.tree.identify_watcher(connection.number, connection.auth)
         return self._hosts[connection.host] <= self._max_connections_per_host
 
     def on_disconnected(self, connection: Connection) -> None:
@@ -318,8 +319,7 @@ class EmbeddedZooKeeper:
             if connection is not None:
                 self._send(connection, jute.notification(event))
 
-    @staticmethod
-    def _authenticate(connection: Connection, scheme: str, credential: bytes) -> None:
+    def _authenticate(self, connection: Connection, scheme: str, credential: bytes) -> None:
         if scheme == "ip":
             return
         if scheme != "digest":
@@ -329,6 +329,7 @@ class EmbeddedZooKeeper:
         who = Id("digest", f"{user}:{digest}")
         if who not in connection.auth:
             connection.auth = (*connection.auth, who)
+            self.tree.identify_watcher(connection.number, connection.auth)
 
     # --- snapshots ---------------------------------------------------------------------------------------------------
 

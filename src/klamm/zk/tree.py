@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar, assert_never, overload
 
-from klamm.zk.acl import READ_ACL_PERMS, SUPER, check_acl, resolve_acl
+from klamm.zk.acl import READ_ACL_PERMS, SUPER, check_acl, is_allowed, resolve_acl
 from klamm.zk.nodes import Session, Znode, is_valid_path
 from klamm.zk.ops import (
     Acl,
@@ -83,7 +83,8 @@ class ZnodeTree:
         self._tick_ms = tick_ms
         self._events: list[tuple[int, WatchEvent]] = []
         self._undo: list[Callable[[], object]] = []
-        self._changes: list[tuple[EventType, str]] = []
+        self._changes: list[tuple[EventType, str, Znode]] = []
+        self._identities: dict[int, Sequence[Id]] = {}
         for path, children in (("/", ["zookeeper"]), ("/zookeeper", ["quota", "config"]), ("/zookeeper/quota", [])):
             self.nodes[path] = Znode(b"", children=dict.fromkeys(children))
         config = self.nodes["/zookeeper/config"] = Znode(b"", acl=_READ_ONLY_ACL)
@@ -182,8 +183,8 @@ class ZnodeTree:
             self._changes.clear()
             raise
         self.last_zxid = zxid
-        for event, path in self._changes:
-            self._fire(event, path)
+        for event, path, node in self._changes:
+            self._fire(event, path, node)
         self._undo.clear()
         self._changes.clear()
         return result
@@ -246,7 +247,7 @@ class ZnodeTree:
                 del self.sessions[node.ephemeral_owner].ephemerals[path]
 
         self._undo.append(undo)
-        self._changes.append((EventType.CREATED, path))
+        self._changes.append((EventType.CREATED, path, node))
 
     def _set_data(self, op: SetData, zxid: int, now_ms: int, auth: Sequence[Id]) -> SetDataResult:
         node = self._valid_node(op.path)
@@ -258,7 +259,7 @@ class ZnodeTree:
             node.data, node.version, node.mzxid, node.mtime = old
 
         self._undo.append(undo)
-        self._changes.append((EventType.DATA_CHANGED, op.path))
+        self._changes.append((EventType.DATA_CHANGED, op.path, node))
         node.data, node.version, node.mzxid, node.mtime = op.data, node.version + 1, zxid, now_ms
         return SetDataResult(node.stat())
 
@@ -295,7 +296,7 @@ class ZnodeTree:
                 owner[path] = None
 
         self._undo.append(undo)
-        self._changes.append((EventType.DELETED, path))
+        self._changes.append((EventType.DELETED, path, node))
 
     def _set_acl(self, op: SetAcl, auth: Sequence[Id]) -> SetDataResult:
         if not is_valid_path(op.path):
@@ -330,15 +331,15 @@ class ZnodeTree:
     def read(self, op: ReadOp, watcher: int | None = ..., auth: Sequence[Id] = ...) -> ReadResult: ...
     def read(self, op: ReadOp, watcher: int | None = None, auth: Sequence[Id] = SUPER) -> ReadResult:
         """One read; `watcher` is who hears of the next change when the operation asks for a watch."""
-        if isinstance(op, Exists):
-            if op.watch and watcher is not None:
-                self.data_watches.add(op.path, watcher)
-            found = self.nodes.get(op.path)
-            return ExistsResult(None if found is None else found.stat())
-        node = self._node(op.path)
-        check_acl(node.acl, Perms.READ, auth, op.path)
+        node = self.nodes.get(op.path)
+        if node is not None:
+            check_acl(node.acl, Perms.READ, auth, op.path)
+        elif not isinstance(op, Exists):
+            raise NoNode(op.path)
         if op.watch and watcher is not None:
-            (self.data_watches if isinstance(op, GetData) else self.child_watches).add(op.path, watcher)
+            (self.child_watches if isinstance(op, GetChildren) else self.data_watches).add(op.path, watcher)
+        if isinstance(op, Exists) or node is None:
+            return ExistsResult(None if node is None else node.stat())
         if isinstance(op, GetData):
             return GetDataResult(node.data, node.stat())
         return GetChildrenResult(tuple(node.children or ()), node.stat())
@@ -398,29 +399,36 @@ class ZnodeTree:
             else:
                 self.child_watches.add(path, watcher)
 
+    def identify_watcher(self, watcher: int, auth: Sequence[Id]) -> None:
+        """Who the watcher is: an event about a znode that it may not read is not told."""
+        self._identities[watcher] = auth
+
     def remove_watcher(self, watcher: int) -> None:
         """Forgets all watches of a connection that is gone; they do not survive it, the session does."""
         self.data_watches.remove_watcher(watcher)
         self.child_watches.remove_watcher(watcher)
+        self._identities.pop(watcher, None)
 
     def take_events(self) -> list[tuple[int, WatchEvent]]:
         """What watchers are owed since the last call, in order of the changes."""
         events, self._events = self._events, []
         return events
 
-    def _fire(self, event: EventType, path: str) -> None:
+    def _fire(self, event: EventType, path: str, node: Znode) -> None:
         told = self.data_watches.trigger(path)
-        for watcher in told:
-            self._tell(watcher, event, path)
-        if event is EventType.DATA_CHANGED:
-            return
         if event is EventType.DELETED:
-            for watcher in self.child_watches.trigger(path):
-                if watcher not in told:
-                    self._tell(watcher, event, path)
-        parent = path[: path.rfind("/")] or "/"
-        for watcher in self.child_watches.trigger(parent):
-            self._tell(watcher, EventType.CHILDREN_CHANGED, parent)
+            told += [watcher for watcher in self.child_watches.trigger(path) if watcher not in told]
+        self._tell_readers(told, event, path, node)
+        if event is not EventType.DATA_CHANGED:
+            parent = path[: path.rfind("/")] or "/"
+            watchers = self.child_watches.trigger(parent)
+            if watchers:
+                self._tell_readers(watchers, EventType.CHILDREN_CHANGED, parent, self.nodes.get(parent, node))
+
+    def _tell_readers(self, watchers: list[int], event: EventType, path: str, node: Znode) -> None:
+        for watcher in watchers:
+            if is_allowed(node.acl, Perms.READ, self._identities.get(watcher, SUPER)):
+                self._tell(watcher, event, path)
 
     def _tell(self, watcher: int, event: EventType, path: str) -> None:
         self._events.append((watcher, WatchEvent(event, path)))
