@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,25 +10,36 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from klamm.cli.main import main
 from klamm.testing import LocalCluster
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+
+@dataclass(frozen=True)
+class Done:
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
 
 
 @pytest.fixture
-def klamm(klamm_cluster: LocalCluster) -> Run:
-    """Runs a command; it must succeed unless `fails` is given."""
+def klamm(klamm_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process; it must succeed unless `fails` is given."""
 
-    def run(*arguments: str, stdin: str = "", fails: bool = False) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "KLAMM_BOOTSTRAP_SERVERS": klamm_cluster.bootstrap_servers}
-        command = [sys.executable, "-m", "klamm.cli.main", *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=100, env=env)
-        assert done.returncode == (1 if fails else 0), done.stderr
-        assert "Traceback" not in done.stderr
+    def run(*arguments: str, stdin: str = "", fails: bool = False) -> Done:
+        monkeypatch.setenv("KLAMM_BOOTSTRAP_SERVERS", klamm_cluster.bootstrap_servers)
+        monkeypatch.setattr(sys, "argv", ["klamm", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        done = Done(*capfd.readouterr())
+        assert (ended.value.code or 0) == (1 if fails else 0), done.stderr
         return done
 
     return run
