@@ -52,6 +52,7 @@ from klamm.purgatory import DelayedOperationPurgatory
 from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.producer_ids import ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
+from klamm.replica.topic_names import is_valid_topic_name
 
 Resp = TypeVar("Resp", bound=Message)
 M = TypeVar("M", bound=Message)
@@ -304,6 +305,8 @@ class OneBroker:
 
     def _created(self, topic: events.CreatableTopic, validate_only: bool) -> TopicResult:
         count = len(topic.assignments) or max(1, topic.num_partitions)
+        if not is_valid_topic_name(topic.name) or count > 100:
+            return TopicResult(topic.name, ErrorCode.INVALID_TOPIC_EXCEPTION, "It cannot be.")
         if self.broker.metadata.contains(topic.name):
             return TopicResult(topic.name, ErrorCode.TOPIC_ALREADY_EXISTS, "It exists.")
         topic_id = UUID(int=1000 + len(self.controller.submitted))

@@ -25,6 +25,7 @@ from klamm.protocol.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from klamm.replica.topic_names import is_valid_topic_name
 
 NOT_ASKED: Final = -(1 << 31)
 TOPIC_OPERATIONS: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
@@ -50,7 +51,7 @@ def _to_create(broker: Broker, req: MetadataRequest) -> list[str]:
         return []
     topics = broker.metadata.snapshot.topics
     names = [topic.name for topic in req.topics or () if topic.name is not None and topic.topic_id == ZERO_UUID]
-    return [name for name in dict.fromkeys(names) if name not in topics and topic_creation.is_valid_name(name)]
+    return [name for name in dict.fromkeys(names) if name not in topics and is_valid_topic_name(name)]
 
 
 def _named(broker: Broker, ctx: RequestContext, req: MetadataRequest, errors: dict[str, ErrorCode]) -> MetadataResponse:
@@ -104,7 +105,7 @@ class _Answer:
         if topic is not None:
             return self.topic(topic)
         if (error := errors.get(name)) is None:
-            valid = topic_creation.is_valid_name(name)
+            valid = is_valid_topic_name(name)
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if valid else ErrorCode.INVALID_TOPIC_EXCEPTION
         return self._failed(name, error, asked)
 

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable
-from typing import Final
 
 from klamm.apis.registry import Broker, then
 from klamm.controller.events import CreatableTopic, CreateTopics
 from klamm.controller.replies import TopicResults
 from klamm.errors import ErrorCode
 from klamm.model import GROUP_METADATA_TOPIC
-
-_LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._\-]{1,249}")
-
-
-def is_valid_name(name: str) -> bool:
-    return _LEGAL_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def create_missing(broker: Broker, names: Iterable[str]) -> asyncio.Future[dict[str, ErrorCode]]:

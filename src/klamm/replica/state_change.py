@@ -16,6 +16,7 @@ from klamm.errors import ErrorCode, LogDirError
 from klamm.log.log import Log
 from klamm.model import EPOCH_DURING_DELETE, NO_EPOCH, ZERO_UUID, TopicPartition
 from klamm.replica.partition import Partition
+from klamm.replica.topic_names import is_valid_topic_name
 
 if TYPE_CHECKING:
     from klamm.protocol.messages.leader_and_isr import LeaderAndIsrPartitionState
@@ -90,6 +91,8 @@ class StateChange:
             return ErrorCode.KAFKA_STORAGE_ERROR
         partition = replicas.partitions.get(tp)
         if partition is None:
+            if tp.partition < 0 or not is_valid_topic_name(tp.topic):
+                return ErrorCode.INVALID_TOPIC_EXCEPTION
             partition = Partition(tp, replicas.broker_id, max_lag_ms=replicas.max_lag_ms)
         if error := self._check(partition, topic_id, state):
             return error

@@ -50,6 +50,12 @@ class TestLeaderAndIsr:
         assert self.codes(one, replicas=(2, 3), leader=2) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
         assert TP not in one.broker.replicas.partitions and one.broker.logs.get_log(TP) is None
 
+    @pytest.mark.parametrize("name", ["../t", "a/b", "", ".", "x" * 250])
+    def test_a_name_that_cannot_be_a_directory_never_reaches_the_disk(self, one: OneBroker, name: str) -> None:
+        response = one.leader_and_isr({name: [0]}, version=4)
+        assert [e.error_code for e in response.partition_errors] == [ErrorCode.INVALID_TOPIC_EXCEPTION]
+        assert list((one.tmp_path / "logs").glob("*-0")) == []
+
     def test_an_earlier_life_of_the_broker(self, one: OneBroker) -> None:
         one.broker.broker_epoch = 100
         response = one.leader_and_isr({"t": [0]}, broker_epoch=99, version=4)
