@@ -78,6 +78,7 @@ class LocalLog:
         self.truncation_count = 0
         self.cleaner_offset = 0
         self._flush_requested_offset = recovery_point
+        self._flush_under_way = False
         self._unsynced_snapshots: list[str] = []
         self._first_unstable_offset = producers.first_unstable_offset
         self.config = config
@@ -143,20 +144,33 @@ class LocalLog:
     # flushing
 
     def _flush(self, offset: int) -> None:
-        """Asks for everything before `offset` to be forced to the disk, off the loop."""
-        if offset <= self.recovery_point:
+        """Asks for everything before `offset` to be forced to the disk, off the loop.
+
+        One flush of a log is under way at a time: what is asked for meanwhile goes with the next one.
+        """
+        self._flush_requested_offset = max(self._flush_requested_offset, offset)
+        if offset <= self.recovery_point or self._flush_under_way:
             return
         paths = self._prepare_flush(offset)
         truncations = self.truncation_count
-        self._flush_requested_offset = max(self._flush_requested_offset, offset)
+        self._flush_under_way = True
 
         def commit() -> None:
+            self._flush_under_way = False
             if truncations == self.truncation_count:
                 self.recovery_point = max(self.recovery_point, offset)
                 self.last_flush_ms = self.clock.now_ms()
                 self.host.flushed(self.topic_partition, self.recovery_point)
+            if self._flush_requested_offset > self.recovery_point and not self.is_failed:
+                self._flush_again()
 
         self.host.submit(fsync_job(self.files, self.log_dir, paths, commit))
+
+    def _flush_again(self) -> None:
+        try:
+            self._flush(self._flush_requested_offset)
+        except OSError as e:
+            self.host.failed(self.log_dir, e, f"flushing {self.dir}")
 
     def _prepare_flush(self, offset: int) -> list[str]:
         """Writes the indexes out; returns the files that must reach the disk before `offset` counts as recovered."""

@@ -1,4 +1,4 @@
-"""Keeps the number of open segments bounded: the one not used for longest is let go when there are too many."""
+"""Keeps open segments bounded, by number and by the memory of their indexes: those not used for longest are let go."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import Final, Protocol
 
 _log = logging.getLogger(__name__)
 DEFAULT_MAX_OPEN: Final = 1000
+DEFAULT_MAX_INDEX_BYTES: Final = 128 * 1024 * 1024
 
 
 class Releasable(Protocol):
     used: bool
+
+    @property
+    def index_memory_bytes(self) -> int: ...
 
     def release(self) -> None: ...
 
@@ -18,33 +22,41 @@ class Releasable(Protocol):
 class OpenSegments:
     """The clock algorithm: a use sets the segment's flag, a round over the open ones clears it."""
 
-    def __init__(self, max_open: int = DEFAULT_MAX_OPEN) -> None:
+    def __init__(self, max_open: int = DEFAULT_MAX_OPEN, max_index_bytes: int = DEFAULT_MAX_INDEX_BYTES) -> None:
         self._max_open = max_open
-        self._open: dict[Releasable, None] = {}
+        self._max_index_bytes = max_index_bytes
+        self._index_bytes = 0
+        self._open: dict[Releasable, int] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def opened(self, segment: Releasable) -> None:
+        """The indexes of the segment are loaded; what they take is counted as it is now."""
         segment.used = True
-        self._open[segment] = None
+        self._add(segment, segment.index_memory_bytes)
         attempts = 2 * len(self._open)
-        while len(self._open) > self._max_open and attempts > 0:
+        while attempts > 0 and (len(self._open) > self._max_open or self._index_bytes > self._max_index_bytes):
             attempts -= 1
             self._try_oldest(segment)
 
     def closed(self, segment: Releasable) -> None:
-        self._open.pop(segment, None)
+        self._index_bytes -= self._open.pop(segment, 0)
+
+    def _add(self, segment: Releasable, index_bytes: int) -> None:
+        self.closed(segment)
+        self._open[segment] = index_bytes
+        self._index_bytes += index_bytes
 
     def _try_oldest(self, keep: Releasable) -> None:
-        segment = next(iter(self._open))
-        del self._open[segment]
+        segment, index_bytes = next(iter(self._open.items()))
         if segment is not keep and not segment.used:
             try:
                 segment.release()
+                self.closed(segment)
                 return
             except OSError as e:
                 # the disk of another log: whoever uses that one next is told
                 _log.warning("%s cannot be let go: %s", segment, e)
         segment.used = segment is keep
-        self._open[segment] = None
+        self._add(segment, index_bytes)

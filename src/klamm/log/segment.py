@@ -97,7 +97,6 @@ class LogSegment:
         if self._handle is None:
             handle = self._files.open(self.path(names.LOG))
             self._handle = handle
-            self._pool.opened(self)
             try:
                 self.offset_index.load()
                 self.time_index.load()
@@ -106,8 +105,14 @@ class LogSegment:
             except (CorruptIndexError, FileNotFoundError) as e:
                 _log.warning("The indexes of %s are rebuilt: %s", self.path(names.LOG), e)
                 self._rebuild_indexes(handle, self.size_bytes)
+            self._pool.opened(self)
         self.used = True
         return self._handle
+
+    @property
+    def index_memory_bytes(self) -> int:
+        """What the loaded entries of both indexes take."""
+        return OffsetIndex.ENTRY_BYTES * self.offset_index.entries + TimeIndex.ENTRY_BYTES * self.time_index.entries
 
     @property
     def is_open(self) -> bool:

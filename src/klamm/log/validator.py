@@ -159,7 +159,7 @@ def _recompress(
     batch: RecordBatch, rows: list[Record], config: LogConfig, codec: int, append_time_ms: int
 ) -> Prepared | Rejection:
     data = build_batch(
-        rows,
+        [row._replace(offset=-1) for row in rows],
         compression=codec,
         producer_id=batch.producer_id,
         producer_epoch=batch.producer_epoch,

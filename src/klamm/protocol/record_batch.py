@@ -44,6 +44,8 @@ DELETE_HORIZON_BIT: Final = 0x40
 """The base timestamp is the time after which tombstones and markers of this batch may go (set by the cleaner)."""
 
 _INT32_MAX: Final = 0x7FFFFFFF
+_INT64_MIN: Final = -(1 << 63)
+_INT64_MAX: Final = (1 << 63) - 1
 _MIN_RECORD_BYTES: Final = 7
 _UINT32 = struct.Struct(">I")
 _CRC_AND_ATTRIBUTES = struct.Struct(">Ih")
@@ -248,6 +250,8 @@ def _decode_record(batch: RecordBatch, view: memoryview, position: int) -> tuple
         raise ProtocolError("the length of a record is not the length of its fields")
     is_append_time = batch.attributes & TIMESTAMP_TYPE_BIT
     timestamp = batch.max_timestamp if is_append_time else batch.base_timestamp + timestamp_delta
+    if not (_INT64_MIN <= timestamp <= _INT64_MAX and 0 <= offset_delta <= _INT32_MAX):
+        raise ProtocolError(f"a record has timestamp {timestamp} and offset delta {offset_delta}")
     return Record(batch.base_offset + offset_delta, timestamp, key, value, headers), position
 
 
