@@ -28,12 +28,13 @@ def demo() -> None:
             _step(steps, begun, "start", f"1 broker, process {cluster.pid(broker_id)}, {cluster.bootstrap_servers}")
             _create(cluster.bootstrap_servers, steps)
             _produce(cluster.bootstrap_servers, steps)
-            _consume(cluster.bootstrap_servers, steps, COUNT // 2)
+            first = _consume(cluster.bootstrap_servers, steps, COUNT // 2)
             begun = time.monotonic()
             cluster.kill(broker_id)
             cluster.start(broker_id)
             _step(steps, begun, "kill -9, start", "the log recovered, offsets reloaded")
-            _consume(cluster.bootstrap_servers, steps, COUNT - COUNT // 2)
+            second = _consume(cluster.bootstrap_servers, steps, COUNT - COUNT // 2)
+            _compare(first + second, steps)
             begun = time.monotonic()
             cluster.stop(broker_id)
             _step(steps, begun, "stop", "controlled shutdown")
@@ -75,13 +76,14 @@ def _produce(servers: str, steps: list[tuple[str, str, str]]) -> None:
     _step(steps, begun, "produce", f"{COUNT} records, idempotent, acks=all, lz4")
 
 
-def _consume(servers: str, steps: list[tuple[str, str, str]], count: int) -> None:
+def _consume(servers: str, steps: list[tuple[str, str, str]], count: int) -> list[bytes]:
     from confluent_kafka import Consumer
 
     begun = time.monotonic()
     consumer = Consumer(client_config(servers, group_id="demo", auto_offset_reset="earliest", enable_auto_commit=False))
     consumer.subscribe([TOPIC])
     seen: Counter[str] = Counter()
+    values: list[bytes] = []
     deadline = time.monotonic() + 60
     while seen.total() < count:
         if time.monotonic() > deadline:
@@ -89,9 +91,18 @@ def _consume(servers: str, steps: list[tuple[str, str, str]], count: int) -> Non
         for message in consumer.consume(min(100, count - seen.total()), 0.5):
             if message.error() is None:
                 seen[(message.key() or b"").decode()] += 1
+                values.append(message.value() or b"")
     consumer.commit(asynchronous=False)
     consumer.close()
     _step(steps, begun, "consume", f"{count} records in group demo, offsets committed: {_counted(seen)}")
+    return values
+
+
+def _compare(values: list[bytes], steps: list[tuple[str, str, str]]) -> None:
+    begun = time.monotonic()
+    if sorted(values) != sorted(f"order {number}".encode() for number in range(COUNT)):
+        fail(f"{COUNT} records were produced, but {len(set(values))} different ones came back, {len(values)} in all.")
+    _step(steps, begun, "compare", f"all {COUNT} records came back exactly once, across the kill")
 
 
 def _counted(seen: Counter[str]) -> str:

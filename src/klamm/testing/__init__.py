@@ -1,5 +1,19 @@
 """For tests of software that uses Kafka: a cluster of real broker processes in one line, and pytest fixtures."""
 
-from klamm.testing.local_cluster import LocalCluster
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from klamm.testing.local_cluster import LocalCluster
 
 __all__ = ["LocalCluster"]
+
+
+def __getattr__(name: str) -> object:
+    """Imported at the first use: every broker process passes through this package and should not pay for it."""
+    if name == "LocalCluster":
+        from klamm.testing.local_cluster import LocalCluster
+
+        return LocalCluster
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
