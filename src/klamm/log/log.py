@@ -178,6 +178,7 @@ class Log(LocalLog):
                 self.log_start_offset,
                 records_count=batch.record_count,
                 is_duplicate=True,
+                flush_pending=self.recovery_point <= known.last_offset < self._flush_requested_offset,
             )
         try:
             refusal = self.producers.validate(batch, origin)

@@ -96,18 +96,25 @@ class LogSegment:
         """The data file, with the indexes loaded. Rebuilds indexes whose files are missing or broken."""
         if self._handle is None:
             handle = self._files.open(self.path(names.LOG))
-            self._handle = handle
             try:
-                self.offset_index.load()
-                self.time_index.load()
-                if self.offset_index.last_position() > self.size_bytes:
-                    raise CorruptIndexError("an entry points beyond the end of the data")
-            except (CorruptIndexError, FileNotFoundError) as e:
-                _log.warning("The indexes of %s are rebuilt: %s", self.path(names.LOG), e)
-                self._rebuild_indexes(handle, self.size_bytes)
+                self._load_indexes(handle)
+            except OSError:
+                handle.close()
+                raise
+            self._handle = handle
             self._pool.opened(self)
         self.used = True
         return self._handle
+
+    def _load_indexes(self, handle: FileHandle) -> None:
+        try:
+            self.offset_index.load()
+            self.time_index.load()
+            if self.offset_index.last_position() > self.size_bytes:
+                raise CorruptIndexError("an entry points beyond the end of the data")
+        except (CorruptIndexError, FileNotFoundError) as e:
+            _log.warning("The indexes of %s are rebuilt: %s", self.path(names.LOG), e)
+            self._rebuild_indexes(handle, self.size_bytes)
 
     @property
     def index_memory_bytes(self) -> int:
