@@ -56,7 +56,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Columns as wide as their widest cell; numbers to the right; an empty table is only its head."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(columns)]
-    numeric = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(columns))]
+    numeric = [_is_numeric([row[i] for row in cells]) for i in range(len(columns))]
     say(bold(_line(columns, widths, numeric)))
     for row in cells:
         say(_line(row, widths, numeric))
@@ -74,5 +74,6 @@ def _cell(value: object) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
-def _is_number(text: str) -> bool:
-    return text == "-" or text.lstrip("-").isdecimal()
+def _is_numeric(column: Sequence[str]) -> bool:
+    given = [text for text in column if text != "-"]
+    return bool(given) and all(text.lstrip("-").isdecimal() for text in given)

@@ -140,8 +140,7 @@ def broker(
     """Run one broker in the foreground; SIGTERM stops it cleanly."""
     from klamm.config import KafkaConfig
 
-    for warning in KafkaConfig.from_file(config, override).warnings:
-        note(f"Warning: {warning}")
+    KafkaConfig.from_file(config, override)
     overrides = [argument for setting in override for argument in ("--override", setting)]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "klamm.server", "--config", str(config), *overrides])
