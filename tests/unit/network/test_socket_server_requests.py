@@ -429,3 +429,27 @@ def test_listeners_are_checked() -> None:
                 await other.network.bind()
 
     asyncio.run(scenario())
+
+
+@both_loops
+def test_nobody_overtakes_who_waits_for_room_in_the_queue(run: Run) -> None:
+    async def scenario() -> None:
+        api = heartbeat_api()
+        config = SocketServerConfig(queued_max_requests=2, num_io_threads=1)
+        async with Server(api, config=config, started=False) as server:
+            server.accept_without_handlers()
+            first, waiting, late = await server.client(), await server.client(), await server.client()
+            first.send(heartbeat(0))
+            first.send(heartbeat(1))
+            await until(lambda: len(server.network.channel.data.requests) == 2)
+            waiting.send(heartbeat(2))
+            await until(lambda: server.network.channel.data.waiting)
+            server.network.channel.data.requests.pop()
+            late.send(heartbeat(3))
+            await until(lambda: len(server.network.channel.data.waiting) == 2)
+            server.network.handler_pool.start()
+            assert await waiting.receive_heartbeat() == (0, 2)
+            assert await late.receive_heartbeat() == (0, 3)
+            assert numbers(api) == [0, 2, 3]
+
+    run(scenario())

@@ -1,0 +1,56 @@
+"""ConnectionQuotas: pure decisions and counts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.network.connection_quotas import Admission, ConnectionLimits, ConnectionQuotas
+
+
+def test_the_order_of_the_limits() -> None:
+    limits = ConnectionLimits(
+        max_connections=3,
+        max_connections_per_ip=2,
+        max_connections_per_ip_overrides={"10.0.0.9": 3},
+        listener_max_connections={"OUT": 1},
+    )
+    quotas = ConnectionQuotas(limits, protected_listener="IN")
+    assert quotas.acquire("OUT", "10.0.0.1") is Admission.ADMIT
+    assert quotas.acquire("OUT", "10.0.0.2") is Admission.WAIT
+    assert quotas.acquire("IN", "10.0.0.1") is Admission.ADMIT
+    assert quotas.acquire("IN", "10.0.0.1") is Admission.REFUSE
+    assert quotas.acquire("OTHER", "10.0.0.2") is Admission.ADMIT
+    assert quotas.acquire("OTHER", "10.0.0.2") is Admission.WAIT
+    assert quotas.acquire("IN", "10.0.0.9") is Admission.ADMIT_AND_EVICT
+    assert quotas.total == 4
+    quotas.release("OTHER", "10.0.0.2")
+    quotas.release("IN", "10.0.0.9")
+    assert quotas.acquire("OTHER", "10.0.0.9") is Admission.ADMIT
+    assert (quotas.connections_of("10.0.0.1"), quotas.connections_of("10.0.0.2")) == (2, 0)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from(["A", "B"]), st.sampled_from(["1.1.1.1", "2.2.2.2"]))),
+    st.integers(0, 4),
+    st.integers(0, 4),
+    st.integers(0, 4),
+)
+def test_no_limit_is_ever_exceeded(
+    steps: list[tuple[bool, str, str]], total: int, per_ip: int, per_listener: int
+) -> None:
+    limits = ConnectionLimits(total, per_ip, {}, {"A": per_listener})
+    quotas = ConnectionQuotas(limits)
+    held: list[tuple[str, str]] = []
+    for is_open, listener, ip in steps:
+        if is_open:
+            admission = quotas.acquire(listener, ip)
+            assert admission is not Admission.ADMIT_AND_EVICT
+            if admission is Admission.ADMIT:
+                held.append((listener, ip))
+        elif (listener, ip) in held:
+            held.remove((listener, ip))
+            quotas.release(listener, ip)
+        assert quotas.total == len(held) <= total or not held
+        assert all(quotas.connections_of(i) == sum(h[1] == i for h in held) <= per_ip for i in ("1.1.1.1", "2.2.2.2"))
+        assert sum(h[0] == "A" for h in held) <= per_listener
