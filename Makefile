@@ -48,8 +48,8 @@ format: $(STAMP) ## put the code into its form
 bench: $(STAMP) ## one broker beside the ceiling of this machine
 	$(BIN)/python -m bench.one_broker
 
-compat: $(STAMP) compat-tools ## clients of other languages; NAME=kcat for one, QUICK=1 for the short form, NAME=kcat for one
-	$(BIN)/python compat/run.py $(if $(QUICK),--quick) $(NAME) $(NAME)
+compat: $(STAMP) compat-tools ## clients of other languages; NAME=kcat for one, QUICK=1 for the short form
+	$(BIN)/python compat/run.py $(if $(QUICK),--quick) $(NAME)
 
 docs: $(STAMP) ## write the generated parts of docs/
 	$(BIN)/python -m klamm.apis.docs docs/apis.md
