@@ -28,6 +28,10 @@ class Channel:
         self._in_flight = False
         self.closed = False
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._queue
+
     def send(self, request: ControlRequest) -> None:
         self._queue.append(request)
         self._pump()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from klamm.controller.events import AlterPartition, BrokerChange, ControllerEvent
 from klamm.controller.requests import ControlRequest, LeaderAndIsrPartition
 from klamm.model import NO_LEADER, LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
 from klamm.sim.zookeeper import TOOLS_SESSION
@@ -59,11 +60,18 @@ class Checkers:
             f"broker {controller} sends under epoch {head.controller_epoch}, which is not its own",
         )
 
-    def after_event(self, node: Node) -> None:
-        """Between events the cache must know nothing that was never written."""
+    def after_event(self, node: Node, event: ControllerEvent) -> None:
+        """A controller knows its epoch, and keeps no dead broker in an ISR that has a living member."""
         ctx = node.controller.context
-        if ctx.is_active:
-            require(ctx.epoch > 0, f"broker {node.id} is active without an epoch")
+        if not ctx.is_active:
+            return
+        require(ctx.epoch > 0, f"broker {node.id} is active without an epoch")
+        if isinstance(event, BrokerChange | AlterPartition):
+            for tp, state in ctx.leadership.items():
+                isr = state.leader_and_isr.isr
+                dead = [r for r in isr if r not in ctx.live_or_shutting_down]
+                fine = not dead or len(isr) == 1 or ctx.is_queued_for_deletion(tp.topic)
+                require(fine, f"after {event} the ISR of {tp} is {isr}, of which {dead} are dead")
 
     # --- znodes ------------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         200,
     ),
     "lost_answer_means_failure": Mutant(
-        _C + "store", "elif tp in intended and _is_ours(ctx, state, intended[tp]):", "elif False:", 200
+        _C + "topic_creation", "if p.name in stored and stored[p.name].znode == p.znode)", "if p.name in ())", 200
     ),
     "no_election_when_nobody_leads": Mutant(
         _C + "controller", "                yield Enqueue(e.Reelect())\n", "                pass\n", 400
@@ -79,11 +79,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.sim.node", "                on_reply(refusal(event))", "                pass"
     ),
     "topic_id_lost_on_rewrite": Mutant(_C + "topic_store", "stored.znode.topic_id or ctx.topic_ids.get(topic)", "None"),
-    "alter_partition_without_version": Mutant(
-        _C + "isr_changes",
-        "if item.partition_epoch > current.partition_epoch or item.leader_epoch > current.leader_epoch:",
-        "if False:",
-    ),
+    "dead_broker_joins_isr": Mutant(_C + "isr_changes", "if not _is_eligible(ctx, item, tp):", "if False:", 200),
     "reassignment_drops_before_sync": Mutant(_C + "reassignment", "set(target) <= set(isr)", "True"),
     "shutting_down_broker_elected": Mutant(
         _C + "election", "if r in state.isr and r not in shutting_down", "if r in state.isr", 200

@@ -154,7 +154,8 @@ class Node:
                 effect = running.throw(error) if error is not None else running.send(value)
             except StopIteration:
                 self.running = None
-                self.world.checkers.after_event(self)
+                assert self.current is not None
+                self.world.checkers.after_event(self, self.current[0])
                 self._pump()
                 return
             value = error = None

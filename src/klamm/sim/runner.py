@@ -9,7 +9,7 @@ from klamm.sim.workload import Workload
 from klamm.sim.world import World
 
 FAULTS_MS = 3_000
-QUIET_MS = 6_000
+QUIET_MS = 4_500
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ def _run(world: World) -> None:
     world.scheduler.run_until(FAULTS_MS)
     world.resume_all()
     world.scheduler.run_until(FAULTS_MS + QUIET_MS)
+    patience = 200
+    while patience and not world.is_settled():
+        patience -= 1
+        world.scheduler.run_until(world.scheduler.time_ms + 5)
     check_quiet(world, work)
 
 

@@ -128,6 +128,8 @@ class Workload:
     def _ask(self, event: ControllerEvent, on_reply: Callable[[EventReply], None], node: Node | None = None) -> None:
         """Puts an event at some broker, mostly at the controller. Whoever lives to answer must answer."""
         up = self._up()
+        if not up:
+            return
         if node is None:
             active = self.world.active()
             node = self.rng.choice(active if active and self.rng.random() < 0.9 else up)
@@ -163,6 +165,8 @@ class Workload:
         def on_reply(reply: EventReply) -> None:
             assert isinstance(reply, TopicResults)
             for result in reply.topics:
+                taken = result.error is ErrorCode.TOPIC_ALREADY_EXISTS
+                require(not taken, f"{result.name} was asked for once and is said to exist already")
                 if result.error is ErrorCode.NONE:
                     self.created[result.name] = result.topic_id
 
@@ -258,7 +262,7 @@ class Workload:
                 for tp, mine in list(node.broker.hosted.items()):
                     if mine.leader == node.id:
                         self._maybe_expand(node, tp, mine)
-        self.world.scheduler.at(60, self.leaders_tick)
+        self.world.scheduler.at(80, self.leaders_tick)
 
     def _maybe_expand(self, node: Node, tp: TopicPartition, mine: Hosted) -> None:
         followers = [r for r in mine.replicas if r in mine.isr or self._follows(r, tp, mine)]

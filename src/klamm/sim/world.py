@@ -122,5 +122,12 @@ class World:
         for node in self.nodes.values():
             node.paused_until_ms = min(node.paused_until_ms, self.scheduler.time_ms)
 
+    def is_settled(self) -> bool:
+        """Nobody is in the middle of something: no event is processed or waits, no request is on its way."""
+        return all(
+            node.running is None and not node.queue and all(channel.is_idle for channel in node.channels.values())
+            for node in self.nodes.values()
+        )
+
     def later(self, delay_ms: int, call: Callable[[], None]) -> None:
         self.scheduler.at(delay_ms, call)
