@@ -23,6 +23,7 @@ class Mutant:
     new: str
     seeds: int = 60
     """Within so many seeds it must be caught."""
+    first: int = 0
 
 
 _C: Final = "klamm.controller."

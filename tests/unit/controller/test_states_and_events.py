@@ -1,0 +1,95 @@
+"""States with Kafka's values and timers; every event has a state and an answer for a caller that is refused."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from klamm.controller import events as e
+from klamm.controller.config import InterBrokerProtocol
+from klamm.controller.replies import ControlledShutdownResult, TopicResults
+from klamm.controller.states import ControllerState
+from klamm.controller.watches import event_of
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.zk.ops import EventType, WatchEvent
+
+
+def test_there_are_18_states_and_16_timers() -> None:
+    assert [state.value for state in ControllerState] == list(range(18))
+    names = {state.timer_name for state in ControllerState if state.timer_name}
+    assert len(names) == 16
+    assert ControllerState.BROKER_CHANGE.timer_name == "LeaderElectionRateAndTimeMs"
+    assert ControllerState.ALTER_PARTITION_REASSIGNMENT.timer_name == "PartitionReassignmentRateAndTimeMs"
+    assert ControllerState.ISR_CHANGE.timer_name == "IsrChangeRateAndTimeMs"
+
+
+def test_every_event_has_a_state() -> None:
+    kinds = get_args(e.ControllerEvent)
+    assert len(kinds) == 30
+    assert all(isinstance(kind.STATE, ControllerState) for kind in kinds)
+
+
+def test_refusals_answer_in_the_callers_own_words() -> None:
+    created = e.refusal(e.CreateTopics((e.CreatableTopic("a"), e.CreatableTopic("b"))))
+    assert isinstance(created, TopicResults) and created.error is ErrorCode.NOT_CONTROLLER
+    assert [t.error for t in created.topics] == [ErrorCode.NOT_CONTROLLER] * 2
+    stopped = e.refusal(e.ControlledShutdown(1, 5))
+    assert stopped == ControlledShutdownResult(ErrorCode.STALE_CONTROLLER_EPOCH)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "event"),
+    [
+        (EventType.DELETED, "/controller", e.Reelect()),
+        (EventType.CREATED, "/controller", e.ControllerChange()),
+        (EventType.CHILDREN_CHANGED, "/brokers/ids", e.BrokerChange()),
+        (EventType.DATA_CHANGED, "/brokers/ids/7", e.BrokerModifications(7)),
+        (EventType.DELETED, "/brokers/ids/7", None),
+        (EventType.CHILDREN_CHANGED, "/brokers/topics", e.TopicChange()),
+        (EventType.DATA_CHANGED, "/brokers/topics/t", e.PartitionModifications("t")),
+        (
+            EventType.DATA_CHANGED,
+            "/brokers/topics/t/partitions/3/state",
+            e.PartitionReassignmentIsrChange(TopicPartition("t", 3)),
+        ),
+        (EventType.CREATED, "/admin/reassign_partitions", e.ZkPartitionReassignment()),
+        (EventType.DELETED, "/admin/reassign_partitions", None),
+        (EventType.CHILDREN_CHANGED, "/config/changes", None),
+    ],
+)
+def test_notifications_become_events(kind: EventType, path: str, event: e.ControllerEvent | None) -> None:
+    assert event_of(WatchEvent(kind, path)) == event
+
+
+@pytest.mark.parametrize(
+    ("text", "versions"),
+    [
+        ("2.4-IV0", (3, 5, 1)),
+        ("2.4", (4, 6, 2)),
+        ("2.5", (4, 6, 2)),
+        ("2.6", (4, 6, 3)),
+        ("2.7", (4, 6, 3)),
+        ("2.8-IV0", (4, 6, 3)),
+        ("2.8", (5, 7, 3)),
+        ("3.1", (5, 7, 3)),
+        ("3.2", (6, 7, 3)),
+        ("3.3.1", (6, 7, 3)),
+        ("3.4-IV0", (7, 8, 4)),
+        ("3.9", (7, 8, 4)),
+    ],
+)
+def test_the_protocol_version_fixes_the_versions_of_requests(text: str, versions: tuple[int, int, int]) -> None:
+    protocol = InterBrokerProtocol.parse(text)
+    assert (
+        protocol.leader_and_isr_version,
+        protocol.update_metadata_version,
+        protocol.stop_replica_version,
+    ) == versions
+
+
+@pytest.mark.parametrize("text", ["2.3", "4.0", "three", "3.9.1.1"])
+def test_protocol_versions_that_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"inter\.broker\.protocol\.version"):
+        InterBrokerProtocol.parse(text)
