@@ -31,7 +31,6 @@ from klamm.testing.processes import ChildProcess
 BrokerConfigs = Mapping[str, object] | Mapping[int, Mapping[str, object]]
 
 TEST_DEFAULTS: Final[Mapping[str, object]] = {
-    "zookeeper.session.timeout.ms": 2000,
     "replica.lag.time.max.ms": 2000,
     "replica.fetch.wait.max.ms": 200,
     "controlled.shutdown.retry.backoff.ms": 100,
@@ -64,7 +63,7 @@ class LocalCluster:
             raise KlammError("A cluster needs at least one broker.")
         self.broker_ids: tuple[int, ...] = tuple(range(1, brokers + 1))
         self._configs = dict(broker_configs or {})
-        self._defaults = {"offsets.topic.replication.factor": min(3, brokers), **defaults}
+        self._defaults = {**_defaults_by_size(brokers), **defaults}
         self._temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="klamm-") if data_dir is None else data_dir).resolve()
         self._start_timeout_s = start_timeout_s
@@ -307,6 +306,14 @@ class LocalCluster:
         if is_late:
             tails = [process.log_tail() for process in self._brokers.values()]
             raise KlammError("\n".join([f"{problem} in time.", *tails]))
+
+
+def _defaults_by_size(brokers: int) -> dict[str, object]:
+    """A lone broker has nobody who must soon notice its death, and should outlive a busy machine's pauses."""
+    return {
+        "offsets.topic.replication.factor": min(3, brokers),
+        "zookeeper.session.timeout.ms": 6000 if brokers == 1 else 2000,
+    }
 
 
 def _accepts_connections(port: int) -> bool:
