@@ -1,0 +1,143 @@
+"""Senders against brokers on loopback: order, repetition, removal, and answers that become events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from klamm.clock import SystemClock
+from klamm.controller.channel_manager import ControllerChannelManager
+from klamm.controller.config import ControllerConfig
+from klamm.controller.events import ControllerEvent, LeaderAndIsrResponseReceived, UpdateMetadataResponseReceived
+from klamm.controller.requests import (
+    LeaderAndIsrPartition,
+    LeaderAndIsrRequest,
+    RequestHead,
+    UpdateMetadataBody,
+    UpdateMetadataRequest,
+)
+from klamm.errors import ErrorCode
+from klamm.metrics import Gauge, MetricsRegistry
+from klamm.model import BrokerEndPoints, EndPoint, LeaderAndIsr, TopicPartition, random_topic_id
+from tests.unit.controller.fake_broker import FakeBroker, success
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test(), 60)
+
+    asyncio.run(bounded())
+
+
+def update(epoch: int) -> UpdateMetadataRequest:
+    return UpdateMetadataRequest(RequestHead(0, epoch, 1), UpdateMetadataBody((), (), ()))
+
+
+class Events:
+    def __init__(self) -> None:
+        self.seen: list[ControllerEvent] = []
+        self._changed = asyncio.Event()
+
+    def put(self, event: ControllerEvent) -> None:
+        self.seen.append(event)
+        self._changed.set()
+
+    async def wait_for(self, count: int) -> list[ControllerEvent]:
+        while len(self.seen) < count:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.seen
+
+
+def manager(events: Events) -> tuple[ControllerChannelManager, MetricsRegistry]:
+    clock = SystemClock()
+    metrics = MetricsRegistry(clock)
+    return ControllerChannelManager(ControllerConfig(0), clock=clock, metrics=metrics, on_event=events.put), metrics
+
+
+def test_requests_arrive_in_order_and_answers_become_events() -> None:
+    async def scenario() -> None:
+        events = Events()
+        channels, _ = manager(events)
+        topic_id, tp = random_topic_id(), TopicPartition("t", 0)
+        state = LeaderAndIsrPartition(tp, LeaderAndIsr(1, 0, (1,)), 3, (1,))
+        async with FakeBroker(1) as broker:
+            channels.add_broker(broker.endpoints)
+            channels.send_request(1, update(3))
+            channels.send_request(1, LeaderAndIsrRequest(RequestHead(0, 3, 1), (state,), (("t", topic_id),)))
+            channels.send_request(1, update(4))
+            got = await events.wait_for(3)
+            assert [type(r).__name__ for r in broker.requests] == [
+                "UpdateMetadataRequest",
+                "LeaderAndIsrRequest",
+                "UpdateMetadataRequest",
+            ]
+            assert broker.client_ids == ["0"] * 3
+            head = RequestHead(0, 3, 1)
+            assert got[:2] == [
+                UpdateMetadataResponseReceived(1, head, ErrorCode.NONE),
+                LeaderAndIsrResponseReceived(1, head, ErrorCode.NONE, ((tp, ErrorCode.NONE),)),
+            ]
+            await channels.shutdown()
+
+    run(scenario)
+
+
+def test_the_same_request_is_repeated_until_it_is_answered() -> None:
+    async def scenario() -> None:
+        events = Events()
+        channels, _ = manager(events)
+        refusals = [None, None]
+
+        def answer(request: Any) -> Any:
+            return refusals.pop() if refusals else success(request)
+
+        async with FakeBroker(1, answer) as broker:
+            channels.add_broker(broker.endpoints)
+            channels.send_request(1, update(3))
+            channels.send_request(1, update(4))
+            await events.wait_for(2)
+            assert [r.controller_epoch for r in broker.requests] == [3, 3, 3, 4]
+            await channels.shutdown()
+
+    run(scenario)
+
+
+def test_a_broker_that_is_down_delays_nobody_else_and_is_reached_at_its_new_address() -> None:
+    async def scenario() -> None:
+        events = Events()
+        channels, metrics = manager(events)
+        async with FakeBroker(1) as up, FakeBroker(2) as late:
+            nowhere = BrokerEndPoints(2, (EndPoint("OTHER", "127.0.0.1", 1),), epoch=1)
+            channels.add_broker(nowhere)
+            channels.add_broker(up.endpoints)
+            for broker_id in (2, 1):
+                channels.send_request(broker_id, update(3))
+                channels.send_request(broker_id, update(4))
+            await up.received(2)
+            assert late.requests == []
+            gauge = metrics.find("kafka.controller", "ControllerChannelManager", "QueueSize", {"broker-id": "2"})
+            assert isinstance(gauge, Gauge) and gauge.value == 1
+            channels.add_broker(late.endpoints)
+            assert [r.controller_epoch for r in await late.received(2)] == [3, 4]
+            await channels.shutdown()
+
+    run(scenario)
+
+
+def test_a_removed_broker_gets_nothing_more_and_leaves_no_metrics() -> None:
+    async def scenario() -> None:
+        events = Events()
+        channels, metrics = manager(events)
+        async with FakeBroker(1) as broker:
+            channels.add_broker(broker.endpoints)
+            channels.send_request(1, update(3))
+            await events.wait_for(1)
+            channels.remove_broker(1)
+            channels.send_request(1, update(4))
+            assert "broker_id" not in metrics.exposition()
+            await channels.shutdown()
+            assert len(broker.requests) == 1
+
+    run(scenario)
