@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 from pathlib import Path
+from typing import cast
 
 import crc32c
 import uvloop
@@ -29,8 +30,7 @@ class Bare(asyncio.BufferedProtocol):
         self.head = struct.pack(">i", args.answer_bytes)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return memoryview(self.buffer)[self.have :]

@@ -7,6 +7,7 @@ import struct
 import time
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import uvloop
 
@@ -37,8 +38,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._skip = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
         for _ in range(min(self.in_flight, self.to_send)):
             self._send()
 
