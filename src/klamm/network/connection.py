@@ -363,4 +363,5 @@ class Connection(MutableProtocol):
         if self._held:
             self.channel.put_back(self._held)
         self._mark_ready()
+        self._transport = None
         self.processor.acceptor.on_connection_lost(self)

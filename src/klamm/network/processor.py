@@ -94,6 +94,13 @@ class Processor:
         if connection in self.connections:
             del self.connections[connection]
             self.connections_closed += 1
+            if len(self._idle_heap) > 2 * len(self.connections) + 64:
+                self._forget_closed()
+
+    def _forget_closed(self) -> None:
+        """Frees the closed connections that the heap still holds; each costs this only once or twice."""
+        self._idle_heap = [entry for entry in self._idle_heap if not entry[2].is_closed]
+        heapq.heapify(self._idle_heap)
 
     def least_recently_used(self) -> Connection | None:
         return min(self.connections, key=lambda c: c.last_active_at, default=None)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import struct
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from klamm.network import ConnectionLimits, RequestContext, SocketServerConfig
-from klamm.network.connection import MAX_IN_FLIGHT
+from klamm.network.connection import MAX_IN_FLIGHT, Connection
 from klamm.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchRequest,
@@ -345,5 +347,24 @@ def test_the_pool_is_resized_under_load(run: Run) -> None:
                 pool.resize(0)
             for client in clients:
                 await client.close()
+
+    run(scenario())
+
+
+@both_loops
+def test_closed_connections_are_forgotten(run: Run) -> None:
+    async def scenario() -> None:
+        async with Server(heartbeat_api()) as server:
+            gone: list[weakref.ref[Connection]] = []
+            processor = server.network.acceptors[0].processor
+            for number in range(200):
+                client = await server.client()
+                assert await ask(client, number) == number
+                gone += [weakref.ref(c) for c in processor.connections]
+                await client.close()
+                await until(lambda: not processor.connections)
+            gc.collect()
+            assert len([ref for ref in gone if ref() is not None]) <= 70
+            assert server.network.quotas.total == 0
 
     run(scenario())
