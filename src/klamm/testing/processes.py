@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
@@ -86,7 +86,7 @@ class ChildProcess:
         if self.is_running:
             raise KlammError(f"{self.name} is running already.")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        env = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        env = {**_with_bytecode_cache(os.environ), PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
 
         def start() -> subprocess.Popen[bytes]:
             with self.log_path.open("ab") as output:
@@ -158,3 +158,20 @@ class ChildProcess:
         if self._process is not None:
             self._process.wait(timeout_s)
             self._process = None
+
+
+def _with_bytecode_cache(env: Mapping[str, str]) -> dict[str, str]:
+    """Where bytecode may not be written beside the source, it goes to the user's cache directory.
+
+    Without any, a broker compiles all of klamm at every start, which is most of its starting time.
+    """
+    if "PYTHONDONTWRITEBYTECODE" not in env or "PYTHONPYCACHEPREFIX" in env:
+        return dict(env)
+    home = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "/nonexistent")) / ".cache")
+    cache = Path(home) / "klamm" / "bytecode"
+    try:
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return dict(env)
+    kept = {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": str(cache)}
