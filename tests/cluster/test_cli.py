@@ -106,6 +106,15 @@ def test_configs(klamm: Run, klamm_topic: str) -> None:
     assert "INVALID_CONFIG" in bad.stderr and "whole number" in bad.stderr
 
 
+def test_a_changed_topic_config_holds_for_the_live_log(klamm: Run, klamm_topic: str) -> None:
+    klamm("produce", klamm_topic, stdin="x" * 500 + "\n")
+    klamm("config", "alter", "--topic", klamm_topic, "--set", "max.message.bytes=200")
+    refused = klamm("produce", klamm_topic, stdin="x" * 500 + "\n", fails=True)
+    assert refused.stderr.startswith("Error: A record was not accepted: MSG_SIZE_TOO_LARGE")
+    klamm("config", "alter", "--topic", klamm_topic, "--delete", "max.message.bytes")
+    klamm("produce", klamm_topic, stdin="x" * 500 + "\n")
+
+
 def test_broker_configs(klamm: Run, klamm_cluster: LocalCluster) -> None:
     klamm("config", "alter", "--broker", "1", "--set", "num.io.threads=16")
     described = rows(klamm("config", "describe", "--broker", "1").stdout)
