@@ -344,3 +344,10 @@ def test_topics_are_created_on_first_use(servers: str, name: Name) -> None:
     topic = name("auto")
     (message,) = produce_all(servers, topic, [b"first"])
     assert (message.topic(), message.offset()) == (topic, 0)
+
+
+def test_a_transactional_producer_is_told_at_once(servers: str) -> None:
+    client = producer(servers, **{"transactional.id": "payments"})
+    with pytest.raises(KafkaException) as refused:
+        client.init_transactions(30)
+    assert refused.value.args[0].code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

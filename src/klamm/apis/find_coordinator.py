@@ -4,7 +4,8 @@ v0-6: key type v1 (KIP-98: 0 group, 1 transaction); throttling before the wait v
 in one request v4 (KIP-699), every one of them echoed with its own error; v5 and v6 (KIP-890, KIP-932) change nothing
 here. The coordinator of a group is the leader of its partition of `__consumer_offsets`. When that topic is missing
 the controller is asked to create it, and the client gets COORDINATOR_NOT_AVAILABLE and asks again. Left out:
-transactions (key type 1 is COORDINATOR_NOT_AVAILABLE) and share groups (key type 2, INVALID_REQUEST).
+transactions (key type 1 is TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which no client tries again) and share groups (key
+type 2, INVALID_REQUEST).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _TRANSACTION = 1
 
 _MESSAGES = {
     ErrorCode.COORDINATOR_NOT_AVAILABLE: "The coordinator is not available.",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "This cluster has no transactions: leave transactional.id out.",
     ErrorCode.INVALID_REQUEST: "Coordinators are found for groups (key type 0) only.",
 }
 
@@ -42,7 +44,9 @@ def handle(broker: Broker, ctx: RequestContext, req: FindCoordinatorRequest) -> 
 def _find(broker: Broker, ctx: RequestContext, key_type: int, key: str) -> Coordinator:
     if key_type != _GROUP:
         is_known = key_type == _TRANSACTION
-        return _failed(key, ErrorCode.COORDINATOR_NOT_AVAILABLE if is_known else ErrorCode.INVALID_REQUEST)
+        return _failed(
+            key, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if is_known else ErrorCode.INVALID_REQUEST
+        )
     groups: GroupCoordinator = broker.groups
     snapshot = broker.metadata.snapshot
     if snapshot.topic(GROUP_METADATA_TOPIC) is None:

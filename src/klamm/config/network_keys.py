@@ -136,11 +136,11 @@ class ListenerKeys:
 
 class SocketKeys:
     socket_send_buffer_bytes = int32(
-        "socket.send.buffer.bytes", 102400, "SO_SNDBUF of client sockets; -1 leaves it to the system.", importance=HIGH
+        "socket.send.buffer.bytes", -1, "SO_SNDBUF of client sockets; -1 leaves it to the system.", importance=HIGH
     )
     socket_receive_buffer_bytes = int32(
         "socket.receive.buffer.bytes",
-        102400,
+        -1,
         "SO_RCVBUF of client sockets; -1 leaves it to the system.",
         importance=HIGH,
     )

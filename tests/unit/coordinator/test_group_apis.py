@@ -202,7 +202,7 @@ def test_find_coordinator_echoes_every_key_and_knows_no_transactions(one: GroupB
     one.lead_offsets_topic()
     found = one.ask(find_coordinator.API, FindCoordinatorRequest(coordinator_keys=["a", "b", "a"]), 4).coordinators
     assert [(c.key, c.error_code) for c in found] == [("a", 0), ("b", 0), ("a", 0)]
-    for key_type, error in ((1, ErrorCode.COORDINATOR_NOT_AVAILABLE), (2, ErrorCode.INVALID_REQUEST)):
+    for key_type, error in ((1, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), (2, ErrorCode.INVALID_REQUEST)):
         request = FindCoordinatorRequest(coordinator_keys=["x"], key_type=key_type)
         assert one.ask(find_coordinator.API, request, 6).coordinators[0].error_code == error
 
