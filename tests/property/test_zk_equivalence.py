@@ -151,6 +151,7 @@ ODD_RULES: list[tuple[ops.Acl, ...]] = [
     (ops.Acl(31, "unheard-of", "x"),),
     (),
 ]
+PARTIAL_RULES = [(ops.Acl(31 - missing, "world", "anyone"),) for missing in (0, 0, 1, 2, 4, 8)]
 
 
 class Programs:
@@ -162,7 +163,7 @@ class Programs:
     def steps(self, count: int) -> Iterator[Step]:
         kinds = ["op"] * 20 + ["multi"] * 6 + ["multi_read", "children", "set_watches", "set_watches", "reopen"]
         for _ in range(count):
-            kind = self._random.choice([*kinds, "get_acl", "set_acl"])
+            kind = self._random.choice([*kinds, "get_acl", "set_acl", "set_acl"])
             yield Step(kind, self._random.randrange(2), self._args(kind))
 
     def _args(self, kind: str) -> tuple[Any, ...]:
@@ -179,7 +180,7 @@ class Programs:
             case "get_acl":
                 return (choice(NAMES),)
             case "set_acl":
-                return (self._name(), self._rules(), choice(VERSIONS))
+                return (self._name(), choice([*PARTIAL_RULES, self._rules()]), choice(VERSIONS))
             case "set_watches":
                 return (self._random.randrange(20), self._names(), self._names(), self._names())
         return ()
@@ -191,7 +192,7 @@ class Programs:
         return self._random.sample(NAMES, self._random.randrange(4))
 
     def _rules(self) -> tuple[ops.Acl, ...]:
-        return self._random.choice(ODD_RULES) if self._random.random() < 0.08 else ops.OPEN_ACL
+        return self._random.choice(ODD_RULES) if self._random.random() < 0.12 else ops.OPEN_ACL
 
     def _read(self) -> ops.ReadOp:
         return self._random.choice((ops.GetData, ops.Exists, ops.GetChildren))(self._name())

@@ -11,7 +11,10 @@ from klamm.zk.ops import Id
 
 _LENGTH: Final = struct.Struct(">i")
 MAX_WAITING: Final = 1_000
+MAX_WAITING_BYTES: Final = 4 << 20
 """Replies that may wait for the disk before a connection is read no further."""
+FLUSH_BYTES: Final = 64 << 10
+"""Replies go to the socket at this size at the latest, so that a client that does not read is noticed."""
 
 
 class FrameHandler(Protocol):
@@ -38,7 +41,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._out: list[bytes] = []
-        self._waiting = 0
+        self._out_bytes = 0
+        self._waiting = self._waiting_bytes = 0
         self._write_paused = False
         self._read_paused = False
         self._closing = False
@@ -98,24 +102,32 @@ class Connection(asyncio.Protocol):
 
     # --- the server's side -------------------------------------------------------------------------------------------
 
-    def wait_one(self) -> None:
+    def wait_one(self, frame: bytes) -> None:
         """One more reply waits for the disk; too many, and no more requests are read."""
         self._waiting += 1
+        self._waiting_bytes += len(frame)
         self._update_reading()
 
     def deliver(self, frame: bytes) -> None:
-        """A reply that waited, or need not wait; it leaves with the next `flush`."""
+        """A reply that waited; it leaves with the next `flush`."""
         self._waiting -= 1
+        self._waiting_bytes -= len(frame)
         self.write(frame)
 
     def write(self, frame: bytes) -> None:
-        if not self._closing:
-            self._out.append(frame)
+        if self._closing:
+            return
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if self._out_bytes > FLUSH_BYTES:
+            self.flush()
 
     def flush(self) -> None:
         if self._out and self._transport is not None:
-            self._transport.write(b"".join(self._out))
+            data = b"".join(self._out)
             self._out.clear()
+            self._out_bytes = 0
+            self._transport.write(data)
         if self._read_paused:
             self._update_reading()
 
@@ -134,7 +146,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _update_reading(self) -> None:
-        pause = self._write_paused or self._waiting > MAX_WAITING
+        pause = self._write_paused or self._waiting > MAX_WAITING or self._waiting_bytes > MAX_WAITING_BYTES
         if pause == self._read_paused or self._transport is None or self._closing:
             return
         self._read_paused = pause

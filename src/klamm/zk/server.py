@@ -189,7 +189,7 @@ class EmbeddedZooKeeper:
             connection.write(frame)
             self._dirty[connection.number] = connection
         else:
-            connection.wait_one()
+            connection.wait_one(frame)
             self._committer.when_safe(partial(self._deliver, connection, frame))
 
     def _deliver(self, connection: Connection, frame: bytes) -> None:
