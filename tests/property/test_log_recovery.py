@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from klamm.log import AppendOrigin, Log, LogConfig
@@ -158,6 +158,7 @@ def hurt_the_rest(rng: Random, bench: Bench) -> None:
                 bench.files.write_atomic(path, rng.randbytes(rng.randrange(40)))
 
 
+@example(1396363)  # the only segment was cut to nothing and its aborted transaction stayed
 @given(st.integers(min_value=0, max_value=2**32))
 @settings(max_examples=300, deadline=None)
 def test_a_damaged_log_recovers_to_a_prefix(seed: int) -> None:

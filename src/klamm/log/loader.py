@@ -72,6 +72,7 @@ class LogLoader:
         self._clean = had_clean_shutdown
         self._epochs = LeaderEpochCache(env.files, self._dir)
         self._recovered_from: int | None = None
+        self._is_new = False
 
     def load(self) -> Log:
         self._files.make_dirs(self._dir)
@@ -174,6 +175,7 @@ class LogLoader:
                 _log.warning("%s/%s has no log file and is removed", self._dir, info.name)
                 self._files.unlink(f"{self._dir}/{info.name}")
         if not segments:
+            self._is_new = True
             segments.append(self._segment(self._start_checkpoint, 0, self._env.clock.now_ms(), False))
             segments[0].create(preallocate_bytes=self._config.segment_bytes if self._config.preallocate else 0)
         return segments
@@ -192,9 +194,9 @@ class LogLoader:
 
     def _recover(self, segments: LogSegments) -> None:
         """Checks what was not flushed; after the first invalid batch nothing is kept."""
-        unflushed = segments.between(self._recovery_point, _FOREVER)
-        if not unflushed or (len(segments) == 1 and unflushed[0].size_bytes == 0):
+        if self._is_new:
             return
+        unflushed = segments.between(self._recovery_point, _FOREVER)
         self._recovered_from = unflushed[0].base_offset
         previous_end = -1
         for i, segment in enumerate(unflushed):
