@@ -1,0 +1,212 @@
+"""Recovery of the embedded server: torn tails, damage, snapshots, and a process killed in the middle of writes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from klamm.zk.jute import OpCode, string_bytes
+from klamm.zk.main import EmbeddedZooKeeperThread
+from klamm.zk.ops import Acl, Code, Create, GetData, Id, SetAcl, SetData
+from klamm.zk.snapshot import dump_tree, load_tree
+from klamm.zk.tree import ZnodeTree
+from klamm.zk.txnlog import (
+    MAGIC,
+    DataDir,
+    DataDirError,
+    LogRecord,
+    compact,
+    encode_record,
+    frame,
+    frames,
+    log_path,
+    numbered,
+    snapshot_path,
+)
+from tests.unit.zk.raw_client import RawClient, create_body
+
+START_TIMEOUT_S = 60
+
+
+def record(zxid: int, path: str, session_id: int = 7) -> bytes:
+    return encode_record(LogRecord(zxid, 1_000 + zxid, session_id, OpCode.CREATE, [], create_body(path, b"data")))
+
+
+def session_record(zxid: int) -> bytes:
+    body = (30_000).to_bytes(4, "big") + b"p" * 16
+    return encode_record(LogRecord(zxid, 0, 7, OpCode.CREATE_SESSION, [], body))
+
+
+def recovered(directory: Path) -> ZnodeTree:
+    tree = ZnodeTree()
+    data_dir = DataDir(directory)
+    try:
+        data_dir.recover(tree)
+    finally:
+        data_dir.close()
+    return tree
+
+
+def test_every_cut_keeps_a_prefix(tmp_path: Path) -> None:
+    records = [session_record(1), *(record(n, f"/n{n}") for n in range(2, 6))]
+    whole = MAGIC + b"".join(records)
+    ends = [len(MAGIC)]
+    for each in records:
+        ends.append(ends[-1] + len(each))
+    path = log_path(tmp_path, 1)
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        complete = sum(end <= cut for end in ends[1:])
+        assert recovered(tmp_path).last_zxid == complete
+        assert path.stat().st_size == (ends[complete] if cut >= len(MAGIC) else 0)
+
+
+def test_every_flipped_byte_keeps_a_prefix(tmp_path: Path) -> None:
+    records = [session_record(1), record(2, "/a"), record(3, "/b")]
+    whole = MAGIC + b"".join(records)
+    for position in range(len(MAGIC), len(whole)):
+        log_path(tmp_path, 1).write_bytes(whole[:position] + bytes([whole[position] ^ 0x40]) + whole[position + 1 :])
+        tree = recovered(tmp_path)
+        assert tree.last_zxid <= 2
+        assert ("/a" in tree.nodes) == (tree.last_zxid == 2)
+
+
+def test_damage_in_a_closed_log_stops_the_start(tmp_path: Path) -> None:
+    log_path(tmp_path, 1).write_bytes(MAGIC + session_record(1) + record(2, "/a")[:-1])
+    log_path(tmp_path, 3).write_bytes(MAGIC + record(3, "/b"))
+    with pytest.raises(DataDirError, match=r"log\.0000000000000001 is damaged at byte"):
+        recovered(tmp_path)
+
+
+def test_a_missing_log_stops_the_start(tmp_path: Path) -> None:
+    log_path(tmp_path, 3).write_bytes(MAGIC + record(3, "/b"))
+    with pytest.raises(DataDirError, match=r"cannot be repeated|a log is missing"):
+        recovered(tmp_path)
+
+
+def test_a_damaged_snapshot_stops_the_start(tmp_path: Path) -> None:
+    snapshot_path(tmp_path, 5).write_bytes(MAGIC + frame(b"nonsense"))
+    with pytest.raises(DataDirError, match=r"snapshot\.0000000000000005 is damaged"):
+        recovered(tmp_path)
+
+
+def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataDirError, match="cannot be used"):
+        DataDir(tmp_path / "file")
+
+
+def test_snapshots_hold_everything() -> None:
+    tree = ZnodeTree()
+    tree.create_session(1, 5_000, 0, b"password")
+    tree.create_session(2, 6_000, 0, b"other")
+    tree.write(1, Create("/a", b"x"), 5)
+    tree.write(1, Create("/a/null"), 6)
+    tree.write(2, Create("/a/e", ephemeral=True), 7)
+    tree.write(1, SetData("/a", b"y"), 8)
+    tree.write(1, SetAcl("/a", (Acl(1, "ip", "127.0.0.1"),)), 9)
+    copy = ZnodeTree()
+    load_tree(copy, list(dump_tree(tree)))
+    assert list(dump_tree(copy)) == list(dump_tree(tree))
+    assert {path: copy.stat(path) for path in copy.nodes} == {path: tree.stat(path) for path in tree.nodes}
+    copy.close_session(2, 10)
+    assert "/a/e" not in copy.nodes
+    assert copy.write(1, Create("/a/n", sequential=True), 11).path == "/a/n0000000002"
+
+
+def test_access_decisions_repeat(tmp_path: Path) -> None:
+    """A write that only its author was allowed to make is made again from the log."""
+    me = [Id("ip", "127.0.0.1"), Id("digest", "me:hash")]
+    acl = b"\0\0\0\x01\0\0\0\x1f" + string_bytes("auth") + string_bytes("")
+    body = string_bytes("/mine") + string_bytes("") + acl + b"\0\0\0\0"
+    records = [
+        session_record(1),
+        encode_record(LogRecord(2, 5, 7, OpCode.CREATE, me, body)),
+        encode_record(LogRecord(3, 6, 7, OpCode.CREATE, me, create_body("/mine/child", b""))),
+    ]
+    log_path(tmp_path, 1).write_bytes(MAGIC + b"".join(records))
+    assert recovered(tmp_path).nodes["/mine"].acl == (Acl(31, "digest", "me:hash"),)
+
+
+def test_compaction_covers_closed_logs_only(tmp_path: Path) -> None:
+    log_path(tmp_path, 1).write_bytes(MAGIC + session_record(1) + record(2, "/a"))
+    log_path(tmp_path, 3).write_bytes(MAGIC + record(3, "/b"))
+    log_path(tmp_path, 4).write_bytes(MAGIC + record(4, "/c"))
+    compact(tmp_path, before=4)
+    assert numbered(tmp_path, "snapshot") == [3]
+    data_dir = DataDir(tmp_path)
+    data_dir.remove_covered()
+    data_dir.close()
+    assert numbered(tmp_path, "log") == [4]
+    tree = recovered(tmp_path)
+    assert tree.last_zxid == 4 and {"/a", "/b", "/c"} <= set(tree.nodes)
+    assert tree.read(GetData("/b")).stat.ctime == 1_003
+
+
+def test_a_running_server_rolls_and_compacts(tmp_path: Path) -> None:
+    server = EmbeddedZooKeeperThread(tmp_path, roll_bytes=10_000, min_session_timeout_ms=40, fsync=False).start()
+    with RawClient(server.port) as client:
+        client.connect()
+        count = 0
+        while len(numbered(tmp_path, "snapshot")) == 0 or numbered(tmp_path, "log")[0] == 1:
+            count += 1
+            assert client.create(f"/n{count}", b"x" * 500).error == Code.OK
+        after = client.create("/after").zxid
+    server.stop()
+    tree = recovered(tmp_path)
+    assert tree.last_zxid >= after
+    assert {f"/n{n}" for n in range(1, count + 1)} | {"/after"} <= set(tree.nodes)
+
+
+@contextmanager
+def server_process(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-m", "klamm.zk.server", "--data-dir", str(directory), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("listening on 127.0.0.1:"), line
+        yield process, int(line.rpartition(":")[2])
+    finally:
+        process.kill()
+        process.communicate(timeout=START_TIMEOUT_S)
+
+
+@pytest.mark.parametrize("killed_after", [1, 50, 333])
+def test_acknowledged_writes_survive_a_kill(tmp_path: Path, killed_after: int) -> None:
+    with server_process(tmp_path) as (process, port), RawClient(port) as client:
+        client.connect()
+        for number in range(2_000):
+            client.send(OpCode.CREATE, create_body(f"/n{number}", b"%d" % number))
+        for _ in range(killed_after):
+            assert client.receive().error == Code.OK
+        os.kill(process.pid, signal.SIGKILL)
+        acknowledged = killed_after
+        try:
+            while client.receive().error == Code.OK:
+                acknowledged += 1
+        except EOFError:
+            pass
+    with server_process(tmp_path) as (process, port), RawClient(port) as again:
+        again.connect(30_000, client.session_id, client.password)
+        assert again.session_id == client.session_id
+        there = [again.exists(f"/n{number}").error == Code.OK for number in range(2_000)]
+        assert all(there[:acknowledged])
+        assert there == sorted(there, reverse=True), "what was not acknowledged is a prefix too"
+
+
+def test_sigterm_stops_cleanly(tmp_path: Path) -> None:
+    with server_process(tmp_path) as (process, port), RawClient(port) as client:
+        client.connect()
+        assert client.create("/a").error == Code.OK
+        process.terminate()
+        assert process.wait(START_TIMEOUT_S) == 0
+    content = log_path(tmp_path, 1).read_bytes()
+    assert [end for end, _ in frames(content)][-1] == len(content)
