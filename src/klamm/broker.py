@@ -36,7 +36,8 @@ class Controller(Protocol):
 class Broker:
     """`broker_epoch` is the czxid of the broker's znode, set when it has registered.
 
-    `replica_changes` is the last change of hosted replicas that waits for its turn. `topics` waits for topics to appear in or vanish from the metadata, `elections` for new leaders.
+    `replica_changes` is the last change of hosted replicas that waits for its turn. `topics` waits for topics to appear
+    in or vanish from the metadata, `elections` for new leaders.
     """
 
     id: int

@@ -40,7 +40,8 @@ def handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchRespo
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, responses=())
     refused, asked = _sort_out(broker, context, ctx.api_version)
-    params = _params(ctx.api_version, req, has_refused=bool(refused))
+    max_bytes = min(req.max_bytes, broker.config.fetch_max_bytes)
+    params = _params(ctx.api_version, req, max_bytes, has_refused=bool(refused))
     reads = broker.replicas.fetch_messages(params, [(p.tp, p.fetch) for p in asked if p.tp is not None])
     if isinstance(reads, asyncio.Future):
         return then(reads, lambda done: _respond(broker, ctx, params, context, asked, done, refused))
@@ -54,7 +55,7 @@ def _replica(version: int, req: FetchRequest) -> tuple[int, int]:
     return (-1, -1) if state is None else (state.replica_id, state.replica_epoch)
 
 
-def _params(version: int, req: FetchRequest, *, has_refused: bool) -> FetchParams:
+def _params(version: int, req: FetchRequest, max_bytes: int, *, has_refused: bool) -> FetchParams:
     replica_id, replica_epoch = _replica(version, req)
     if replica_id >= 0:
         isolation = Isolation.LOG_END
@@ -63,7 +64,7 @@ def _params(version: int, req: FetchRequest, *, has_refused: bool) -> FetchParam
     return FetchParams(
         max_wait_ms=0 if has_refused else min(req.max_wait_ms, _MAX_WAIT_MS),
         min_bytes=req.min_bytes,
-        max_bytes=req.max_bytes,
+        max_bytes=max_bytes,
         isolation=isolation,
         replica_id=replica_id,
         replica_epoch=replica_epoch,

@@ -147,10 +147,9 @@ class RetentionKeys:
     log_initial_task_delay_ms = int64(
         "log.initial.task.delay.ms",
         30000,
-        "How long after the start the first retention and flush passes run.",
+        "How long after the start the first retention pass runs.",
         importance=LOW,
         check=at_least(0),
-        support=NO_EFFECT,
     )
 
 
@@ -176,7 +175,7 @@ class FlushKeys:
 
 
 class CleanerKeys:
-    log_cleaner_enable = boolean("log.cleaner.enable", True, "Whether compaction runs at all.", support=NO_EFFECT)
+    log_cleaner_enable = boolean("log.cleaner.enable", True, "Whether compaction runs at all.")
     log_cleaner_threads = int32(
         "log.cleaner.threads",
         1,

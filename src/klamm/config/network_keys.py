@@ -242,7 +242,6 @@ class RequestKeys:
         57671680,
         "The most bytes that one Fetch response carries.",
         check=at_least(1024),
-        support=NO_EFFECT,
     )
     max_request_partition_size_limit = int32(
         "max.request.partition.size.limit",

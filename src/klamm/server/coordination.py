@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.zk import predecessor
-from klamm.zk.main import EmbeddedZooKeeperThread
 from klamm.zk.ops import ConnectionLoss
 from klamm.zk.session import SessionListener, ZkSession
+
+if TYPE_CHECKING:
+    from klamm.zk.main import EmbeddedZooKeeperThread
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +49,21 @@ class Coordination:
             ) from None
 
     async def _start_embedded(self) -> str:
+        # Most brokers have zookeeper.connect and must not pay for importing a server.
+        from klamm.zk.main import EmbeddedZooKeeperThread
+        from klamm.zk.txnlog import DataDirError
+
         config = self._config
         folder = config.klamm_zookeeper_embedded_dir
         path = Path(folder) if folder is not None else config.log_directories[0].parent / "zookeeper"
-        self._embedded = EmbeddedZooKeeperThread(path, port=config.klamm_zookeeper_embedded_port)
-        await asyncio.get_running_loop().run_in_executor(None, self._embedded.start)
-        log.info("The embedded ZooKeeper keeps its data in %s and answers on %s", path, self._embedded.address)
-        return str(self._embedded.address)
+        embedded = EmbeddedZooKeeperThread(path, port=config.klamm_zookeeper_embedded_port)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, embedded.start)
+        except (DataDirError, OSError) as error:
+            raise KlammError(f"The embedded ZooKeeper cannot start in {path}: {error}") from None
+        self._embedded = embedded
+        log.info("The embedded ZooKeeper keeps its data in %s and answers on %s", path, embedded.address)
+        return str(embedded.address)
 
     async def take_over(self, log_dir: Path) -> None:
         """Ends the session of the broker that held `log_dir` before; call it with the directory's lock held."""

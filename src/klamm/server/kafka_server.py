@@ -37,6 +37,7 @@ from klamm.replica.replica_manager import ReplicaManager
 from klamm.server import identity, settings
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.coordination import Coordination
+from klamm.server.dynamic_config import follow_topic_configs
 from klamm.server.schedules import Scheduler
 from klamm.zk import paths
 from klamm.zk.ops import Create
@@ -173,7 +174,7 @@ class KafkaServer:
             elections=DelayedOperationPurgatory("ElectLeader", loop),
             zk=self._coordination.zk,
         )
-        configs.on_topic_change(self._on_topic_config)
+        follow_topic_configs(broker, handle)
         return broker
 
     async def _open_listeners(self) -> None:
@@ -222,10 +223,17 @@ class KafkaServer:
         self._scheduler = scheduler = Scheduler(broker.loop)
         config = broker.config
         every = scheduler.every
-        every("log-retention", config.log_retention_check_interval_ms, lambda: logs.retention_pass(now()))
+        first_ms = config.log_initial_task_delay_ms
+        every(
+            "log-retention",
+            config.log_retention_check_interval_ms,
+            lambda: logs.retention_pass(now()),
+            first_ms=min(first_ms, config.log_retention_check_interval_ms),
+        )
         every("log-flusher", settings.flush_interval_ms(config), lambda: logs.flush_pass(now()))
         every("file-deletion", 1_000, lambda: logs.deletion_pass(now()))
-        every("log-cleaner", config.log_cleaner_backoff_ms, lambda: logs.compaction_pass(now()))
+        if config.log_cleaner_enable:
+            every("log-cleaner", config.log_cleaner_backoff_ms, lambda: logs.compaction_pass(now()))
         every(
             "recovery-point-checkpoint",
             config.log_flush_offset_checkpoint_interval_ms,
@@ -252,7 +260,12 @@ class KafkaServer:
     def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("A background task could not be done now: %s", error)
 
     def _on_broker_epoch(self, broker_epoch: int) -> None:
         self.broker.broker_epoch = broker_epoch
@@ -260,11 +273,6 @@ class KafkaServer:
     async def _purge_config_changes(self) -> None:
         assert self._changes is not None
         await self._changes.purge(self._clock.now_ms())
-
-    def _on_topic_config(self, topic: str, effective: object) -> None:
-        broker = self.broker
-        broker.logs.update_config(topic, LogConfig.from_properties(broker.configs.topic_config(topic)))
-        broker.replicas.on_topic_config_change(topic)
 
     def _on_flushed(self, tp: TopicPartition, recovery_point: int) -> None:
         if self._broker is not None:

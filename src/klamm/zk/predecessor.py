@@ -1,8 +1,8 @@
 """Ending the session of a broker that is known to be dead, so that its successor need not wait for the time-out.
 
 The id and password of a session are what ZooKeeper asks of whoever wants to go on with it. A broker keeps them in a
-file while it runs; the next process that holds the lock of the same directories goes on with the session for a moment and
-closes it, and all ephemeral znodes of the dead broker (its registration, /controller) go at once.
+file while it runs; the next process that holds the lock of the same directories goes on with the session for a moment
+and closes it, and all ephemeral znodes of the dead broker (its registration, /controller) go at once.
 """
 
 from __future__ import annotations

@@ -1,0 +1,38 @@
+"""Changes of configuration reach what is running: logs, replicas, the controller. The network's keys: `settings`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from klamm.broker import Broker
+from klamm.config import KafkaConfig
+from klamm.config.repository import TOPIC_DEFAULT_KEYS
+from klamm.controller.events import TopicUncleanLeaderElectionEnable, UncleanLeaderElectionEnable
+from klamm.controller.runner import ControllerHandle
+from klamm.log import LogConfig
+
+_UNCLEAN: Final = "unclean.leader.election.enable"
+
+
+def follow_topic_configs(broker: Broker, controller: ControllerHandle) -> None:
+    """From now on a changed topic or broker default holds for the live logs, and unclean elections are tried."""
+
+    def apply(topic: str) -> None:
+        broker.logs.update_config(topic, LogConfig.from_properties(broker.configs.topic_config(topic)))
+        broker.replicas.on_topic_config_change(topic)
+
+    def on_topic(topic: str, effective: Mapping[str, str]) -> None:
+        apply(topic)
+        if broker.configs.topic_overrides(topic).get(_UNCLEAN) == "true" and controller.is_active:
+            controller.notify(TopicUncleanLeaderElectionEnable(topic))
+
+    def on_defaults(old: KafkaConfig, new: KafkaConfig) -> None:
+        broker.logs.default_config = LogConfig.from_properties(broker.configs.topic_config(""))
+        for topic in dict.fromkeys(tp.topic for tp in broker.logs.logs):
+            apply(topic)
+        if new.unclean_leader_election_enable and not old.unclean_leader_election_enable:
+            controller.notify(UncleanLeaderElectionEnable())
+
+    broker.configs.on_topic_change(on_topic)
+    broker.configs.on_change(TOPIC_DEFAULT_KEYS, on_defaults)
