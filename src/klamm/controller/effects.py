@@ -8,12 +8,12 @@ over a lost connection itself. All other effects are carried out in the order th
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from klamm.controller.events import ControllerEvent
 from klamm.controller.replies import EventReply
 from klamm.controller.requests import ControlRequest
+from klamm.frozen import dataclass
 from klamm.model import BrokerEndPoints
 from klamm.zk.ops import MultiResult, ReadOp, ReadResult, WriteOp
 

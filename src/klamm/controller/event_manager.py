@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 state_change_log = logging.getLogger("klamm.state_change")
 
 QUEUE_TIME_RESET_S = 300.0
+MAX_QUEUED_EVENTS = 10_000
 OnReply = Callable[[EventReply], None]
 
 
@@ -85,9 +86,9 @@ class QueuedEvent:
             self._started.set()
         return not was_spent
 
-    def preempt(self) -> None:
+    def preempt(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> None:
         if self.spend():
-            self.reply(refusal(self.event))
+            self.reply(refusal(self.event, error))
 
     def reply(self, value: EventReply) -> None:
         """The first answer counts."""
@@ -132,9 +133,13 @@ class ControllerEventManager:
     # --- queue -------------------------------------------------------------------------------------------------------
 
     def put(self, event: ControllerEvent, on_reply: OnReply | None = None) -> QueuedEvent:
+        """Beyond the limit, callers are refused with a code that they may retry; the controller's own events never."""
         queued = QueuedEvent(event, self._clock.monotonic(), on_reply)
         if self._closing and not isinstance(event, ShutdownEventThread):
             queued.preempt()
+            return queued
+        if on_reply is not None and len(self._queue) >= MAX_QUEUED_EVENTS:
+            queued.preempt(ErrorCode.REQUEST_TIMED_OUT)
             return queued
         self._queue.append(queued)
         self._wake.set()

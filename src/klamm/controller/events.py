@@ -7,7 +7,6 @@ or met a broker that is not the controller.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 from uuid import UUID
@@ -28,6 +27,7 @@ from klamm.controller.replies import (
 from klamm.controller.requests import RequestHead
 from klamm.controller.states import ControllerState
 from klamm.errors import ErrorCode
+from klamm.frozen import dataclass
 from klamm.model import UNKNOWN_BROKER_EPOCH, ZERO_UUID, LeaderRecoveryState, TopicPartition
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 from klamm.errors import ErrorCode
+from klamm.frozen import dataclass
 from klamm.model import ZERO_UUID, LeaderAndIsr, ReplicaAssignment, TopicPartition
 
 

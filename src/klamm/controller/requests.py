@@ -6,10 +6,11 @@ when they say the same, so transcripts and the simulator can read and apply them
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 from uuid import UUID
 
+from klamm.frozen import dataclass
 from klamm.model import BrokerEndPoints, EndPoint, LeaderAndIsr, TopicPartition
 
 

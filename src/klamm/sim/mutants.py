@@ -24,6 +24,8 @@ class Mutant:
     seeds: int = 60
     """Within so many seeds it must be caught."""
     first: int = 0
+    also: tuple[tuple[str, str], ...] = ()
+    """Further replacements in the same module."""
 
 
 _C: Final = "klamm.controller."
@@ -48,10 +50,25 @@ MUTANTS: Final[dict[str, Mutant]] = {
         200,
     ),
     "lost_answer_means_failure": Mutant(
-        _C + "topic_creation", "if p.name in stored and stored[p.name].znode == p.znode)", "if p.name in ())", 200
+        _C + "topic_creation",
+        "if p.name in stored and stored[p.name].znode == p.znode)",
+        "if p.name in ())",
+        10,
+        first=105,
     ),
     "no_election_when_nobody_leads": Mutant(
-        _C + "controller", "                yield Enqueue(e.Reelect())\n", "                pass\n", 400
+        _C + "controller",
+        "                yield Enqueue(e.Reelect())\n",
+        "                pass\n",
+        seeds=40,
+        first=280,
+        also=(
+            (
+                "yield from self._maybe_resign()\n                yield from self._elect()",
+                "yield from self._maybe_resign()\n                if isinstance(event, e.Reelect):\n"
+                "                    yield from self._elect()",
+            ),
+        ),
     ),
     "dead_broker_stays_in_isr": Mutant(
         _C + "broker_changes",
@@ -74,7 +91,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "if ctx.count_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):",
     ),
     "stale_answers_believed": Mutant(
-        _C + "deletion", "    return broker is not None and (", "    return True or broker is not None and (", 400
+        _C + "deletion",
+        "    return broker is not None and (",
+        "    return True or broker is not None and (",
+        15,
+        first=650,
     ),
     "queued_events_not_answered": Mutant(
         "klamm.sim.node", "                on_reply(refusal(event))", "                pass"
@@ -95,9 +116,11 @@ class _Loader(importlib.abc.InspectLoader):
 
     def get_source(self, fullname: str) -> str:
         source = Path(self._path).read_text()
-        if self._mutant.old not in source:
-            raise LookupError(f"the text of the mutant is not in {fullname}: {self._mutant.old!r}")
-        return source.replace(self._mutant.old, self._mutant.new)
+        for old, new in ((self._mutant.old, self._mutant.new), *self._mutant.also):
+            if old not in source:
+                raise LookupError(f"the text of the mutant is not in {fullname}: {old!r}")
+            source = source.replace(old, new)
+        return source
 
     def is_package(self, fullname: str) -> bool:
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from klamm.controller.context import ControllerContext
 from klamm.controller.states import PartitionState
-from klamm.model import NO_LEADER, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
+from klamm.model import NO_LEADER, ZERO_UUID, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
 from klamm.sim.checkers import require
 from klamm.sim.node import Node
 from klamm.sim.workload import Workload
@@ -69,13 +69,14 @@ def _check_work(world: World, work: Workload, topics: dict[str, TopicZnode]) -> 
     for name, topic_id in work.created.items():
         if name in work.deleted:
             continue
-        if topic_id is not None and name in topics:
+        if topic_id is not None and name in topics and world.protocol.has_topic_ids:
             require(topics[name].topic_id == topic_id, f"topic {name} changed its id")
         require(name in topics or paths.topic_path(name) not in nodes, f"topic {name} cannot be read")
     for name in work.deleted:
         require(name not in topics, f"topic {name} was to be deleted and is still there")
     for name, znode in topics.items():
-        require(znode.topic_id is not None, f"topic {name} has no id")
+        has_id = znode.topic_id is not None or not world.protocol.has_topic_ids
+        require(has_id, f"topic {name} has no id")
     left = nodes[paths.DELETE_TOPICS].children or {}
     require(not left, f"deletions not done: {sorted(left)}")
     for path in (paths.PREFERRED_REPLICA_ELECTION, paths.REASSIGN_PARTITIONS):
@@ -131,7 +132,9 @@ def _check_replicas(node: Node, assignments: Assignments, states: States, topics
             (mine.leader, mine.leader_epoch) == (want.leader, want.leader_epoch),
             f"broker {node.id} hosts {tp} as {mine}, ZooKeeper has {want}",
         )
-        require(mine.topic_id == topics[tp.topic].topic_id, f"broker {node.id} hosts {tp} under another id")
+        require(
+            mine.topic_id == (topics[tp.topic].topic_id or ZERO_UUID), f"broker {node.id} hosts {tp} under another id"
+        )
     for tp in node.disk.logs:
         moved_away = (tp, node.id) in node.world.checkers.moved_away
         require(tp in assignments or moved_away, f"broker {node.id} still has the log of {tp}, which is deleted")

@@ -14,10 +14,10 @@ class Scheduler:
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
         self.time_ms = 0
-        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
 
-    def at(self, delay_ms: int, call: Callable[..., None], *args: Any) -> None:
+    def at(self, delay_ms: int, call: Callable[..., object], *args: Any) -> None:
         self._number += 1
         heapq.heappush(self._heap, (self.time_ms + delay_ms, self._number, call, args))
 
@@ -42,7 +42,7 @@ class Link:
         self._scheduler = scheduler
         self._last_ms = 0
 
-    def send(self, delay_ms: int, call: Callable[..., None], *args: Any) -> None:
+    def send(self, delay_ms: int, call: Callable[..., object], *args: Any) -> None:
         now = self._scheduler.time_ms
         due = max(now + delay_ms, self._last_ms)
         self._last_ms = due

@@ -26,7 +26,7 @@ from klamm.controller.replies import (
     TopicResults,
 )
 from klamm.errors import ErrorCode
-from klamm.model import ReplicaAssignment, TopicPartition
+from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
 from klamm.sim.broker_model import Hosted
 from klamm.sim.checkers import require
 from klamm.sim.node import Node
@@ -34,7 +34,14 @@ from klamm.sim.world import World
 from klamm.sim.zookeeper import TOOLS_SESSION
 from klamm.zk import paths
 from klamm.zk.ops import Create, Delete, MultiFailed, SetData, WriteOp
-from klamm.zk.znodes import TopicZnode, decode_topic, encode_partitions, encode_reassignment, encode_topic
+from klamm.zk.znodes import (
+    TopicZnode,
+    decode_topic,
+    encode_partition_state,
+    encode_partitions,
+    encode_reassignment,
+    encode_topic,
+)
 
 
 class Workload:
@@ -88,7 +95,10 @@ class Workload:
             self.world.pause(self.rng.choice(up), self.rng.randint(20, 300))
 
     def _delete_controller_znode(self) -> None:
+        """Sometimes twice: the second time before everybody has seen what the first one led to."""
         self._tool("deletes /controller", Delete(paths.CONTROLLER))
+        if self.rng.random() < 0.5:
+            self.world.scheduler.at(self.rng.randint(5, 80), self._tool, "deletes it again", Delete(paths.CONTROLLER))
 
     def _cut_link(self) -> None:
         source, target = self.rng.choice(list(self.world.nodes)), self.rng.choice(list(self.world.nodes))
@@ -211,6 +221,7 @@ class Workload:
     # --- work of tools that write znodes -----------------------------------------------------------------------------
 
     def _tool(self, what: str, *ops: WriteOp) -> bool:
+        """A transaction of a tool or an operator; False when it did not happen."""
         try:
             self.world.zookeeper.write(TOOLS_SESSION, ops)
         except MultiFailed:
@@ -266,6 +277,9 @@ class Workload:
 
     def _maybe_expand(self, node: Node, tp: TopicPartition, mine: Hosted) -> None:
         followers = [r for r in mine.replicas if r in mine.isr or self._follows(r, tp, mine)]
+        if not self.world.protocol.has_alter_partition:
+            self._write_isr(tp, mine, tuple(followers))
+            return
         controller = self.world.nodes.get(node.broker.controller_id)
         if (
             tuple(followers) == mine.isr
@@ -288,6 +302,19 @@ class Workload:
                     mine.isr, mine.partition_epoch = state.isr, state.partition_epoch
 
         self._ask(event, on_reply, controller)
+
+    def _write_isr(self, tp: TopicPartition, mine: Hosted, isr: tuple[int, ...]) -> None:
+        """As leaders did before AlterPartition: compare and swap of the state znode, then a note for the controller."""
+        if set(isr) == set(mine.isr):
+            return
+        state = LeaderAndIsr(mine.leader, mine.leader_epoch, isr)
+        data = encode_partition_state(LeaderIsrAndControllerEpoch(state, mine.controller_epoch))
+        note = Create(paths.isr_change_path(), encode_partitions([tp]), sequential=True)
+        if self._tool(
+            f"leader of {tp}: isr {isr}", SetData(paths.partition_state_path(*tp), data, mine.partition_epoch)
+        ):
+            mine.isr, mine.partition_epoch = isr, mine.partition_epoch + 1
+            self.world.scheduler.at(self.rng.randint(1, 100), self._tool, "notes an ISR change", note)
 
     def _follows(self, replica: int, tp: TopicPartition, mine: Hosted) -> bool:
         other = self.world.nodes.get(replica)

@@ -18,7 +18,9 @@ SESSION_TIMEOUT_MS = 60
 
 
 class World:
-    def __init__(self, seed: int, brokers: int = 3, *, tracing: bool = False, protocol: str = "3.9") -> None:
+    """Every fifth seed runs under an old inter-broker protocol: leaders write ISRs themselves, topics have no ids."""
+
+    def __init__(self, seed: int, brokers: int = 3, *, tracing: bool = False) -> None:
         self.seed = seed
         self.scheduler = Scheduler(seed)
         self.tracing = tracing
@@ -28,8 +30,8 @@ class World:
         self.checkers = Checkers()
         self.zookeeper = SimulatedZooKeeper(self.scheduler, self.checkers.on_written)
         self._cut: set[tuple[int, int]] = set()
-        ibp = InterBrokerProtocol.parse(protocol)
-        self.nodes = {i: Node(self, self._config(i, ibp)) for i in range(1, brokers + 1)}
+        self.protocol = InterBrokerProtocol.parse("2.7-IV1" if seed % 5 == 4 else "3.9")
+        self.nodes = {i: Node(self, self._config(i, self.protocol)) for i in range(1, brokers + 1)}
 
     @staticmethod
     def _config(broker: int, protocol: InterBrokerProtocol) -> ControllerConfig:

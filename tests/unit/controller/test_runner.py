@@ -46,8 +46,8 @@ class Cluster:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Looks again and again: what is waited for happens in other threads, and in ZooKeeper."""
-        while not condition():
-            await asyncio.sleep(0.01)  # noqa: ASYNC110
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
