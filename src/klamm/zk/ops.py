@@ -7,9 +7,11 @@ Container and TTL nodes, quotas and persistent watches have no value here: klamm
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import ClassVar, Final, NamedTuple, TypeAlias
+
+from klamm.frozen import dataclass
 
 ANY_VERSION: Final = -1
 """The version that matches every version of a znode."""
