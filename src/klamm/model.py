@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
+
+from klamm.frozen import dataclass
 
 NO_LEADER: Final = -1
 LEADER_DURING_DELETE: Final = -2

@@ -44,9 +44,7 @@ def handle(broker: Broker, ctx: RequestContext, req: FindCoordinatorRequest) -> 
 def _find(broker: Broker, ctx: RequestContext, key_type: int, key: str) -> Coordinator:
     if key_type != _GROUP:
         is_known = key_type == _TRANSACTION
-        return _failed(
-            key, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if is_known else ErrorCode.INVALID_REQUEST
-        )
+        return _failed(key, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if is_known else ErrorCode.INVALID_REQUEST)
     groups: GroupCoordinator = broker.groups
     snapshot = broker.metadata.snapshot
     if snapshot.topic(GROUP_METADATA_TOPIC) is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -13,6 +12,7 @@ from klamm.config.repository import ConfigRepository
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.config.topics import effective_topic_config
 from klamm.config.values import ConfigType, to_text
+from klamm.frozen import dataclass
 
 _BROKER_SYNONYMS: Final = {
     "log.retention.ms": ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),

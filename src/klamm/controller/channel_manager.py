@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from klamm.clock import Clock
@@ -20,6 +19,7 @@ from klamm.controller.events import ControllerEvent
 from klamm.controller.requests import ControlRequest
 from klamm.controller.responses import response_event
 from klamm.controller.wire import decode_response, encode_request
+from klamm.frozen import dataclass
 from klamm.metrics import MetricsRegistry
 from klamm.model import BrokerEndPoints
 from klamm.network.client import BrokerConnection

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from klamm.coordinator.member_metadata import Protocols
 from klamm.errors import ErrorCode
+from klamm.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ instance id (KIP-345). Written are the newest versions, except that an offset wi
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Final
 
 from klamm.errors import ProtocolError
+from klamm.frozen import dataclass
 from klamm.model import TopicPartition
 
 OFFSET_COMMIT_KEY_VERSION: Final = 1
