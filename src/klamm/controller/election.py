@@ -7,9 +7,10 @@ costs one leader epoch. None means that no replica may lead.
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
+from klamm.frozen import dataclass
 from klamm.model import INITIAL_LEADER_EPOCH, LeaderAndIsr, LeaderRecoveryState, ReplicaAssignment
 
 

@@ -9,7 +9,6 @@ live brokers; the list of live brokers is always complete.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from uuid import UUID
 
 from klamm.controller.context import ControllerContext
@@ -25,6 +24,7 @@ from klamm.controller.requests import (
     UpdateMetadataPartition,
     UpdateMetadataRequest,
 )
+from klamm.frozen import dataclass
 from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, NO_EPOCH, TopicPartition
 
 

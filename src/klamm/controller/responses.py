@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from klamm.controller.events import (
     ControllerEvent,
     LeaderAndIsrResponseReceived,
@@ -12,6 +10,7 @@ from klamm.controller.events import (
 )
 from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.errors import ErrorCode
+from klamm.frozen import dataclass
 from klamm.model import TopicPartition
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 from klamm.controller.context import ControllerContext
 from klamm.controller.effects import Note, Steps
 from klamm.controller.store import MAX_OPS, delete_all, fenced, read, read_children, read_data
+from klamm.frozen import dataclass
 from klamm.model import ZERO_UUID, BrokerEndPoints, ReplicaAssignment
 from klamm.zk import paths
 from klamm.zk.broker_znode import decode_broker

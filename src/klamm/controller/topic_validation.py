@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from klamm.controller.assignment import AssignmentError, Rng, assign_replicas
 from klamm.controller.context import collision_key
 from klamm.controller.events import CreatablePartitions, CreatableTopic
 from klamm.errors import ErrorCode
+from klamm.frozen import dataclass
 from klamm.model import ReplicaAssignment
 
 MAX_NAME_LENGTH: Final = 249

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from klamm.config import KafkaConfig
+from klamm.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

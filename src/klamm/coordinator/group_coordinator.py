@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from klamm.coordinator import membership
 from klamm.coordinator import rebalance as rules
@@ -18,6 +17,7 @@ from klamm.coordinator.metrics import GroupMetrics
 from klamm.coordinator.offset_records import OffsetAndMetadata
 from klamm.coordinator.scheduler import Scheduler
 from klamm.errors import ErrorCode
+from klamm.frozen import dataclass
 from klamm.model import GROUP_METADATA_TOPIC, TopicPartition
 
 Leadership = Sequence[tuple[TopicPartition, int]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from klamm.coordinator import rebalance
@@ -12,6 +11,7 @@ from klamm.coordinator.effects import Answer, JoinGroupResult, StoreStaticMember
 from klamm.coordinator.group_metadata import GroupMetadata, GroupState
 from klamm.coordinator.member_metadata import MemberMetadata, Protocols
 from klamm.errors import ErrorCode
+from klamm.frozen import dataclass
 
 UNKNOWN_MEMBER_ID: Final = ""
 _LONGEST_ID_PREFIX: Final = 8_000

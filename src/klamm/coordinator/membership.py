@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from klamm.coordinator import rebalance
@@ -12,6 +11,7 @@ from klamm.coordinator.effects import Answer, StoreAssignment, SyncGroupResult
 from klamm.coordinator.group_metadata import GroupMetadata, GroupState
 from klamm.coordinator.join import UNKNOWN_MEMBER_ID, validate_current_member
 from klamm.errors import ErrorCode
+from klamm.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

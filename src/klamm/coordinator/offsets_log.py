@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from klamm.coordinator.deferred import Deferred
 from klamm.errors import ErrorCode
+from klamm.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)

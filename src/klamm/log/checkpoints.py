@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 from klamm.errors import KlammError
+from klamm.frozen import dataclass
 from klamm.log import names
 from klamm.log.files import Files
 from klamm.model import TopicPartition, decode_topic_id, encode_topic_id

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass, field
+from dataclasses import field
 from random import Random
 from uuid import UUID
 
 from klamm.clock import Clock
 from klamm.errors import KlammError, ProtocolError
+from klamm.frozen import dataclass
 from klamm.log import names
 from klamm.log.batch_reader import read_batches
 from klamm.log.checkpoints import decode_partition_metadata

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Final
 
 from klamm.errors import ConfigError
+from klamm.frozen import dataclass
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.record_batch import TimestampType
 

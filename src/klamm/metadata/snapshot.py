@@ -7,10 +7,11 @@ the same among a thousand as among a hundred thousand. Readers take the referenc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from uuid import UUID
 
+from klamm.frozen import dataclass
 from klamm.metadata.trie import TrieMap
 from klamm.metadata.update import MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import NO_CONTROLLER, NO_EPOCH, ZERO_UUID, BrokerEndPoints, EndPoint, TopicPartition

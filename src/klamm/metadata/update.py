@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from uuid import UUID
 
+from klamm.frozen import dataclass
 from klamm.model import LEADER_DURING_DELETE, NO_CONTROLLER, NO_EPOCH, ZERO_UUID, BrokerEndPoints, TopicPartition
 
 

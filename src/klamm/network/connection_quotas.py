@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Final
+
+from klamm.frozen import dataclass
 
 NO_LIMIT: Final = 2**31 - 1
 

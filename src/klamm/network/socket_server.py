@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Final
 
 from klamm.clock import Clock
 from klamm.errors import ConfigError
+from klamm.frozen import dataclass
 from klamm.metrics import MetricsRegistry
 from klamm.model import EndPoint, SecurityProtocol
 from klamm.network.acceptor import OS_DEFAULT, Acceptor

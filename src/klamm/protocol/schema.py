@@ -9,10 +9,11 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, fields
 from typing import Annotated, Any, Final, Union, cast, get_args, get_origin
 from uuid import UUID
 
+from klamm.frozen import dataclass
 from klamm.protocol.runtime import STRING_MAX_BYTES
 from klamm.protocol.wire import ALWAYS, Kind, Message, Struct, Versions
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+from klamm.frozen import dataclass
 from klamm.model import BrokerEndPoints, EndPoint, SecurityProtocol
 from klamm.zk import paths
 from klamm.zk.znodes import ZnodeFormatError, from_json, parse, to_json

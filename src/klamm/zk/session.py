@@ -16,21 +16,21 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future as ThreadFuture
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeVar, cast, overload
 
+from klamm.frozen import dataclass
 from klamm.zk import kazoo_client as kz
 from klamm.zk import ops
 from klamm.zk.batches import levels_of, path_batches
 from klamm.zk.chroot import Chroot, split_hosts
+from klamm.zk.handlers import WatchHandlers
 from klamm.zk.ops import (
     Code,
     ConnectionLoss,
     Create,
     CreateResult,
     Delete,
-    EventType,
     Exists,
     ExistsResult,
     GetChildren,
@@ -93,11 +93,7 @@ class ZkSession:
         self._closing = False
         self._inboxes: dict[asyncio.AbstractEventLoop, Inbox] = {}
         self._listeners: list[tuple[asyncio.AbstractEventLoop, SessionListener]] = []
-        self._change_handlers: dict[str, tuple[Inbox, Callable[[WatchEvent], object]]] = {}
-        self._child_handlers: dict[str, tuple[Inbox, Callable[[WatchEvent], object]]] = {}
-        self._armed_data: dict[str, bool] = {}  # full path -> whether the znode was there
-        self._armed_child: dict[str, None] = {}
-        self._on_data, self._on_child = self._on_data_event, self._on_child_event
+        self._watches = WatchHandlers(self._chroot)
         self._first_connect: asyncio.Future[None] | None = None
         self._keep_alive_timer: asyncio.TimerHandle | None = None
 
@@ -188,9 +184,8 @@ class ZkSession:
     async def read(self, op: ReadOp) -> ReadResult:
         """One read. Raises NoNode (not for Exists) or SessionExpired. `watch=True` arms the watch of its path."""
         full = self._chroot.enter(op)
-        watcher = (self._on_child if isinstance(op, GetChildren) else self._on_data) if op.watch else None
-        request = kz.request(full, watcher)
-        note = (lambda answer: self._arm(full, answer)) if op.watch else None
+        request = kz.request(full, self._watches.watcher(full) if op.watch else None)
+        note = (lambda answer: self._watches.arm(full, answer)) if op.watch else None
         try:
             answer = await self._retry_read(lambda: self._submit(request, note))
         except ZkError as error:
@@ -309,41 +304,17 @@ class ZkSession:
 
     def on_change(self, path: str, handler: Callable[[WatchEvent], object]) -> None:
         """`handler` hears on this loop of creation, change and deletion of `path`, while a read has armed its watch."""
-        self._change_handlers[self._chroot.full(path)] = (self._inbox(asyncio.get_running_loop()), handler)
+        self._watches.change_handlers[path] = (self._inbox(asyncio.get_running_loop()), handler)
 
     def on_children(self, path: str, handler: Callable[[WatchEvent], object]) -> None:
         """`handler` hears on this loop of added and removed children, while a GetChildren has armed its watch."""
-        self._child_handlers[self._chroot.full(path)] = (self._inbox(asyncio.get_running_loop()), handler)
+        self._watches.child_handlers[path] = (self._inbox(asyncio.get_running_loop()), handler)
 
     def forget_change(self, path: str) -> None:
-        self._change_handlers.pop(self._chroot.full(path), None)
+        self._watches.change_handlers.pop(path, None)
 
     def forget_children(self, path: str) -> None:
-        self._child_handlers.pop(self._chroot.full(path), None)
-
-    def _arm(self, op: ReadOp, answer: Any) -> None:
-        """Notes, on kazoo's thread, what the server watches for us now."""
-        if isinstance(op, GetChildren):
-            self._armed_child[op.path] = None
-        else:
-            self._armed_data[op.path] = answer is not None
-
-    def _on_data_event(self, raw: Any) -> None:
-        event = kz.event_of(raw)
-        if event is not None:
-            self._armed_data.pop(event.path, None)
-            self._post_event(self._change_handlers.get(event.path), event)
-
-    def _on_child_event(self, raw: Any) -> None:
-        event = kz.event_of(raw)
-        if event is not None:
-            self._armed_child.pop(event.path, None)
-            if event.type is EventType.CHILDREN_CHANGED:
-                self._post_event(self._child_handlers.get(event.path), event)
-
-    def _post_event(self, handler: tuple[Inbox, Callable[[WatchEvent], object]] | None, event: WatchEvent) -> None:
-        if handler is not None:
-            handler[0].post(handler[1], WatchEvent(event.type, self._chroot.leave(event.path)))
+        self._watches.child_handlers.pop(path, None)
 
     # --- session state, on kazoo's thread ----------------------------------------------------------------------------
 
@@ -367,9 +338,7 @@ class ZkSession:
         is_first = self.session_id == 0 and self.previous_session_id == 0
         self.session_id = self._connection.session_id
         if is_same:
-            there = [path for path, was_there in self._armed_data.items() if was_there]
-            missing = [path for path, was_there in self._armed_data.items() if not was_there]
-            self._connection.restore_watches(there, missing, list(self._armed_child), self._on_data, self._on_child)
+            self._watches.restore(self._connection)
         self._set_state(SessionState.CONNECTED)
         if is_first and self._first_connect is not None:
             self._inbox(self._first_connect.get_loop()).post(resolve, self._first_connect, None)
@@ -380,8 +349,7 @@ class ZkSession:
         """Nothing of the old session may still be under way when listeners prepare for the next one."""
         log.warning("session %#x with ZooKeeper has expired", self.session_id)
         self.previous_session_id, self.session_id = self.session_id, 0
-        self._armed_data.clear()
-        self._armed_child.clear()
+        self._watches.disarm()
         self._connection.fail_pending()
         self._set_state(SessionState.EXPIRED)
         self._run_listeners([(loop, each.before_new_session) for loop, each in self._listeners], wait=True)

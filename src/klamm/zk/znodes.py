@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from klamm.frozen import dataclass
 from klamm.model import (
     LeaderAndIsr,
     LeaderIsrAndControllerEpoch,
