@@ -7,6 +7,7 @@ times not at all. Programs are random by seed, so a failure repeats; `KLAMM_ZK_E
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import queue
@@ -24,6 +25,7 @@ from klamm.zk import ops
 from klamm.zk.kazoo_client import KazooConnection, Multi, MultiRead, SetWatches, request
 from klamm.zk.main import EmbeddedZooKeeperThread
 from klamm.zk.ops import Code, Stat
+from klamm.zk.session import SessionListener, SessionState, ZkSession
 from tests.support.real_zookeeper import RealZooKeeper
 
 EXAMPLES = int(os.environ.get("KLAMM_ZK_EXAMPLES", "30"))
@@ -298,3 +300,45 @@ def test_an_untouched_root_looks_the_same(tmp_path: Path) -> None:
             side.clients[0].close()
         assert answers[0] == answers[1]
     embedded.stop()
+
+
+@pytest.mark.parametrize("kind", ["embedded", "real"])
+def test_our_session_works_with_both(sides: tuple[Side, Side], kind: str) -> None:
+    """What kazoo lacks and `ZkSession` adds: multiRead, watches set again after a lost connection, registration."""
+    address = sides[("embedded", "real").index(kind)].address
+
+    async def scenario() -> None:
+        zk = await ZkSession(f"{address}/chroot-{kind}", 30_000).start()
+        other = await ZkSession(f"{address}/chroot-{kind}", 30_000).start()
+        await zk.multi([ops.Create(f"/{n}", b"%d" % n) for n in range(600)])
+        found = await zk.read_many([f"/{n}" for n in range(601)])
+        assert [f and f[0] for f in found] == [*(b"%d" % n for n in range(600)), None]
+        with pytest.raises(ops.MultiFailed, match="operation 1 of the multi failed: BAD_VERSION /0"):
+            await zk.multi([ops.Create("/new"), ops.Check("/0", 5), ops.Create("/newer")])
+        heard: asyncio.Queue[ops.WatchEvent] = asyncio.Queue()
+        suspended = asyncio.Event()
+        zk.add_listener(SessionListener(on_state=lambda s: suspended.set() if s is SessionState.SUSPENDED else None))
+        for path in ("/0", "/1", "/2", "/missing"):
+            zk.on_change(path, heard.put_nowait)
+            await zk.read(ops.Exists(path, watch=True))
+        session_id = zk.session_id
+        zk.drop_connection()
+        await suspended.wait()
+        await other.multi([ops.SetData("/0", b""), ops.Delete("/1"), ops.Create("/missing")])
+        events = [await heard.get() for _ in range(3)]
+        assert {(e.type, e.path) for e in events} == {
+            (ops.EventType.DATA_CHANGED, "/0"),
+            (ops.EventType.DELETED, "/1"),
+            (ops.EventType.CREATED, "/missing"),
+        }
+        await other.set(ops.SetData("/2", b""))
+        assert await heard.get() == ops.WatchEvent(ops.EventType.DATA_CHANGED, "/2")
+        stat = await zk.register_ephemeral("/id", b"me")
+        assert (stat.version, stat.ephemeral_owner) == (1, session_id)
+        with pytest.raises(ops.NodeExists, match="another broker"):
+            await other.register_ephemeral("/id", b"not me")
+        await zk.close()
+        assert (await other.read(ops.Exists("/id"))).stat is None
+        await other.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar, assert_never, overload
 
-from klamm.zk.acl import READ_ACL_PERMS, SUPER, check_acl, is_allowed, resolve_acl
+from klamm.zk.acl import READ_ACL_PERMS, SUPER, check_acl, resolve_acl
 from klamm.zk.nodes import Session, Znode, is_valid_path
 from klamm.zk.ops import (
     Acl,
@@ -59,7 +59,7 @@ from klamm.zk.ops import (
     WriteResult,
     ZkError,
 )
-from klamm.zk.watches import WatchTable
+from klamm.zk.watches import Watches
 
 SPECIAL_PATHS: Final = frozenset({"/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config"})
 _READ_ONLY_ACL: Final = (Acl(Perms.READ, "world", "anyone"),)
@@ -78,13 +78,10 @@ class ZnodeTree:
         self.nodes: dict[str, Znode] = {}
         self.sessions: dict[int, Session] = {}
         self.last_zxid = 0
-        self.data_watches = WatchTable()
-        self.child_watches = WatchTable()
+        self.watches = Watches()
         self._tick_ms = tick_ms
-        self._events: list[tuple[int, WatchEvent]] = []
         self._undo: list[Callable[[], object]] = []
         self._changes: list[tuple[EventType, str, Znode]] = []
-        self._identities: dict[int, Sequence[Id]] = {}
         for path, children in (("/", ["zookeeper"]), ("/zookeeper", ["quota", "config"]), ("/zookeeper/quota", [])):
             self.nodes[path] = Znode(b"", children=dict.fromkeys(children))
         config = self.nodes["/zookeeper/config"] = Znode(b"", acl=_READ_ONLY_ACL)
@@ -184,7 +181,7 @@ class ZnodeTree:
             raise
         self.last_zxid = zxid
         for event, path, node in self._changes:
-            self._fire(event, path, node)
+            self.watches.fire(event, path, node, self.nodes)
         self._undo.clear()
         self._changes.clear()
         return result
@@ -337,7 +334,7 @@ class ZnodeTree:
         elif not isinstance(op, Exists):
             raise NoNode(op.path)
         if op.watch and watcher is not None:
-            (self.child_watches if isinstance(op, GetChildren) else self.data_watches).add(op.path, watcher)
+            (self.watches.child if isinstance(op, GetChildren) else self.watches.data).add(op.path, watcher)
         if isinstance(op, Exists) or node is None:
             return ExistsResult(None if node is None else node.stat())
         if isinstance(op, GetData):
@@ -377,61 +374,19 @@ class ZnodeTree:
         self, watcher: int, relative_zxid: int, data: Sequence[str], exist: Sequence[str], child: Sequence[str]
     ) -> None:
         """Sets again the watches of a client that reconnected; what changed since `relative_zxid` is told at once."""
-        for path in data:
-            node = self.nodes.get(path)
-            if node is None:
-                self._tell(watcher, EventType.DELETED, path)
-            elif node.mzxid > relative_zxid:
-                self._tell(watcher, EventType.DATA_CHANGED, path)
-            else:
-                self.data_watches.add(path, watcher)
-        for path in exist:
-            if path in self.nodes:
-                self._tell(watcher, EventType.CREATED, path)
-            else:
-                self.data_watches.add(path, watcher)
-        for path in child:
-            node = self.nodes.get(path)
-            if node is None:
-                self._tell(watcher, EventType.DELETED, path)
-            elif node.pzxid > relative_zxid:
-                self._tell(watcher, EventType.CHILDREN_CHANGED, path)
-            else:
-                self.child_watches.add(path, watcher)
+        self.watches.restore(watcher, relative_zxid, (data, exist, child), self.nodes)
 
     def identify_watcher(self, watcher: int, auth: Sequence[Id]) -> None:
         """Who the watcher is: an event about a znode that it may not read is not told."""
-        self._identities[watcher] = auth
+        self.watches.identify(watcher, auth)
 
     def remove_watcher(self, watcher: int) -> None:
         """Forgets all watches of a connection that is gone; they do not survive it, the session does."""
-        self.data_watches.remove_watcher(watcher)
-        self.child_watches.remove_watcher(watcher)
-        self._identities.pop(watcher, None)
+        self.watches.remove(watcher)
 
     def take_events(self) -> list[tuple[int, WatchEvent]]:
         """What watchers are owed since the last call, in order of the changes."""
-        events, self._events = self._events, []
-        return events
-
-    def _fire(self, event: EventType, path: str, node: Znode) -> None:
-        told = self.data_watches.trigger(path)
-        if event is EventType.DELETED:
-            told += [watcher for watcher in self.child_watches.trigger(path) if watcher not in told]
-        self._tell_readers(told, event, path, node)
-        if event is not EventType.DATA_CHANGED:
-            parent = path[: path.rfind("/")] or "/"
-            watchers = self.child_watches.trigger(parent)
-            if watchers:
-                self._tell_readers(watchers, EventType.CHILDREN_CHANGED, parent, self.nodes.get(parent, node))
-
-    def _tell_readers(self, watchers: list[int], event: EventType, path: str, node: Znode) -> None:
-        for watcher in watchers:
-            if is_allowed(node.acl, Perms.READ, self._identities.get(watcher, SUPER)):
-                self._tell(watcher, event, path)
-
-    def _tell(self, watcher: int, event: EventType, path: str) -> None:
-        self._events.append((watcher, WatchEvent(event, path)))
+        return self.watches.take_events()
 
 
 def _check_version(current: int, expected: int, path: str) -> None:

@@ -1,6 +1,12 @@
-"""One-shot watches: who asked to be told about a path. A watcher is a connection, named by a number."""
+"""One-shot watches: who asked to be told about a path, and what they are owed. A watcher is a connection's number."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from klamm.zk.acl import SUPER, is_allowed
+from klamm.zk.nodes import Znode
+from klamm.zk.ops import EventType, Id, Perms, WatchEvent
 
 
 class WatchTable:
@@ -37,3 +43,76 @@ class WatchTable:
             del watchers[watcher]
             if not watchers:
                 del self._by_path[path]
+
+
+class Watches:
+    """Watches of data (and of missing znodes) and of children, and the events that were not taken yet."""
+
+    def __init__(self) -> None:
+        self.data = WatchTable()
+        self.child = WatchTable()
+        self._events: list[tuple[int, WatchEvent]] = []
+        self._identities: dict[int, Sequence[Id]] = {}
+
+    def identify(self, watcher: int, auth: Sequence[Id]) -> None:
+        self._identities[watcher] = auth
+
+    def remove(self, watcher: int) -> None:
+        self.data.remove_watcher(watcher)
+        self.child.remove_watcher(watcher)
+        self._identities.pop(watcher, None)
+
+    def take_events(self) -> list[tuple[int, WatchEvent]]:
+        events, self._events = self._events, []
+        return events
+
+    def fire(self, event: EventType, path: str, node: Znode, nodes: Mapping[str, Znode]) -> None:
+        """One change of a znode: first those who watch it, then those who watch its parent's children."""
+        told = self.data.trigger(path)
+        if event is EventType.DELETED:
+            told += [watcher for watcher in self.child.trigger(path) if watcher not in told]
+        self._tell_readers(told, event, path, node)
+        if event is not EventType.DATA_CHANGED:
+            parent = path[: path.rfind("/")] or "/"
+            watchers = self.child.trigger(parent)
+            if watchers:
+                self._tell_readers(watchers, EventType.CHILDREN_CHANGED, parent, nodes.get(parent, node))
+
+    def _tell_readers(self, watchers: list[int], event: EventType, path: str, node: Znode) -> None:
+        for watcher in watchers:
+            if is_allowed(node.acl, Perms.READ, self._identities.get(watcher, SUPER)):
+                self._tell(watcher, event, path)
+
+    def _tell(self, watcher: int, event: EventType, path: str) -> None:
+        self._events.append((watcher, WatchEvent(event, path)))
+
+    def restore(
+        self,
+        watcher: int,
+        relative_zxid: int,
+        wanted: tuple[Sequence[str], Sequence[str], Sequence[str]],
+        nodes: Mapping[str, Znode],
+    ) -> None:
+        """Sets the data, exist and child watches of a client again; what changed since `relative_zxid` is told."""
+        data, exist, child = wanted
+        for path in data:
+            node = nodes.get(path)
+            if node is None:
+                self._tell(watcher, EventType.DELETED, path)
+            elif node.mzxid > relative_zxid:
+                self._tell(watcher, EventType.DATA_CHANGED, path)
+            else:
+                self.data.add(path, watcher)
+        for path in exist:
+            if path in nodes:
+                self._tell(watcher, EventType.CREATED, path)
+            else:
+                self.data.add(path, watcher)
+        for path in child:
+            node = nodes.get(path)
+            if node is None:
+                self._tell(watcher, EventType.DELETED, path)
+            elif node.pzxid > relative_zxid:
+                self._tell(watcher, EventType.CHILDREN_CHANGED, path)
+            else:
+                self.child.add(path, watcher)

@@ -247,18 +247,18 @@ def test_deletion_tells_a_watcher_of_data_and_children_once(tree: ZnodeTree) -> 
     tree.read(GetChildren("/a", watch=True), watcher=2)
     tree.write(S1, Delete("/a"), 0)
     assert tree.take_events() == [(w, WatchEvent(EventType.DELETED, "/a")) for w in (1, 2)]
-    assert len(tree.data_watches) == len(tree.child_watches) == 0
+    assert len(tree.watches.data) == len(tree.watches.child) == 0
 
 
 def test_reads_of_a_missing_node_set_no_watch_but_exists_does(tree: ZnodeTree) -> None:
     for op in (GetData("/a", watch=True), GetChildren("/a", watch=True)):
         with pytest.raises(NoNode):
             tree.read(op, watcher=1)
-    assert len(tree.data_watches) + len(tree.child_watches) == 0
+    assert len(tree.watches.data) + len(tree.watches.child) == 0
     assert tree.read(Exists("/a", watch=True), watcher=1) == ExistsResult(None)
-    assert len(tree.data_watches) == 1
+    assert len(tree.watches.data) == 1
     tree.remove_watcher(1)
-    assert len(tree.data_watches) == 0
+    assert len(tree.watches.data) == 0
 
 
 def test_multi_tells_every_step(tree: ZnodeTree) -> None:
@@ -283,7 +283,7 @@ def test_set_watches_tells_what_was_missed(tree: ZnodeTree) -> None:
         (1, WatchEvent(EventType.CHILDREN_CHANGED, "/")),
         (1, WatchEvent(EventType.DELETED, "/gone")),
     ]
-    assert (len(tree.data_watches), len(tree.child_watches)) == (2, 1)
+    assert (len(tree.watches.data), len(tree.watches.child)) == (2, 1)
 
 
 def test_multi_read_answers_each(tree: ZnodeTree) -> None:
