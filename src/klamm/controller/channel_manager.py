@@ -1,7 +1,7 @@
 """ControllerChannelManager: a queue and a RequestSender task for every broker, so that a slow one delays nobody else.
 
 A sender has one request in flight and repeats it until it is answered or the broker is removed: order is kept, and
-epochs make repeats harmless. Answers become events of the controller.
+epochs make repeats harmless. What waits behind it is coalesced. Answers become events of the controller.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from klamm.clock import Clock
 from klamm.controller.config import ControllerConfig
 from klamm.controller.events import ControllerEvent
+from klamm.controller.request_queue import QueueItem, RequestQueue
 from klamm.controller.requests import ControlRequest
 from klamm.controller.responses import response_event
 from klamm.controller.wire import decode_response, encode_request
-from klamm.frozen import dataclass
 from klamm.metrics import MetricsRegistry
 from klamm.model import BrokerEndPoints
 from klamm.network.client import BrokerConnection
@@ -28,12 +27,6 @@ log = logging.getLogger(__name__)
 
 RETRY_BACKOFF_S: Final = 0.1
 _GROUP, _TYPE = "kafka.controller", "ControllerChannelManager"
-
-
-@dataclass(frozen=True, slots=True)
-class QueueItem:
-    request: ControlRequest
-    enqueue_s: float
 
 
 class RequestSender:
@@ -54,7 +47,7 @@ class RequestSender:
         self._clock = clock
         self._on_event = on_event
         self._timeout_ms = socket_timeout_ms
-        self._queue: deque[QueueItem] = deque()
+        self._queue = RequestQueue(stop_flags=config.inter_broker_protocol.stop_replica_version >= 3)
         self._sending: QueueItem | None = None
         self._wake = asyncio.Event()
         self._connection: BrokerConnection | None = None
@@ -63,6 +56,7 @@ class RequestSender:
         self._timer = metrics.timer(_GROUP, _TYPE, "RequestRateAndQueueTimeMs", tags)
         metrics.gauge(_GROUP, _TYPE, "QueueSize", lambda: self.queue_size, tags)
         metrics.gauge(_GROUP, _TYPE, "OldestItemAgeMs", self.oldest_item_age_ms, tags)
+        metrics.gauge(_GROUP, _TYPE, "CoalescedRequestCount", lambda: self._queue.coalesced, tags)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     @property
@@ -71,11 +65,12 @@ class RequestSender:
 
     def oldest_item_age_ms(self) -> float:
         """How long the first request that is not answered has been waiting: the age of what the broker knows."""
-        item = self._sending or (self._queue[0] if self._queue else None)
-        return 0.0 if item is None else (self._clock.monotonic() - item.enqueue_s) * 1000
+        sending = self._sending
+        oldest = self._queue.oldest_s if sending is None else sending.enqueue_s
+        return 0.0 if oldest is None else (self._clock.monotonic() - oldest) * 1000
 
     def put(self, request: ControlRequest) -> None:
-        self._queue.append(QueueItem(request, self._clock.monotonic()))
+        self._queue.put(request, self._clock.monotonic())
         self._wake.set()
 
     def update_broker(self, broker: BrokerEndPoints) -> None:
@@ -96,7 +91,7 @@ class RequestSender:
             while not self._queue:
                 self._wake.clear()
                 await self._wake.wait()
-            self._sending = item = self._queue.popleft()
+            self._sending = item = self._queue.take()
             self._timer.update((self._clock.monotonic() - item.enqueue_s) * 1000)
             message = await self._send_until_answered(item.request)
             self._sending = None

@@ -66,7 +66,8 @@ class Checkers:
         if not ctx.is_active:
             return
         require(ctx.epoch > 0, f"broker {node.id} is active without an epoch")
-        if isinstance(event, BrokerChange | AlterPartition):
+        decides_isr = ctx.config.inter_broker_protocol.has_alter_partition  # else leaders write it as they like
+        if decides_isr and isinstance(event, BrokerChange | AlterPartition):
             for tp, state in ctx.leadership.items():
                 isr = state.leader_and_isr.isr
                 dead = [r for r in isr if r not in ctx.live_or_shutting_down]

@@ -60,8 +60,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _C + "controller",
         "                yield Enqueue(e.Reelect())\n",
         "                pass\n",
-        seeds=40,
-        first=280,
+        seeds=10,
+        first=1710,
         also=(
             (
                 "yield from self._maybe_resign()\n                yield from self._elect()",

@@ -114,8 +114,8 @@ def test_a_broker_that_is_down_delays_nobody_else_and_is_reached_at_its_new_addr
             channels.add_broker(up.endpoints)
             for broker_id in (2, 1):
                 channels.send_request(broker_id, update(3))
-                channels.send_request(broker_id, update(4))
-            await up.received(2)
+            await up.received(1)
+            channels.send_request(2, update(4))
             assert late.requests == []
             gauge = metrics.find("kafka.controller", "ControllerChannelManager", "QueueSize", {"broker-id": "2"})
             assert isinstance(gauge, Gauge) and gauge.value == 1
