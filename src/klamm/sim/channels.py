@@ -1,12 +1,12 @@
-"""The controller's senders in the simulator: a queue a broker, one request in flight, retried until it is answered."""
+"""The controller's senders in the simulator: the real queue, one request in flight, repeated until it is answered."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from klamm.controller.events import ControllerEvent
+from klamm.controller.request_queue import RequestQueue
 from klamm.controller.requests import ControlRequest
 from klamm.controller.responses import ControlResponse, response_event
 
@@ -24,16 +24,16 @@ class Channel:
         self._source = source
         self._target = target
         self._on_event = on_event
-        self._queue: deque[ControlRequest] = deque()
-        self._in_flight = False
+        self._queue = RequestQueue(stop_flags=world.protocol.stop_replica_version >= 3)
+        self._in_flight: ControlRequest | None = None
         self.closed = False
 
     @property
     def is_idle(self) -> bool:
-        return not self._queue
+        return not len(self._queue) and self._in_flight is None
 
     def send(self, request: ControlRequest) -> None:
-        self._queue.append(request)
+        self._queue.put(request, self._world.scheduler.monotonic())
         self._pump()
 
     def close(self) -> None:
@@ -42,9 +42,9 @@ class Channel:
         self._queue.clear()
 
     def _pump(self) -> None:
-        if self._queue and not self._in_flight and not self.closed:
-            self._in_flight = True
-            self._transmit(self._queue[0])
+        if len(self._queue) and self._in_flight is None and not self.closed:
+            self._in_flight = self._queue.take().request
+            self._transmit(self._in_flight)
 
     def _transmit(self, request: ControlRequest) -> None:
         self._world.scheduler.at(self._world.network_delay_ms(), self._arrive, request)
@@ -72,9 +72,8 @@ class Channel:
     def _answered(self, request: ControlRequest, response: ControlResponse) -> None:
         if self.closed:
             return
-        assert self._queue[0] is request
-        self._queue.popleft()
-        self._in_flight = False
+        assert self._in_flight is request
+        self._in_flight = None
         event = response_event(self._target, request, response)
         if event is not None:
             self._on_event(event)

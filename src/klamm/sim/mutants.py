@@ -97,6 +97,17 @@ MUTANTS: Final[dict[str, Mutant]] = {
         15,
         first=650,
     ),
+    "stop_replica_is_no_barrier": Mutant(
+        _C + "request_queue",
+        "            if tp in phase.states or tp in phase.stops:\n                break\n",
+        "",
+        200,
+    ),
+    "older_states_win_when_merged": Mutant(
+        _C + "request_queue",
+        "partitions.update((state.partition, state) for state in request.body.partitions)",
+        "[partitions.setdefault(state.partition, state) for state in request.body.partitions]",
+    ),
     "queued_events_not_answered": Mutant(
         "klamm.sim.node", "                on_reply(refusal(event))", "                pass"
     ),
