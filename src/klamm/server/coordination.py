@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -92,6 +93,7 @@ class Coordination:
         if self._zk is not None:
             await self._zk.close()
         if self._session_file is not None:
-            self._session_file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # of a disk that failed; the session it names has ended
+                self._session_file.unlink()
         if self._embedded is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._embedded.stop)

@@ -12,6 +12,7 @@ import logging
 import random
 import uuid
 from collections.abc import Coroutine
+from pathlib import Path
 
 from klamm import apis
 from klamm.apis.registry import bind
@@ -93,7 +94,7 @@ class KafkaServer:
         self._changes.start()
         await self._changes.load_all()
         self._logs = self._open_logs(configs, MetaProperties(broker_id, cluster_id))
-        await coordination.take_over(config.log_directories[0])
+        await coordination.take_over(Path(self._logs.dirs.live[0].path))
         self._broker = self._build(loop, broker_id, cluster_id, configs)
         await self._open_listeners()
         await self._join()
