@@ -213,7 +213,8 @@ class KafkaServer:
     async def _wait_until_known(self) -> None:
         """The controller's first UpdateMetadata has arrived, so clients are told of this broker."""
         broker = self.broker
-        while broker.metadata.snapshot.brokers.get(broker.id) is None:
+        # Looked at only here, a few times a start: not worth an event in the cache.
+        while broker.metadata.snapshot.brokers.get(broker.id) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
     # --- while it runs -------------------------------------------------------------------------------------------
