@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from uuid import UUID
 
 from klamm.metadata.snapshot import MetadataSnapshot, PartitionState
@@ -15,11 +16,23 @@ class MetadataCache:
     def __init__(self, broker_id: int) -> None:
         self.broker_id = broker_id
         self.snapshot = MetadataSnapshot()
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def update(self, update: MetadataUpdate) -> tuple[TopicPartition, ...]:
         """Swaps in the next snapshot; returns the partitions that are gone."""
         self.snapshot, deleted = self.snapshot.apply(update)
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for broker_id, then in waiting:
+                self.when_alive(broker_id, then)
         return deleted
+
+    def when_alive(self, broker_id: int, then: Callable[[], None]) -> None:
+        """Calls `then` as soon as `broker_id` is known to be alive: now, or within the update that says so."""
+        if broker_id in self.snapshot.brokers:
+            then()
+        else:
+            self._waiting.append((broker_id, then))
 
     @property
     def controller_id(self) -> int:

@@ -2,98 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
-import logging
-import os
-import signal
+import gc
 import sys
-from pathlib import Path
-
-from klamm.config import KafkaConfig
-from klamm.errors import KlammError
-from klamm.server.kafka_server import KafkaServer
 
 
-def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(prog="python -m klamm.server", description="Run one klamm broker until SIGTERM.")
-    out.add_argument("--config", type=Path, help="Kafka's keys, in TOML or as .properties")
-    out.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="a key above the file's")
-    out.add_argument(
-        "--ready-file", type=Path, help="where to say, as JSON, that the broker answers, and on which ports"
-    )
-    out.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
-    return out
+def run() -> int:
+    """What the imports make stays for good: the collector does not look for garbage in it, now or later."""
+    gc.disable()
+    from klamm.server.main import main
 
-
-def set_up_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level, format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)", stream=sys.stderr, force=True
-    )
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
-
-
-def announce(path: Path, server: KafkaServer) -> None:
-    """Written aside and renamed: a reader sees all of it or nothing."""
-    text = json.dumps(
-        {
-            "broker_id": server.broker.id,
-            "cluster_id": server.broker.cluster_id,
-            "listeners": {e.listener: e.port for e in server.endpoints},
-            "metrics_port": server.metrics_port,
-            "pid": os.getpid(),
-        }
-    )
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(text + "\n")
-    aside.replace(path)
-
-
-async def run(config: KafkaConfig, ready_file: Path | None) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    server = KafkaServer(config)
-    starting = loop.create_task(server.start())
-    stopping = loop.create_task(stop.wait())
-    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    try:
-        if starting.done():
-            starting.result()
-            if ready_file is not None:
-                announce(ready_file, server)
-            await stopping
-        else:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-    finally:
-        stopping.cancel()
-        await server.stop()
-
-
-def main() -> int:
-    args = parser().parse_args()
-    set_up_logging(args.log_level)
-    try:
-        config = KafkaConfig.from_file(args.config, args.override)
-        for warning in config.warnings:
-            logging.getLogger("klamm").warning("%s", warning)
-        run_loop(config, args.ready_file)
-    except KlammError as error:
-        print(f"klamm broker: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def run_loop(config: KafkaConfig, ready_file: Path | None = None) -> None:
-    """The broker loop, on uvloop. The small switch interval keeps it prompt beside the control loop's thread."""
-    import uvloop
-
-    sys.setswitchinterval(config.klamm_switch_interval_seconds)
-    uvloop.run(run(config, ready_file))
+    gc.freeze()
+    gc.enable()
+    return main()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -231,7 +231,7 @@ class LocalCluster:
         arguments += ["--min-session-timeout-ms", "200", *(["--no-fsync"] if self._temporary else [])]
         self._zookeeper = ChildProcess(
             "ZooKeeper",
-            "klamm.zk.server",
+            "klamm.zk.main",
             arguments,
             self.data_dir / "zookeeper.log",
             lambda: _accepts_connections(port),

@@ -1,4 +1,4 @@
-"""`python -m klamm.zk.server`, and the embedded server in a thread of its own."""
+"""`python -m klamm.zk.main` (or `klamm.zk.server`), and the embedded server in a thread of its own."""
 
 from __future__ import annotations
 
@@ -105,3 +105,7 @@ async def _serve(options: Any) -> int:
     await _until(stop, server.failed)
     await server.stop()
     return 1 if server.failed.is_set() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
