@@ -3,7 +3,7 @@
 What a broker ends up with depends only on the order of what concerns one partition, so requests that wait are merged:
 
 - UpdateMetadata: one at most waits. The last state of a partition and the last list of live brokers win. It touches
-  the metadata cache only and may pass a StopReplica.
+  the metadata cache only and may pass a StopReplica. A partition's end is told before its name comes back.
 - LeaderAndIsr: the last state of a partition wins (leader epochs only grow), `is_new` sticks. One that was put behind
   a waiting UpdateMetadata is sent behind it: the broker must know the leaders that it names.
 - StopReplica is a barrier for its partitions: what was put before it stays before it, what comes later stays behind.
@@ -30,7 +30,7 @@ from klamm.controller.requests import (
     UpdateMetadataRequest,
 )
 from klamm.frozen import dataclass
-from klamm.model import ZERO_UUID, TopicPartition
+from klamm.model import LEADER_DURING_DELETE, ZERO_UUID, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class RequestQueue:
         return min([*times, self._update[1]] if self._update is not None else times, default=None)
 
     def put(self, request: ControlRequest, now_s: float) -> None:
-        """A request for another incarnation or of another term is never merged with what waits."""
-        if request.head != self._head:
+        """Another incarnation, another term, or a name that comes back is never merged with what waits."""
+        if request.head != self._head or self._recreates(request):
             while self._update is not None or self._phases:
                 self._ready.append(self._take_oldest())
             self._head = request.head
@@ -97,6 +97,13 @@ class RequestQueue:
         else:
             self._put_stops(request, now_s)
         self.coalesced += len(self) == before
+
+    def _recreates(self, request: ControlRequest) -> bool:
+        """Whether it brings back a partition whose end waits to be told: the broker must hear of the end first."""
+        if self._update is None or not isinstance(request, UpdateMetadataRequest):
+            return False
+        ended = {s.partition for s in self._update[2].body.partitions if s.leader == LEADER_DURING_DELETE}
+        return any(s.partition in ended and s.leader != LEADER_DURING_DELETE for s in request.body.partitions)
 
     def take(self) -> QueueItem:
         """The oldest request. Raises IndexError when nothing waits."""

@@ -61,7 +61,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "                yield Enqueue(e.Reelect())\n",
         "                pass\n",
         seeds=10,
-        first=1710,
+        first=132,
         also=(
             (
                 "yield from self._maybe_resign()\n                yield from self._elect()",
