@@ -57,6 +57,7 @@ from klamm.zk.predecessor import SessionCredentials
 
 log = logging.getLogger(__name__)
 
+MAX_IN_FLIGHT: Final = 10
 _SHORT_TIMEOUT_MS: Final = 3_000
 """kazoo pings by a clock with 0.4 s of chance in it; below this timeout we keep the session alive ourselves."""
 T = TypeVar("T")
@@ -196,9 +197,20 @@ class ZkSession:
         return (await self.read(GetChildren(path, watch))).children
 
     async def read_many(self, paths: Iterable[str]) -> list[tuple[bytes | None, Stat] | None]:
-        """Data and stat of many znodes, None for those that are not there. Raises NoAuth, SessionExpired."""
-        batches = [self._read_batch(batch) for batch in path_batches([self._chroot.full(path) for path in paths])]
-        return [found for batch in await asyncio.gather(*batches) for found in batch]
+        """Data and stat of many znodes, None for those that are not there. Raises NoAuth, SessionExpired.
+
+        At most `MAX_IN_FLIGHT` batches are under way at once: ZooKeeper holds every answer in memory until it is sent.
+        """
+        batches = path_batches([self._chroot.full(path) for path in paths])
+        found: list[list[tuple[bytes | None, Stat] | None]] = [[] for _ in batches]
+        left = iter(enumerate(batches))
+
+        async def read_some() -> None:
+            for index, batch in left:
+                found[index] = await self._read_batch(batch)
+
+        await asyncio.gather(*(read_some() for _ in range(min(MAX_IN_FLIGHT, len(batches)))))
+        return [each for batch in found for each in batch]
 
     async def _read_batch(self, full_paths: list[str]) -> list[tuple[bytes | None, Stat] | None]:
         if self._has_multi_read:
