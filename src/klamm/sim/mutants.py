@@ -94,8 +94,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _C + "deletion",
         "    return broker is not None and (",
         "    return True or broker is not None and (",
-        15,
-        first=650,
+        10,
+        first=280,
     ),
     "stop_replica_is_no_barrier": Mutant(
         _C + "request_queue",
