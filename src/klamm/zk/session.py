@@ -264,11 +264,12 @@ class ZkSession:
             raise _about(error, op.path) from None
 
     async def ensure_paths(self, paths: Iterable[str]) -> None:
-        """Creates persistent znodes without data, parents first, unless they are there."""
+        """Creates persistent znodes without data unless they are there; those of a depth together, parents first."""
         levels = levels_of(paths)
         present = await self.read_many(levels)
-        for path in [path for path, found in zip(levels, present, strict=True) if found is None]:
-            await self._create_unless_there(path)
+        missing = [path for path, found in zip(levels, present, strict=True) if found is None]
+        for depth in sorted({path.count("/") for path in missing}):
+            await asyncio.gather(*(self._create_unless_there(path) for path in missing if path.count("/") == depth))
 
     async def _create_unless_there(self, path: str) -> None:
         while True:
