@@ -10,7 +10,6 @@ Broker ids count from 1. Ports are free ones, and a broker keeps its port over r
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import shutil
@@ -86,12 +85,16 @@ class LocalCluster:
         self.close()
 
     async def __aenter__(self) -> LocalCluster:
+        import asyncio
+
         await asyncio.to_thread(self.start_all)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        import asyncio
+
         await asyncio.to_thread(self.close)
 
     # --- the whole cluster ---
