@@ -192,20 +192,11 @@ class KafkaConfig(
         self._check("listeners", lambda: self.endpoints)
         self._check("advertised.listeners", lambda: self.advertised_endpoints)
         self._check("max.connections.per.ip.overrides", lambda: self.max_connections_per_ip_by_address)
-        names = {endpoint.listener for endpoint in self.endpoints}
-        for endpoint in self.advertised_endpoints:
-            if endpoint.listener not in names:
-                self._fail("advertised.listeners", f"only names that are in listeners, but {endpoint.listener} is not")
-            if endpoint.host in ("0.0.0.0", "::"):
-                wanted = f"an address that clients can connect to, which {endpoint.host} is not"
-                self._fail("advertised.listeners" if self.advertised_listeners else "listeners", wanted)
-        control = self.control_plane_listener
-        if self.inter_broker_listener not in names:
-            self._fail("inter.broker.listener.name", "the name of one of the listeners")
-        if control is not None and (control not in names or control == self.inter_broker_listener):
-            self._fail("control.plane.listener.name", "the name of a listener that is not the inter-broker listener")
+        self._check_listeners()
         if not self.log_directories:
             self._fail("log.dirs", "at least one directory")
+        if self.broker_id < -1:
+            self._fail("broker.id", "a number from 0 on, or -1 for one that is generated")
         if self.broker_id < 0 and not self.broker_id_generation_enable:
             self._fail("broker.id", "a number from 0 on, because broker.id.generation.enable is false")
         if self.broker_id_generation_enable and self.broker_id > self.reserved_broker_max_id:
@@ -214,6 +205,23 @@ class KafkaConfig(
             self._fail("group.min.session.timeout.ms", "at most group.max.session.timeout.ms")
         if self.replica_fetch_wait_max_ms > self.replica_lag_time_max_ms:
             self._fail("replica.fetch.wait.max.ms", "at most replica.lag.time.max.ms")
+
+    def _check_listeners(self) -> None:
+        bound = {endpoint.listener for endpoint in self.endpoints}
+        for endpoint in self.advertised_endpoints:
+            if endpoint.listener not in bound:
+                self._fail("advertised.listeners", f"only names that are in listeners, but {endpoint.listener} is not")
+            if endpoint.host in ("0.0.0.0", "::"):
+                wanted = f"an address that clients can connect to, which {endpoint.host} is not"
+                self._fail("advertised.listeners" if self.advertised_listeners else "listeners", wanted)
+        control = self.control_plane_listener
+        if self.inter_broker_listener not in bound:
+            self._fail("inter.broker.listener.name", "the name of one of the listeners")
+        if control is not None and (control not in bound or control == self.inter_broker_listener):
+            self._fail("control.plane.listener.name", "the name of a listener that is not the inter-broker listener")
+        for needed in filter(None, (self.inter_broker_listener, control)):
+            if needed not in {endpoint.listener for endpoint in self.advertised_endpoints}:
+                self._fail("advertised.listeners", f"{needed} among them, by which brokers reach each other")
 
     def _check(self, name: str, derive: object) -> None:
         assert callable(derive)

@@ -64,6 +64,7 @@ class KafkaServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
+        self._has_joined = False
     def broker(self) -> Broker:
         assert self._broker is not None, "the server is not started"
         return self._broker
@@ -210,6 +211,7 @@ class KafkaServer:
         broker.groups.startup()
         self._sockets.start_processing()
 
+        self._has_joined = True
     async def _wait_until_known(self) -> None:
         """The controller's first UpdateMetadata has arrived, so clients are told of this broker."""
         broker = self.broker
@@ -320,7 +322,7 @@ class KafkaServer:
         log.info("Stopped")
 
     async def _leave(self, broker: Broker, sockets: SocketServer) -> None:
-        if broker.config.controlled_shutdown_enable:
+        if self._has_joined and broker.config.controlled_shutdown_enable:
             await controlled_shutdown(broker)
         broker.groups.shutdown()
         for purgatory in (broker.topics, broker.elections):

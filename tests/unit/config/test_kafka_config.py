@@ -155,7 +155,7 @@ def test_listeners() -> None:
     config = KafkaConfig(
         {
             "listeners": "CONTROL://:9090, internal://[::1]:9093,EXTERNAL://0.0.0.0:0",
-            "advertised.listeners": "INTERNAL://b1:9093,EXTERNAL://example.org:443",
+            "advertised.listeners": "INTERNAL://b1:9093,EXTERNAL://example.org:443,CONTROL://b1:9090",
             "listener.security.protocol.map": "CONTROL:PLAINTEXT,INTERNAL:PLAINTEXT,EXTERNAL:PLAINTEXT",
             "control.plane.listener.name": "CONTROL",
             "listener.name.external.max.connections": "7",

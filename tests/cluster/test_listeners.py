@@ -1,0 +1,182 @@
+"""Listeners of a running broker, and the sentences about a configuration that cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from klamm.errors import ErrorCode
+from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from klamm.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+from klamm.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from tests.support.broker_process import BrokerProcess, refuse_to_start, write_properties
+from tests.support.raw_client import RawClient, batch_of, eventually
+
+LISTENERS = {
+    "listeners": "INTERNAL://127.0.0.1:0,EXTERNAL://127.0.0.1:0",
+    "advertised.listeners": "INTERNAL://127.0.0.1:0,EXTERNAL://localhost:0",
+    "listener.security.protocol.map": "INTERNAL:PLAINTEXT,EXTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "inter.broker.listener.name": "INTERNAL",
+}
+CONTROL_LISTENERS = {
+    **LISTENERS,
+    "listeners": LISTENERS["listeners"] + ",CONTROLLER://127.0.0.1:0",
+    "advertised.listeners": LISTENERS["advertised.listeners"] + ",CONTROLLER://127.0.0.1:0",
+    "control.plane.listener.name": "CONTROLLER",
+}
+
+
+def create_topic(client: RawClient, name: str) -> None:
+    topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=(), configs=())
+    answer = client.ask(CreateTopicsRequest(topics=[topic], timeout_ms=30_000), 5, CreateTopicsResponse)
+    assert answer.topics[0].error_code == ErrorCode.NONE, answer
+
+
+def broker_at(tmp_path: Path, **extra: object) -> BrokerProcess:
+    config = {"broker.id": 7, "log.dirs": tmp_path / "logs", "offsets.topic.replication.factor": 1, **extra}
+    return BrokerProcess(write_properties(tmp_path / "broker.properties", config))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_at(tmp_path_factory.mktemp("two"), **LISTENERS) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def planes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_at(tmp_path_factory.mktemp("planes"), **{"klamm.metrics.port": 0}, **CONTROL_LISTENERS) as broker:
+        yield broker
+
+
+@pytest.mark.parametrize(("listener", "host"), [("INTERNAL", "127.0.0.1"), ("EXTERNAL", "localhost")])
+def test_a_client_is_told_of_the_listener_it_came_by(two: BrokerProcess, listener: str, host: str) -> None:
+    client, port = two.client(listener), two.ready["listeners"][listener]
+    assert [(b.node_id, b.host, b.port) for b in client.metadata().brokers] == [(7, host, port)]
+    cluster = client.ask(
+        DescribeClusterRequest(include_cluster_authorized_operations=False), 0, DescribeClusterResponse
+    )
+    assert [(b.broker_id, b.host, b.port) for b in cluster.brokers] == [(7, host, port)]
+    request = FindCoordinatorRequest(key="group", key_type=0)
+
+    def coordinator() -> FindCoordinatorResponse | None:
+        answer = client.ask(request, 2, FindCoordinatorResponse)
+        return answer if answer.error_code != ErrorCode.COORDINATOR_NOT_AVAILABLE else None
+
+    found = eventually(coordinator, "there was never a coordinator")
+    assert (found.node_id, found.host, found.port) == (7, host, port)
+
+
+def test_both_listeners_serve_the_same_broker(two: BrokerProcess) -> None:
+    create_topic(two.client("EXTERNAL"), "shared")
+    assert two.client("EXTERNAL").produce("shared", batch_of([b"x"])).error_code == ErrorCode.NONE
+    assert two.client("INTERNAL").read_all("shared") == [(0, b"x")]
+
+
+def test_control_requests_travel_by_the_control_plane(planes: BrokerProcess) -> None:
+    """All LeaderAndIsr and UpdateMetadata came over the control listener: it alone has connections that sent any."""
+    client = planes.client("EXTERNAL")
+    create_topic(client, "controlled")
+    assert client.produce("controlled", batch_of([b"x"])).error_code == ErrorCode.NONE
+    port = planes.ready["listeners"]["CONTROLLER"]
+    peers = connections_to(planes.process.pid, port)
+    assert len(peers) == 1, "the controller's one sender is connected to the control listener"
+    assert connections_to(planes.process.pid, planes.ready["listeners"]["INTERNAL"]) == []
+
+
+def connections_to(pid: int, port: int) -> list[str]:
+    """The established connections of the process whose local end is `port`."""
+    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    return [line for line in lines if line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "01"]
+
+
+def test_the_control_plane_refuses_data(planes: BrokerProcess) -> None:
+    control = planes.client("CONTROLLER")
+    assert control.ask(ApiVersionsRequest(), 2, ApiVersionsResponse).error_code == ErrorCode.NONE
+    with pytest.raises(ConnectionResetError):
+        control.ask(MetadataRequest(topics=[]), 7, MetadataResponse)
+    with pytest.raises(ConnectionResetError):
+        control.produce("controlled", batch_of([b"x"]))
+    assert "Metadata is not served on the control plane" in planes.log
+    assert planes.client("EXTERNAL").metadata().brokers[0].node_id == 7
+
+
+def test_all_listeners_are_registered(tmp_path: Path) -> None:
+    extra = {"klamm.zookeeper.embedded.port": 0, **CONTROL_LISTENERS}
+    with broker_at(tmp_path, **extra) as broker:
+        address = broker.log.partition(" answers on 127.0.0.1:")[2].split()[0]
+        kazoo = KazooClient(f"127.0.0.1:{address}")
+        kazoo.start(60)
+        data, _ = kazoo.get("/brokers/ids/7")
+        kazoo.stop()
+        kazoo.close()
+        ports = broker.ready["listeners"]
+        assert f'"INTERNAL://127.0.0.1:{ports["INTERNAL"]}"'.encode() in data
+        assert f'"EXTERNAL://localhost:{ports["EXTERNAL"]}"'.encode() in data
+        assert f'"CONTROLLER://127.0.0.1:{ports["CONTROLLER"]}"'.encode() in data
+
+
+BAD = [
+    ("num.io.threads", "many", "a whole number"),
+    ("num.io.threads", "0", "at least 1"),
+    ("log.cleanup.policy", "shred", "compact"),
+    ("auto.create.topics.enable", "perhaps", "true or false"),
+    ("listeners", "PLAINTEXT://here", "NAME://host:port"),
+    ("listeners", "SSL://127.0.0.1:0", "PLAINTEXT listeners only"),
+    ("inter.broker.listener.name", "ELSEWHERE", "ELSEWHERE"),
+    ("control.plane.listener.name", "ELSEWHERE", "ELSEWHERE"),
+    ("broker.id", "-7", "-1"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), BAD)
+def test_a_bad_value_names_key_source_and_expectation(tmp_path: Path, key: str, value: str, expected: str) -> None:
+    properties = tmp_path / "broker.properties"
+    properties.write_text(f"# a comment\nlog.dirs={tmp_path / 'logs'}\n\n{key}={value}\n")
+    toml = tmp_path / "broker.toml"
+    toml.write_text(f'# a comment\n"log.dirs" = "{tmp_path / "logs"}"\n\n"{key}" = "{value}"\n')
+    for path in (properties, toml):
+        said = refuse_to_start(path)
+        assert said.startswith(f"klamm broker: {path}:4: {key}"), said
+        assert expected in said and said.count("\n") == 1, said
+    assert not (tmp_path / "logs").exists()
+
+
+def test_brokers_must_be_able_to_reach_each_other(tmp_path: Path) -> None:
+    """A listener for brokers that is not advertised would leave the controller without an address."""
+    for needed, config in (("INTERNAL", LISTENERS), ("CONTROLLER", CONTROL_LISTENERS)):
+        config = {"log.dirs": str(tmp_path / "logs"), **config, "advertised.listeners": "EXTERNAL://localhost:0"}
+        if needed == "CONTROLLER":
+            config["advertised.listeners"] += ",INTERNAL://localhost:0"
+        said = refuse_to_start(write_properties(tmp_path / "broker.properties", config))
+        assert ":3: advertised.listeners cannot be" in said and f"expected {needed} among them" in said
+
+
+def test_an_unknown_key_is_named_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    config = write_properties(tmp_path / "broker.properties", {"log.dirs": tmp_path / "logs", "num.io.thread": 3})
+    said = refuse_to_start(config)
+    assert f"{config}:2: " in said and "num.io.thread" in said and "num.io.threads" in said
+
+
+def test_a_bad_override_names_the_command_line(tmp_path: Path) -> None:
+    config = write_properties(tmp_path / "broker.properties", {"log.dirs": tmp_path / "logs"})
+    assert "command line: num.io.threads" in refuse_to_start(config, "num.io.threads=x")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "cannot be read: No such file" in refuse_to_start(tmp_path / "missing.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("a = = b\n")
+    assert f"{broken} is not TOML" in refuse_to_start(broken)
+
+
+def test_a_port_in_use(two: BrokerProcess, tmp_path: Path) -> None:
+    port = two.ready["listeners"]["INTERNAL"]
+    config = {"log.dirs": tmp_path / "logs", "listeners": f"PLAINTEXT://127.0.0.1:{port}"}
+    said = refuse_to_start(write_properties(tmp_path / "broker.properties", config))
+    assert str(port) in said and "in use" in said.lower()

@@ -1,0 +1,88 @@
+"""`klamm broker --config FILE` and `python -m klamm.server`, run as a person or a service manager runs them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.support.raw_client import TIMEOUT_S, RawClient
+
+
+def write_properties(path: Path, properties: Mapping[str, object]) -> Path:
+    path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+    return path
+
+
+def refuse_to_start(config: Path, *overrides: str) -> str:
+    """What a broker says that does not start; it must end with code 1 and without a traceback."""
+    command = [sys.executable, "-m", "klamm.server", "--config", str(config)]
+    command += [argument for override in overrides for argument in ("--override", override)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stderr
+
+
+class BrokerProcess:
+    """A broker of its own, without LocalCluster; `ready` is what it says of itself once it answers."""
+
+    def __init__(self, config: Path, *, through_cli: bool = False) -> None:
+        self._config = config
+        self._ready_file = config.with_name(config.name + ".ready")
+        self._log = config.with_name(config.name + ".log")
+        self._through_cli = through_cli
+        self.ready: dict[str, Any] = {}
+
+    def __enter__(self) -> BrokerProcess:
+        self._ready_file.unlink(missing_ok=True)
+        module = ["klamm.cli.main", "broker"] if self._through_cli else ["klamm.server"]
+        command = [sys.executable, "-m", *module, "--config", str(self._config)]
+        if not self._through_cli:
+            command += ["--ready-file", str(self._ready_file)]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._await_ready()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self._is_ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"the broker did not start:\n{self.log}")
+            time.sleep(0.02)
+
+    def _is_ready(self) -> bool:
+        if self._through_cli:
+            return self.log.rpartition("Stopped")[2].find(" answers on PLAINTEXT://") >= 0
+        if not self._ready_file.exists():
+            return False
+        self.ready = json.loads(self._ready_file.read_text())
+        return True
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def client(self, listener: str = "PLAINTEXT") -> RawClient:
+        return RawClient(self.ready["listeners"][listener])
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """The exit code after a signal."""
+        self.process.send_signal(number)
+        return self.process.wait(TIMEOUT_S)
