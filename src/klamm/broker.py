@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +21,8 @@ from klamm.replica.producer_ids import ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
 
 if TYPE_CHECKING:
-    from klamm.controller.events import ControllerEvent
+    from klamm.controller.events import ControllerEvent, CreatableTopic
+    from klamm.controller.replies import TopicResults
 
 
 class Controller(Protocol):
@@ -58,6 +60,8 @@ class Broker:
     zk: Any = None
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
     replica_changes: asyncio.Future[Any] | None = None
+    ask_controller_to_create: Callable[[tuple[CreatableTopic, ...]], asyncio.Future[TopicResults]] | None = None
+    """Creates topics through another broker that is the controller; None where there is no other."""
 
     def __post_init__(self) -> None:
         register_purgatory(self.metrics, self.topics)

@@ -16,14 +16,16 @@ def create_missing(broker: Broker, names: Iterable[str]) -> asyncio.Future[dict[
     """Asks the controller to create `names`; what to tell the client that asked for them, by name.
 
     LEADER_NOT_AVAILABLE when the topic is on its way, so that the client asks again; the controller's error when it
-    cannot be; UNKNOWN_TOPIC_OR_PARTITION when this broker is not the controller and so could not ask.
+    cannot be; UNKNOWN_TOPIC_OR_PARTITION when the controller could not be asked.
     """
-    event = CreateTopics(tuple(_creatable(broker, name) for name in names))
+    topics = tuple(_creatable(broker, name) for name in names)
 
     def errors(results: TopicResults) -> dict[str, ErrorCode]:
         return {result.name: _told(result.error) for result in results.topics}
 
-    return then(broker.controller.submit(event), errors)
+    if broker.ask_controller_to_create is not None and not broker.controller.is_active:
+        return then(broker.ask_controller_to_create(topics), errors)
+    return then(broker.controller.submit(CreateTopics(topics)), errors)
 
 
 def _creatable(broker: Broker, name: str) -> CreatableTopic:

@@ -96,7 +96,8 @@ class FetchPath:
         moved = partition.on_follower_fetch(
             params.replica_id, fetch.fetch_offset, fetch.log_start_offset, replicas.clock.now_ms(), params.replica_epoch
         )
-        if (wanted := partition.isr_to_expand_to(params.replica_id)) is not None:
+        wanted = partition.isr_to_expand_to(params.replica_id)
+        if wanted is not None and replicas.metadata.has_alive_broker(params.replica_id):
             replicas.on_isr_change_wanted(partition, wanted)
         if moved:
             replicas.complete_after_high_watermark(partition.topic_partition)

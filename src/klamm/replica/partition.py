@@ -13,6 +13,7 @@ from klamm.log.log import Log
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
 from klamm.model import NO_EPOCH, NO_LEADER, ZERO_UUID, TopicPartition
+from klamm.protocol.record_batch import batches
 from klamm.replica import isr as isr_rules
 from klamm.replica.remote_replica import RemoteReplica
 
@@ -211,6 +212,32 @@ class Partition:
         moved = remote.log_end_offset != fetch_offset
         remote.on_fetch(fetch_offset, log_start_offset, self.log.log_end_offset, now_ms, broker_epoch)
         return moved and self.maybe_increment_high_watermark(now_ms)
+
+    # --- follower ----------------------------------------------------------------------------------------------
+
+    def append_records_to_follower(
+        self, records: memoryview | bytes | bytearray, leader_high_watermark: int, leader_log_start_offset: int
+    ) -> AppendResult:
+        """Takes over what the leader sent: its records as they are, its high watermark, its log start."""
+        log = self.log
+        assert log is not None and self.leader != self.broker_id, "only a follower copies"
+        result = log.append_as_follower(records)
+        if result.error == ErrorCode.OFFSET_OUT_OF_RANGE and log.log_start_offset == log.log_end_offset:
+            result = self._append_around_start(log, records)
+        if result.error == ErrorCode.NONE:
+            log.update_high_watermark(leader_high_watermark)
+            log.increment_log_start_offset(min(leader_log_start_offset, log.high_watermark))
+        return result
+
+    def _append_around_start(self, log: Log, records: memoryview | bytes | bytearray) -> AppendResult:
+        """The leader's log starts within a batch (DeleteRecords): an empty follower takes that batch as a whole."""
+        start = log.log_start_offset
+        first = next(batches(memoryview(records)))
+        if not first.base_offset < start <= first.last_offset:
+            return AppendResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=start)
+        if error := log.truncate_fully_and_start_at(first.base_offset, start):
+            return AppendResult(error, log_start_offset=start)
+        return log.append_as_follower(records)
 
     # --- ISR: decisions and what becomes of them ------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from klamm.broker import Broker
 from klamm.clock import Clock, SystemClock
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.config_changes import ConfigChangeListener
-from klamm.controller.events import AllocateProducerIds, Startup
+from klamm.controller.events import Startup
 from klamm.controller.runner import ControllerRunner
 from klamm.coordinator.shell import create_group_coordinator
 from klamm.errors import ErrorCode, KlammError
@@ -39,6 +39,7 @@ from klamm.server import identity, settings
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.coordination import Coordination
 from klamm.server.dynamic_config import follow_topic_configs
+from klamm.server.replication import Replication
 from klamm.server.schedules import Scheduler
 from klamm.zk import paths
 from klamm.zk.ops import Create
@@ -60,11 +61,12 @@ class KafkaServer:
         self._sockets: SocketServer | None = None
         self._changes: ConfigChangeListener | None = None
         self._scheduler: Scheduler | None = None
+        self._replication: Replication | None = None
         self._metrics_server: MetricsServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._has_joined = False
 
     @property
-        self._has_joined = False
     def broker(self) -> Broker:
         assert self._broker is not None, "the server is not started"
         return self._broker
@@ -97,6 +99,7 @@ class KafkaServer:
         self._logs = self._open_logs(configs, MetaProperties(broker_id, cluster_id))
         await coordination.take_over(Path(self._logs.dirs.live[0].path))
         self._broker = self._build(loop, broker_id, cluster_id, configs)
+        self._replication = Replication(self._broker)
         await self._open_listeners()
         await self._join()
         self._schedule()
@@ -208,10 +211,10 @@ class KafkaServer:
         if registration.error != ErrorCode.NONE:
             raise KlammError(f"Broker {broker.id} cannot register: {registration.message}")
         broker.broker_epoch = registration.broker_epoch
+        self._has_joined = True
         broker.groups.startup()
         self._sockets.start_processing()
 
-        self._has_joined = True
     async def _wait_until_known(self) -> None:
         """The controller's first UpdateMetadata has arrived, so clients are told of this broker."""
         broker = self.broker
@@ -260,6 +263,8 @@ class KafkaServer:
         )
         every("config-change-purge", 60_000, lambda: self._spawn(self._purge_config_changes()))
         every("isr-expiration", max(config.replica_lag_time_max_ms // 2, 1), broker.replicas.shrink_isrs)
+        assert self._replication is not None
+        self._replication.start(scheduler)
 
     def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -296,8 +301,8 @@ class KafkaServer:
         await self.broker.zk.create(Create(paths.log_dir_event_path(), data, sequential=True))
 
     def _allocate_producer_ids(self) -> asyncio.Future[ProducerIdBlock]:
-        broker = self.broker
-        return broker.controller.submit(AllocateProducerIds(broker.id, broker.broker_epoch))
+        assert self._replication is not None
+        return self._replication.allocate_producer_ids()
 
     # --- stop ----------------------------------------------------------------------------------------------------
 
@@ -328,4 +333,6 @@ class KafkaServer:
         for purgatory in (broker.topics, broker.elections):
             purgatory.shutdown()
         broker.replicas.shutdown()
+        if self._replication is not None:
+            await self._replication.stop()
         await sockets.shutdown()

@@ -238,6 +238,10 @@ class TestFollowers:
         wanted: list[tuple[int, ...]] = []
         one.broker.replicas.isr_change_listener = lambda partition, isr: wanted.append(isr)
         one.ask(fetch.API, request({0: 0}, replica_id=2), 11)
+        one.ask(fetch.API, request({0: 1}, replica_id=2), 11)
+        assert wanted == [], "the metadata does not know that broker"
+        one.update_metadata({}, brokers=(1, 2))
+        one.ask(fetch.API, request({0: 0}, replica_id=2), 11)
         assert wanted == []
         one.ask(fetch.API, request({0: 1}, replica_id=2), 11)
         assert wanted == [(1, 2)]

@@ -1,0 +1,227 @@
+"""ISR changes through the controller (KIP-497): what leaders propose, sent in AlterPartition requests.
+
+One request is in flight at a time and carries every change that has come up meanwhile. A change that nobody decided
+(no controller, a lost answer) is sent again until the controller answers or the partition gets a new leader epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from uuid import UUID
+
+from klamm.errors import ErrorCode
+from klamm.model import UNKNOWN_BROKER_EPOCH, ZERO_UUID, TopicPartition
+from klamm.protocol.messages.alter_partition import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    BrokerState,
+    PartitionData,
+    ResponsePartitionData,
+    TopicData,
+)
+
+if TYPE_CHECKING:
+    from klamm.replica.partition import Partition
+    from klamm.replica.replica_manager import ReplicaManager
+
+log = logging.getLogger("klamm.state_change")
+
+RETRY_MS: Final = 50
+_HIGHEST_WITHOUT_IDS: Final = 1
+_HIGHEST: Final = 3
+
+_REJECTED: Final = frozenset({ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA})
+_WAIT_FOR_CONTROLLER: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.INVALID_UPDATE_VERSION,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.NEW_LEADER_ELECTED,
+    }
+)
+"""The controller knows better: the change stays undecided, and its next LeaderAndIsr settles it."""
+
+
+class AlterPartitionChannel(Protocol):
+    """Carries a request to whoever is the controller; keeps looking until it is answered."""
+
+    def alter_partition(
+        self, request: AlterPartitionRequest, max_version: int
+    ) -> Awaitable[AlterPartitionResponse]: ...
+
+
+class IsrChange(NamedTuple):
+    """One proposal. It is current as long as the partition still waits for exactly this one."""
+
+    partition: Partition
+    isr: tuple[int, ...]
+    leader_epoch: int
+    topic_id: UUID
+
+    @property
+    def is_current(self) -> bool:
+        partition = self.partition
+        return partition.pending_isr is self.isr and partition.leader_epoch == self.leader_epoch and partition.is_leader
+
+
+class AlterPartitionManager:
+    """`submit` is the ReplicaManager's `isr_change_listener`. Lives on the broker loop."""
+
+    def __init__(
+        self,
+        replicas: ReplicaManager,
+        channel: AlterPartitionChannel,
+        *,
+        broker_epoch: Callable[[], int],
+        loop: asyncio.AbstractEventLoop,
+        has_topic_ids: bool = True,
+    ) -> None:
+        self._replicas = replicas
+        self._channel = channel
+        self._broker_epoch = broker_epoch
+        self._loop = loop
+        self._has_topic_ids = has_topic_ids
+        self._unsent: dict[TopicPartition, IsrChange] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def submit(self, partition: Partition, isr: tuple[int, ...]) -> None:
+        """Proposes `isr`; until it is decided the partition counts with the larger of both sets."""
+        if self._is_closed:
+            return
+        partition.propose_isr(isr)
+        change = IsrChange(partition, isr, partition.leader_epoch, partition.topic_id)
+        self._unsent[partition.topic_partition] = change
+        if self._task is None:
+            self._task = self._loop.create_task(self._run(), name="alter-partition")
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        """Sends until nothing is left to send."""
+        try:
+            while changes := self._take():
+                response = await self._send(changes)
+                if response is None or self._on_response(changes, response):
+                    await asyncio.sleep(RETRY_MS / 1000)
+        finally:
+            self._task = None
+
+    def _take(self) -> dict[TopicPartition, IsrChange]:
+        changes = {tp: change for tp, change in self._unsent.items() if change.is_current}
+        self._unsent = {}
+        return changes
+
+    async def _send(self, changes: dict[TopicPartition, IsrChange]) -> AlterPartitionResponse | None:
+        by_id = self._has_topic_ids and all(change.topic_id != ZERO_UUID for change in changes.values())
+        request = build_request(self._replicas.broker_id, self._broker_epoch(), changes)
+        try:
+            return await self._channel.alter_partition(request, _HIGHEST if by_id else _HIGHEST_WITHOUT_IDS)
+        except OSError as failure:
+            log.warning("The controller did not answer an AlterPartition: %s", failure)
+            self._again(changes)
+            return None
+
+    def _again(self, changes: dict[TopicPartition, IsrChange]) -> None:
+        """What was proposed meanwhile is newer and stays."""
+        self._unsent = changes | self._unsent
+
+    def _on_response(self, changes: dict[TopicPartition, IsrChange], response: AlterPartitionResponse) -> bool:
+        """Whether something has to be sent again after a while."""
+        if response.error_code != ErrorCode.NONE:
+            log.warning("The controller answered an AlterPartition with %s", _code(response.error_code).name)
+            self._again(changes)
+            return True
+        names = {change.topic_id: tp.topic for tp, change in changes.items()}
+        answered: dict[TopicPartition, ResponsePartitionData] = {}
+        for topic in response.topics:
+            name = topic.topic_name or names.get(topic.topic_id, "")
+            answered.update({TopicPartition(name, data.partition_index): data for data in topic.partitions})
+        again = {tp: change for tp, change in changes.items() if not self._settle(change, answered.get(tp))}
+        self._again(again)
+        return bool(again)
+
+    def _settle(self, change: IsrChange, data: ResponsePartitionData | None) -> bool:
+        """Applies the controller's word on one partition; False: it has to be asked again."""
+        if not change.is_current:
+            return True
+        partition, replicas = change.partition, self._replicas
+        error = ErrorCode.UNKNOWN_SERVER_ERROR if data is None else _code(data.error_code)
+        if error == ErrorCode.NONE and data is not None:
+            return self._commit(change, data)
+        log.info("%s: the ISR %s is not accepted: %s", partition.topic_partition, list(change.isr), error.name)
+        if error in _REJECTED:
+            replicas.isr_meters.failed_updates.mark()
+            partition.reject_isr()
+            return True
+        if error in _WAIT_FOR_CONTROLLER:
+            replicas.isr_meters.failed_updates.mark()
+            return True
+        return False
+
+    def _commit(self, change: IsrChange, data: ResponsePartitionData) -> bool:
+        before = change.partition.isr
+        if not change.partition.commit_isr(
+            data.isr, data.leader_epoch, data.partition_epoch, self._replicas.clock.now_ms()
+        ):
+            return True
+        after_isr_change(self._replicas, change.partition, before)
+        return True
+
+
+def after_isr_change(replicas: ReplicaManager, partition: Partition, before: Sequence[int]) -> None:
+    """The ISR is another one now: meters, counts, and whoever waits for the high watermark."""
+    tp = partition.topic_partition
+    log.info("%s: ISR %s -> %s at partition epoch %d", tp, list(before), list(partition.isr), partition.partition_epoch)
+    if len(partition.isr) > len(before):
+        replicas.isr_meters.expands.mark()
+    elif len(partition.isr) < len(before):
+        replicas.isr_meters.shrinks.mark()
+    replicas.counters.refresh(partition)
+    replicas.complete_after_high_watermark(tp)
+
+
+def build_request(broker_id: int, broker_epoch: int, changes: dict[TopicPartition, IsrChange]) -> AlterPartitionRequest:
+    """The request in a form that every version can be encoded from."""
+    topics: dict[tuple[str, UUID], list[PartitionData]] = {}
+    for tp, change in changes.items():
+        topics.setdefault((tp.topic, change.topic_id), []).append(_partition_data(change))
+    return AlterPartitionRequest(
+        broker_id=broker_id,
+        broker_epoch=broker_epoch,
+        topics=[
+            TopicData(topic_name=name, topic_id=topic_id, partitions=each) for (name, topic_id), each in topics.items()
+        ],
+    )
+
+
+def _partition_data(change: IsrChange) -> PartitionData:
+    partition = change.partition
+    return PartitionData(
+        partition_index=partition.topic_partition.partition,
+        leader_epoch=change.leader_epoch,
+        new_isr=change.isr,
+        new_isr_with_epochs=[
+            BrokerState(broker_id=member, broker_epoch=_broker_epoch(partition, member)) for member in change.isr
+        ],
+        partition_epoch=partition.partition_epoch,
+    )
+
+
+def _broker_epoch(partition: Partition, member: int) -> int:
+    """A joining replica is accepted only as the incarnation that has fetched; who is in already is not asked."""
+    remote = partition.remotes.get(member)
+    return UNKNOWN_BROKER_EPOCH if remote is None or member in partition.isr else remote.broker_epoch
+
+
+def _code(value: int) -> ErrorCode:
+    return ErrorCode(value) if value in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR

@@ -1,0 +1,157 @@
+"""The follower's side of incremental fetch sessions (KIP-227): what one Fetch request has to name.
+
+The first request names every partition; the leader remembers them, and later requests name only what changed. After
+any failure the next request names everything again. Cost follows the change, not the number of partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from klamm.errors import ErrorCode
+from klamm.model import UNKNOWN_BROKER_EPOCH, ZERO_UUID, TopicPartition
+from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic, ReplicaState
+from klamm.replica.fetch_session import INITIAL_EPOCH, INVALID_SESSION_ID, SessionKey
+from klamm.replica.fetch_state import PartitionFetchState
+from klamm.replica.fetcher_config import REPLICA_STATE_VERSION, TOPIC_ID_VERSION, FetcherConfig
+
+_MAX_EPOCH: Final = (1 << 31) - 1
+
+
+class BuiltRequest(NamedTuple):
+    request: FetchRequest
+    version: int
+
+
+class FetchSessionHandler:
+    """Owned by one ReplicaFetcher. The leader's session holds what `_asked` does, under the names of that version."""
+
+    def __init__(self, config: FetcherConfig) -> None:
+        self._config = config
+        self._active: dict[TopicPartition, PartitionFetchState] = {}
+        self._without_id = 0
+        self._changed: dict[TopicPartition, PartitionFetchState] = {}
+        self._forgotten: dict[tuple[TopicPartition, UUID], None] = {}
+        self._session_id = INVALID_SESSION_ID
+        self._epoch = INITIAL_EPOCH
+        self._version = config.fetch_version
+        self._asked: dict[SessionKey, PartitionFetchState] = {}
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def put(self, state: PartitionFetchState) -> None:
+        """The partition is new, or what to ask of it has changed."""
+        tp = state.tp
+        if self._active.get(tp) is not state:
+            self.remove(tp)
+            self._without_id += state.topic_id == ZERO_UUID
+        self._active[tp] = self._changed[tp] = state
+        self._forgotten.pop((tp, state.topic_id), None)
+
+    def remove(self, tp: TopicPartition) -> None:
+        """The partition is not to be asked for any more, or not for a while."""
+        state = self._active.pop(tp, None)
+        if state is None:
+            return
+        self._without_id -= state.topic_id == ZERO_UUID
+        self._changed.pop(tp, None)
+        if self._asked.pop(self._key(state), None) is not None:
+            self._forgotten[tp, state.topic_id] = None
+
+    def asked(self, topic: str, topic_id: UUID, partition: int) -> PartitionFetchState | None:
+        """What an answered partition was asked for; None when it is no longer asked for."""
+        name: str | UUID = topic_id if self._version >= TOPIC_ID_VERSION else topic
+        return self._asked.get((name, partition))
+
+    def _key(self, state: PartitionFetchState) -> SessionKey:
+        name: str | UUID = state.topic_id if self._version >= TOPIC_ID_VERSION else state.tp.topic
+        return name, state.tp.partition
+
+    def reset(self) -> None:
+        """The connection or the session is gone: the next request is a full one. It also ends the old session."""
+        self._epoch = INITIAL_EPOCH
+
+    def build(self, max_wait_ms: int, broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> BuiltRequest:
+        """The next request. Topics are named by id unless one of them has none."""
+        version = self._config.fetch_version
+        if self._without_id and version >= TOPIC_ID_VERSION:
+            version = TOPIC_ID_VERSION - 1
+        if version != self._version:
+            self.reset()
+        self._version = version
+        is_full = self._epoch == INITIAL_EPOCH
+        if is_full:
+            self._asked = {}
+        states = self._active if is_full else self._changed
+        topics = self._topics(states.values())
+        forgotten = () if is_full else self._forgotten_topics()
+        self._asked.update({self._key(state): state for state in states.values()})
+        self._changed = {}
+        self._forgotten = {}
+        return BuiltRequest(self._request(version, topics, forgotten, max_wait_ms, broker_epoch), version)
+
+    def _request(
+        self,
+        version: int,
+        topics: list[FetchTopic],
+        forgotten: Iterable[ForgottenTopic],
+        max_wait_ms: int,
+        broker_epoch: int,
+    ) -> FetchRequest:
+        config = self._config
+        request = FetchRequest(
+            max_wait_ms=max_wait_ms,
+            min_bytes=config.min_bytes,
+            max_bytes=config.response_max_bytes,
+            session_id=self._session_id,
+            session_epoch=self._epoch,
+            topics=topics,
+            forgotten_topics_data=list(forgotten),
+        )
+        if version >= REPLICA_STATE_VERSION:
+            request.replica_state = ReplicaState(replica_id=config.broker_id, replica_epoch=broker_epoch)
+        else:
+            request.replica_id = config.broker_id
+        return request
+
+    def _topics(self, states: Iterable[PartitionFetchState]) -> list[FetchTopic]:
+        grouped: dict[tuple[str, UUID], list[FetchPartition]] = {}
+        for state in states:
+            grouped.setdefault((state.tp.topic, state.topic_id), []).append(self._partition(state))
+        return [
+            FetchTopic(topic=name, topic_id=topic_id, partitions=each) for (name, topic_id), each in grouped.items()
+        ]
+
+    def _partition(self, state: PartitionFetchState) -> FetchPartition:
+        return FetchPartition(
+            partition=state.tp.partition,
+            current_leader_epoch=state.leader_epoch,
+            fetch_offset=state.fetch_offset,
+            last_fetched_epoch=state.last_fetched_epoch,
+            log_start_offset=state.log.log_start_offset,
+            partition_max_bytes=self._config.max_bytes,
+        )
+
+    def _forgotten_topics(self) -> list[ForgottenTopic]:
+        grouped: dict[tuple[str, UUID], list[int]] = {}
+        for tp, topic_id in self._forgotten:
+            grouped.setdefault((tp.topic, topic_id), []).append(tp.partition)
+        return [
+            ForgottenTopic(topic=name, topic_id=topic_id, partitions=each) for (name, topic_id), each in grouped.items()
+        ]
+
+    def on_response(self, error: ErrorCode, session_id: int) -> None:
+        """Moves the session on. An error, or a leader that has no room for a session, means a full request next."""
+        if error == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
+            self._session_id = INVALID_SESSION_ID
+            self.reset()
+        elif error != ErrorCode.NONE:
+            self.reset()
+        elif self._epoch == INITIAL_EPOCH:
+            self._session_id = session_id
+            self._epoch = INITIAL_EPOCH if session_id == INVALID_SESSION_ID else 1
+        else:
+            self._epoch = 1 if self._epoch == _MAX_EPOCH else self._epoch + 1

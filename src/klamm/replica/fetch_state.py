@@ -1,0 +1,65 @@
+"""How far a follower is with one partition, and when it may ask for it again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from klamm.model import NO_EPOCH, TopicPartition
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from klamm.log.log import Log
+    from klamm.replica.partition import Partition
+
+FIRST_DELAY_MS: Final = 10
+
+
+class PartitionFetchState:
+    """Owned by a ReplicaFetcher, made anew for every leader epoch: an answer to an older one finds another object."""
+
+    __slots__ = (
+        "due",
+        "failures",
+        "fetch_offset",
+        "is_truncating",
+        "lag",
+        "last_fetched_epoch",
+        "leader_epoch",
+        "log",
+        "partition",
+        "topic_id",
+        "tp",
+    )
+
+    def __init__(self, partition: Partition, *, truncates_on_fetch: bool) -> None:
+        assert partition.log is not None
+        self.partition = partition
+        self.tp: TopicPartition = partition.topic_partition
+        self.topic_id: UUID = partition.topic_id
+        self.log: Log = partition.log
+        self.leader_epoch = partition.leader_epoch
+        self.fetch_offset = 0
+        self.last_fetched_epoch = NO_EPOCH
+        self.lag = 0
+        self.due = 0.0
+        """The time of the loop from which on it may be asked for again."""
+        self.failures = 0
+        self.is_truncating = not truncates_on_fetch or self.log.leader_epochs.latest_epoch is None
+        self.follow_log()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the partition is still in the epoch this state was made for, and follows."""
+        return self.partition.leader_epoch == self.leader_epoch and not self.partition.is_leader
+
+    def follow_log(self) -> None:
+        """The next request asks for what comes after the end of the log as it is now."""
+        latest = self.log.leader_epochs.latest_epoch
+        self.fetch_offset = self.log.log_end_offset
+        self.last_fetched_epoch = NO_EPOCH if latest is None else latest
+
+    def delay(self, now: float, max_delay_ms: int) -> None:
+        """Not again before a while, which doubles from one failure to the next."""
+        self.due = now + min(FIRST_DELAY_MS << self.failures, max_delay_ms) / 1000
+        self.failures = min(self.failures + 1, 16)

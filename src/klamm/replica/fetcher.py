@@ -1,0 +1,355 @@
+"""One task that copies partitions from one leader: it asks, appends, truncates, and rests after failures.
+
+Kafka's ReplicaFetcherThread. What changes state does not await; between a request and its answer a partition may have
+been taken away or given back in a new leader epoch, so an answer counts only for the state that it was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from klamm.errors import ErrorCode
+from klamm.log.leader_epoch_cache import EpochEndOffset
+from klamm.model import TopicPartition
+from klamm.protocol.messages.fetch import FetchResponse, PartitionData
+from klamm.protocol.wire import Message
+from klamm.replica import leader_requests
+from klamm.replica.fetch_session_handler import FetchSessionHandler
+from klamm.replica.fetch_state import FIRST_DELAY_MS, PartitionFetchState
+from klamm.replica.fetcher_config import FetcherConfig
+from klamm.replica.truncation import Reset, truncation_for
+
+if TYPE_CHECKING:
+    from klamm.replica.replica_manager import ReplicaManager
+
+log = logging.getLogger(__name__)
+
+_STATS: Final = ("kafka.server", "FetcherStats")
+_SESSION_ERRORS: Final = frozenset(
+    {
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)
+
+
+class LeaderConnection(Protocol):
+    """A BrokerConnection to the leader."""
+
+    def send(self, request: Message, version: int) -> asyncio.Future[Any]: ...
+
+    def close(self) -> None: ...
+
+
+Connect = Callable[[int], Awaitable[LeaderConnection]]
+"""Opens a connection to a broker. Raises ConnectionError when it cannot be reached or its address is not known."""
+
+
+class ReplicaFetcher:
+    """Owns the fetch states of its partitions. `failed` partitions wait for the controller's next LeaderAndIsr."""
+
+    def __init__(
+        self,
+        name: str,
+        leader_id: int,
+        config: FetcherConfig,
+        *,
+        replicas: ReplicaManager,
+        connect: Connect,
+        broker_epoch: Callable[[], int],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.name = name
+        self.leader_id = leader_id
+        self.states: dict[TopicPartition, PartitionFetchState] = {}
+        self.failed: dict[TopicPartition, ErrorCode] = {}
+        self.has_crashed = False
+        self.requests = replicas.metrics.meter(*_STATS, "RequestsPerSec", {"clientId": name})
+        self.bytes = replicas.metrics.meter(*_STATS, "BytesPerSec", {"clientId": name})
+        self._config = config
+        self._replicas = replicas
+        self._connect = connect
+        self._broker_epoch = broker_epoch
+        self._loop = loop
+        self._session = FetchSessionHandler(config)
+        self._delayed: dict[TopicPartition, PartitionFetchState] = {}
+        self._truncating: dict[TopicPartition, PartitionFetchState] = {}
+        self._out_of_range: dict[TopicPartition, PartitionFetchState] = {}
+        self._connection: LeaderConnection | None = None
+        self._connection_failures = 0
+        self._wake = asyncio.Event()
+
+    # --- which partitions ----------------------------------------------------------------------------------------
+
+    def add(self, states: Iterable[PartitionFetchState]) -> None:
+        for state in states:
+            tp = state.tp
+            self.remove((tp,))
+            self.states[tp] = state
+            if state.is_truncating:
+                self._truncating[tp] = state
+            else:
+                self._session.put(state)
+        self.wake()
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            self.failed.pop(tp, None)
+            if self.states.pop(tp, None) is not None:
+                self._session.remove(tp)
+                for waiting in (self._delayed, self._truncating, self._out_of_range):
+                    waiting.pop(tp, None)
+
+    def wake(self) -> None:
+        """Ends a rest: there is something new to do."""
+        self._wake.set()
+
+    def on_brokers_change(self) -> None:
+        """Somebody came or went: a leader that could not be reached may have an address now."""
+        if self._connection is None:
+            self.wake()
+
+    def remove_metrics(self) -> None:
+        for name in ("RequestsPerSec", "BytesPerSec"):
+            self._replicas.metrics.remove(*_STATS, name, {"clientId": self.name})
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.states and not self.failed
+
+    @property
+    def max_lag(self) -> int:
+        return max((state.lag for state in self.states.values()), default=0)
+
+    # --- the task ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._work()
+                except OSError as failure:
+                    self._on_connection_failure(failure)
+                    await self._rest(self._connection_delay_s())
+                except Exception:
+                    log.exception("%s: an answer of broker %d could not be handled", self.name, self.leader_id)
+                    self.has_crashed = True
+                    self._disconnect()
+                    await self._rest(self._config.backoff_ms / 1000)
+        finally:
+            self._disconnect()
+
+    async def _work(self) -> None:
+        """One round: whatever is due of truncating, resetting and fetching."""
+        self._end_delays()
+        if not (self._truncating or self._out_of_range or len(self._session)):
+            await self._rest(self._seconds_to_next())
+            return
+        connection = await self._connected()
+        if self._truncating:
+            await self._truncate(connection)
+        if self._out_of_range:
+            await self._reset_offsets(connection)
+        if len(self._session):
+            await self._fetch(connection)
+        self.has_crashed = False
+
+    async def _connected(self) -> LeaderConnection:
+        if self._connection is None:
+            self._connection = await self._connect(self.leader_id)
+        return self._connection
+
+    def _on_connection_failure(self, failure: OSError) -> None:
+        if self._connection is not None or not self._connection_failures:
+            reason = str(failure) or "no answer in time"
+            log.info("%s: no connection to broker %d now: %s", self.name, self.leader_id, reason)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._session.reset()
+
+    def _connection_delay_s(self) -> float:
+        delay_ms = min(FIRST_DELAY_MS << self._connection_failures, self._config.backoff_ms)
+        self._connection_failures = min(self._connection_failures + 1, 16)
+        return delay_ms / 1000
+
+    async def _rest(self, seconds: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
+        self._wake.clear()
+
+    # --- delays --------------------------------------------------------------------------------------------------
+
+    def _delay(self, state: PartitionFetchState) -> None:
+        self._session.remove(state.tp)
+        state.delay(self._loop.time(), self._config.backoff_ms)
+        self._delayed[state.tp] = state
+
+    def _end_delays(self) -> None:
+        now = self._loop.time()
+        for tp, state in [(tp, state) for tp, state in self._delayed.items() if state.due <= now]:
+            del self._delayed[tp]
+            self._resume(state)
+
+    def _resume(self, state: PartitionFetchState) -> None:
+        if state.is_truncating:
+            self._truncating[state.tp] = state
+        else:
+            self._session.put(state)
+
+    def _seconds_to_next(self) -> float | None:
+        if not self._delayed:
+            return None
+        return max(0.0, min(state.due for state in self._delayed.values()) - self._loop.time())
+
+    def _fail(self, state: PartitionFetchState, error: ErrorCode) -> None:
+        """Nothing but a new leader epoch can help this partition."""
+        log.warning("%s: %s is not fetched any more: %s", self.name, state.tp, error.name)
+        self.remove((state.tp,))
+        self.failed[state.tp] = error
+
+    # --- fetching ------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, connection: LeaderConnection) -> None:
+        wait_ms = self._config.max_wait_ms
+        if self._delayed:
+            wait_ms = min(wait_ms, int((self._seconds_to_next() or 0.0) * 1000) + 1)
+        request, version = self._session.build(wait_ms, self._broker_epoch())
+        response: FetchResponse = await connection.send(request, version)
+        self._connection_failures = 0
+        self.requests.count += 1
+        error = code_of(response.error_code)
+        self._session.on_response(error, response.session_id)
+        if error != ErrorCode.NONE:
+            if error not in _SESSION_ERRORS:
+                log.warning("%s: broker %d answered a fetch with %s", self.name, self.leader_id, error.name)
+                await self._rest(self._config.backoff_ms / 1000)
+            return
+        for topic in response.responses:
+            for data in topic.partitions:
+                state = self._session.asked(topic.topic, topic.topic_id, data.partition_index)
+                if state is not None and state.is_current:
+                    self._on_partition(state, data)
+
+    def _on_partition(self, state: PartitionFetchState, data: PartitionData) -> None:
+        error = code_of(data.error_code)
+        if error != ErrorCode.NONE:
+            self._on_error(state, error)
+        elif data.diverging_epoch is not None:
+            diverging = EpochEndOffset(data.diverging_epoch.epoch, data.diverging_epoch.end_offset)
+            self._cut(state, truncation_for(state.log, diverging).offset)
+        else:
+            self._append(state, data)
+
+    def _on_error(self, state: PartitionFetchState, error: ErrorCode) -> None:
+        """The controller tells leader and follower at about the same time: mostly a little patience is enough."""
+        if error == ErrorCode.FENCED_LEADER_EPOCH:
+            self._fail(state, error)
+        elif error == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._session.remove(state.tp)
+            self._out_of_range[state.tp] = state
+        else:
+            log.debug("%s: %s: %s", self.name, state.tp, error.name)
+            self._delay(state)
+
+    def _append(self, state: PartitionFetchState, data: PartitionData) -> None:
+        assert state.fetch_offset == state.log.log_end_offset, f"{state.tp} was changed by somebody else"
+        records: Any = data.records if data.records is not None else b""
+        result = state.partition.append_records_to_follower(records, data.high_watermark, data.log_start_offset)
+        if result.error != ErrorCode.NONE:
+            log.error("%s: %s: what the leader sent is refused: %s", self.name, state.tp, result.error_message)
+            if result.error == ErrorCode.KAFKA_STORAGE_ERROR:
+                self._fail(state, result.error)
+            else:
+                self._delay(state)
+            return
+        state.failures = 0
+        if result.bytes:
+            self._replicas.topic_stats.replication_bytes_in.count += result.bytes
+            self.bytes.count += result.bytes
+            state.follow_log()
+            self._session.put(state)
+        state.lag = max(0, data.high_watermark - state.fetch_offset)
+        if self._replicas.fetch_purgatory.size:
+            self._replicas.fetch_purgatory.check_and_complete(state.tp)
+
+    # --- truncating ----------------------------------------------------------------------------------------------
+
+    def _cut(self, state: PartitionFetchState, offset: int) -> None:
+        hosted = state.log
+        if offset < hosted.high_watermark:
+            log.warning("%s: %s is cut at %d, below its high watermark %s", self.name, state.tp, offset, hosted)
+        elif offset < hosted.log_end_offset:
+            log.info("%s: %s is cut at %d: %s", self.name, state.tp, offset, hosted)
+        self._after_change(state, hosted.truncate_to(offset))
+
+    def _after_change(self, state: PartitionFetchState, error: ErrorCode) -> None:
+        if error != ErrorCode.NONE:
+            self._fail(state, error)
+            return
+        state.follow_log()
+        self._resume(state)
+
+    async def _truncate(self, connection: LeaderConnection) -> None:
+        """Before the first fetch of a leader epoch: find out where the logs part."""
+        asked = []
+        for state in [*self._truncating.values()]:
+            if state.last_fetched_epoch < 0:
+                del self._truncating[state.tp]
+                state.is_truncating = False
+                self._cut(state, state.log.high_watermark)
+            else:
+                asked.append(state)
+        if not asked:
+            return
+        ends = await leader_requests.end_offsets_for_epochs(connection, self._config, asked)
+        for state in asked:
+            if self._truncating.pop(state.tp, None) is state and state.is_current:
+                self._on_epoch_end(state, *ends[state.tp])
+
+    def _on_epoch_end(self, state: PartitionFetchState, error: ErrorCode, end: EpochEndOffset) -> None:
+        if error == ErrorCode.FENCED_LEADER_EPOCH:
+            self._fail(state, error)
+        elif error != ErrorCode.NONE:
+            self._delay(state)
+        else:
+            truncation = truncation_for(state.log, end)
+            state.is_truncating = not truncation.is_complete
+            self._cut(state, truncation.offset)
+
+    async def _reset_offsets(self, connection: LeaderConnection) -> None:
+        """The leader has not got what we asked for: look where its log begins and ends."""
+        states = [*self._out_of_range.values()]
+        resets = await leader_requests.resets(connection, self._config, states)
+        for state in states:
+            if self._out_of_range.pop(state.tp, None) is state and state.is_current:
+                self._on_reset(state, resets[state.tp])
+
+    def _on_reset(self, state: PartitionFetchState, reset: Reset | ErrorCode) -> None:
+        if isinstance(reset, ErrorCode):
+            if reset == ErrorCode.FENCED_LEADER_EPOCH:
+                self._fail(state, reset)
+            else:
+                self._delay(state)
+            return
+        log.warning(
+            "%s: %s goes on at %d: the leader has not got %s", self.name, state.tp, reset.fetch_offset, state.log
+        )
+        if reset.is_full:
+            self._after_change(state, state.log.truncate_fully_and_start_at(reset.fetch_offset))
+        elif reset.fetch_offset < state.log.log_end_offset:
+            self._cut(state, reset.fetch_offset)
+        else:
+            self._delay(state)
+
+
+def code_of(value: int) -> ErrorCode:
+    return ErrorCode(value) if value in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR

@@ -1,0 +1,53 @@
+"""Where a follower cuts its log so that it agrees with its leader's. Pure.
+
+Leader epochs decide (KIP-101, KIP-279): records that the follower has and the leader has not were never committed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from klamm.log.leader_epoch_cache import UNDEFINED_EPOCH_OFFSET, EpochEndOffset
+from klamm.log.log import Log
+from klamm.model import NO_EPOCH
+
+
+class Truncation(NamedTuple):
+    """Cut at `offset`. Not `is_complete`: the logs may part even earlier, so the leader is asked once more."""
+
+    offset: int
+    is_complete: bool
+
+
+def truncation_for(log: Log, leader: EpochEndOffset) -> Truncation:
+    """What to do after the leader said where the epoch we asked for (or the last it knows before it) ends there."""
+    if leader.end_offset == UNDEFINED_EPOCH_OFFSET:
+        return Truncation(log.high_watermark, True)
+    if leader.epoch == NO_EPOCH:
+        return Truncation(min(leader.end_offset, log.log_end_offset), True)
+    own = log.end_offset_for_epoch(leader.epoch)
+    if own.end_offset == UNDEFINED_EPOCH_OFFSET:
+        return Truncation(min(leader.end_offset, log.log_end_offset), True)
+    if own.epoch != leader.epoch:
+        return Truncation(min(own.end_offset, log.log_end_offset), False)
+    return Truncation(min(own.end_offset, leader.end_offset, log.log_end_offset), True)
+
+
+class Reset(NamedTuple):
+    """Go on at `fetch_offset`; `is_full` throws away all that the log holds, else it is cut there."""
+
+    fetch_offset: int
+    is_full: bool = False
+
+
+def reset_for(log_end_offset: int, leader_start_offset: int, leader_end_offset: int) -> Reset:
+    """What to do when the leader has not got the offset we asked for.
+
+    The leader ends before us: it was elected without being in sync, and its log is the truth. It begins after us: what
+    is between is gone for good. Else it changed meanwhile, and we go on.
+    """
+    if leader_end_offset < log_end_offset:
+        return Reset(leader_end_offset)
+    if leader_start_offset > log_end_offset:
+        return Reset(leader_start_offset, is_full=True)
+    return Reset(log_end_offset)

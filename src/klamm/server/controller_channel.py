@@ -1,0 +1,108 @@
+"""The broker's way to the controller over the network: finds it, negotiates versions, and looks again when it moved.
+
+Kafka's BrokerToControllerChannelManager. Every purpose has a channel of its own: an ISR change never waits behind a
+topic that is being created.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from klamm.errors import ErrorCode
+from klamm.metadata import MetadataCache
+from klamm.model import EndPoint
+from klamm.network.client import BrokerConnection
+from klamm.protocol.wire import Message
+
+log = logging.getLogger(__name__)
+
+RETRY_MS: Final = 50
+
+
+class ControllerChannel:
+    """Lives on the broker loop. The controller's address is the one the metadata gives now, through `listener`."""
+
+    def __init__(
+        self, metadata: MetadataCache, listener: str, *, name: str, loop: asyncio.AbstractEventLoop, timeout_ms: int
+    ) -> None:
+        self._metadata = metadata
+        self._listener = listener
+        self._name = name
+        self._loop = loop
+        self._timeout_ms = timeout_ms
+        self._opening: asyncio.Task[BrokerConnection] | None = None
+        self._endpoint: EndPoint | None = None
+
+    async def send(self, request: Message, max_version: int, timeout_ms: int | None = None) -> Any:
+        """The controller's answer, in the highest version both have up to `max_version`.
+
+        Looks again while there is no controller, it cannot be reached, or the one asked says that it is not it.
+        Raises TimeoutError when that took longer than `timeout_ms`.
+        """
+        deadline = self._loop.time() + (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        problem: object = "there is none"
+        while (remaining := deadline - self._loop.time()) > 0:
+            try:
+                response = await asyncio.wait_for(self._ask(request, max_version), remaining)
+            except OSError as failure:
+                problem = failure or "it does not answer"
+                self._disconnect()
+            else:
+                if not is_refusal(response):
+                    return response
+                problem = "it has moved"
+                self._disconnect()
+            await asyncio.sleep(RETRY_MS / 1000)
+        raise TimeoutError(f"the controller could not be asked: {problem}")
+
+    async def close(self) -> None:
+        self._disconnect()
+
+    async def _ask(self, request: Message, max_version: int) -> Any:
+        connection = await self._connected()
+        version = min(await connection.highest_version(type(request)), max_version)
+        return await connection.send(request, version)
+
+    async def _connected(self) -> BrokerConnection:
+        """The open connection, or a new one; who comes while it is being opened waits for the same."""
+        snapshot = self._metadata.snapshot
+        endpoint = snapshot.endpoint(snapshot.controller_id, self._listener)
+        if endpoint is None:
+            raise ConnectionError("the metadata names no controller")
+        if endpoint != self._endpoint or _has_ended(self._opening):
+            self._disconnect()
+        if self._opening is None:
+            self._endpoint = endpoint
+            opening = BrokerConnection.connect(
+                endpoint.host, endpoint.port, client_id=self._name, request_timeout_ms=self._timeout_ms
+            )
+            self._opening = self._loop.create_task(opening)
+        return await asyncio.shield(self._opening)
+
+    def _disconnect(self) -> None:
+        opening, self._opening, self._endpoint = self._opening, None, None
+        if opening is not None:
+            opening.add_done_callback(_close)
+            opening.cancel()
+
+
+def _has_ended(opening: asyncio.Task[BrokerConnection] | None) -> bool:
+    if opening is None or not opening.done():
+        return False
+    return opening.cancelled() or opening.exception() is not None or opening.result().is_closed
+
+
+def _close(opening: asyncio.Task[BrokerConnection]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+def is_refusal(response: Any) -> bool:
+    """Whether the broker says that it is not the controller, for the request or for all of its topics."""
+    if getattr(response, "error_code", ErrorCode.NONE) == ErrorCode.NOT_CONTROLLER:
+        return True
+    topics = getattr(response, "topics", ())
+    codes = {getattr(topic, "error_code", ErrorCode.NONE) for topic in topics}
+    return codes == {ErrorCode.NOT_CONTROLLER}
