@@ -66,6 +66,8 @@ class KafkaRequestHandlerPool:
         """Changes the number of handlers, from the next turn on; no request is lost or handled twice."""
         if num_io_threads < 1:
             raise ValueError(f"num.io.threads is {num_io_threads}; at least one handler is needed")
+        if num_io_threads != self._size:
+            _log.info("The request handlers go from %d to %d", self._size, num_io_threads)
         self._size = num_io_threads
 
     def shutdown(self) -> None:
