@@ -8,7 +8,6 @@ A negative timestamp that the version does not have is UNSUPPORTED_VERSION (35).
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Final
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
@@ -56,8 +55,13 @@ def handle(broker: Broker, ctx: RequestContext, req: ListOffsetsRequest) -> List
 
 
 def _asked_twice(req: ListOffsetsRequest) -> set[TopicPartition]:
-    counts = Counter(TopicPartition(t.name, p.partition_index) for t in req.topics for p in t.partitions)
-    return {tp for tp, count in counts.items() if count > 1}
+    seen: set[TopicPartition] = set()
+    twice: set[TopicPartition] = set()
+    for topic in req.topics:
+        for asked in topic.partitions:
+            tp = TopicPartition(topic.name, asked.partition_index)
+            (twice if tp in seen else seen).add(tp)
+    return twice
 
 
 def _partition(

@@ -107,9 +107,12 @@ class Log(LocalLog):
             last_offset,
             append_time_ms,
             self.log_start_offset,
-            records_count=batch.record_count,
-            bytes=size,
-            flush_pending=self._flush_if_due(),
+            (),
+            None,
+            batch.record_count,
+            size,
+            False,
+            self._flush_if_due(),
         )
 
     def append_as_follower(self, records: memoryview | bytes | bytearray) -> AppendResult:
