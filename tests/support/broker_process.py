@@ -41,15 +41,20 @@ class BrokerProcess:
         self.ready: dict[str, Any] = {}
 
     def __enter__(self) -> BrokerProcess:
+        self.launch()
+        self._await_ready()
+        return self
+
+    def launch(self) -> None:
+        """Starts the process and waits for nothing."""
         self._ready_file.unlink(missing_ok=True)
         module = ["klamm.cli.main", "broker"] if self._through_cli else ["klamm.server"]
         command = [sys.executable, "-m", *module, "--config", str(self._config)]
         if not self._through_cli:
             command += ["--ready-file", str(self._ready_file)]
         with self._log.open("ab") as log:
+            self._log_start = log.tell()
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self._await_ready()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -69,7 +74,7 @@ class BrokerProcess:
 
     def _is_ready(self) -> bool:
         if self._through_cli:
-            return self.log.rpartition("Stopped")[2].find(" answers on PLAINTEXT://") >= 0
+            return " answers on PLAINTEXT://" in self.log
         if not self._ready_file.exists():
             return False
         self.ready = json.loads(self._ready_file.read_text())
@@ -77,7 +82,8 @@ class BrokerProcess:
 
     @property
     def log(self) -> str:
-        return self._log.read_text()
+        """What this run has said so far."""
+        return self._log.read_bytes()[self._log_start :].decode()
 
     def client(self, listener: str = "PLAINTEXT") -> RawClient:
         return RawClient(self.ready["listeners"][listener])

@@ -32,6 +32,7 @@ R = TypeVar("R", bound=Message)
 
 EARLIEST, LATEST = -2, -1
 TIMEOUT_S = 60.0
+_NOT_YET = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 def eventually(condition: Callable[[], T | None], problem: str) -> T:
@@ -101,13 +102,20 @@ class RawClient:
         return found
 
     def offset(self, topic: str, timestamp: int, *, partition: int = 0) -> int:
+        """Asks again, as clients do, while a broker that has just started does not lead the partition yet."""
         wanted = ListOffsetsTopic(
             name=topic, partitions=[ListOffsetsPartition(partition_index=partition, timestamp=timestamp)]
         )
         request = ListOffsetsRequest(replica_id=-1, topics=[wanted])
-        found = self.ask(request, 5, ListOffsetsResponse).topics[0].partitions[0]
-        assert found.error_code == ErrorCode.NONE, ErrorCode(found.error_code)
-        return found.offset
+
+        def answer() -> int | None:
+            found = self.ask(request, 5, ListOffsetsResponse).topics[0].partitions[0]
+            if found.error_code in _NOT_YET:
+                return None
+            assert found.error_code == ErrorCode.NONE, ErrorCode(found.error_code)
+            return found.offset
+
+        return eventually(answer, f"{topic}-{partition} has no leader")
 
     def metadata(self, *topics: str) -> MetadataResponse:
         wanted = [MetadataRequestTopic(name=topic) for topic in topics]
