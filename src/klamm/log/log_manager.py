@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Final
@@ -63,6 +64,8 @@ class LogManager:
         self._worker = BackgroundWorker(self.failed)
         self.dirs = LogDirs(log_dirs, self._files)
         self._logs: dict[TopicPartition, Log] = {}
+        self._by_topic: dict[str, dict[TopicPartition, Log]] = {}
+        self._counts: Counter[str] = Counter()
         self._offline: dict[TopicPartition, str] = {}
         self._deletions: list[tuple[int, int, Job]] = []
         self._deletion_count = 0
@@ -105,7 +108,7 @@ class LogManager:
             elif (other := self._logs.get(tp)) is not None:
                 raise LogDirError(f"{tp} is in {other.log_dir} and in {log_dir.path}: remove one of them")
             else:
-                self._logs[tp] = self._load(tp, log_dir)
+                self._add(self._load(tp, log_dir))
         log_dir.forget_start_state()
 
     def _load(self, tp: TopicPartition, log_dir: LogDir) -> Log:
@@ -181,22 +184,49 @@ class LogManager:
             raise LogDirError(f"{tp} may be on {', '.join(self.dirs.failures)}, which has failed")
         if not self.dirs.live:
             raise LogDirError("no log directory is left")
-        counts = {d.path: 0 for d in self.dirs.live}
-        for known in self._logs.values():
-            counts[known.log_dir] += 1
-        log_dir = min(self.dirs.live, key=lambda d: counts[d.path])
+        log_dir = min(self.dirs.live, key=lambda d: self._counts[d.path])
         try:
-            log = self._logs[tp] = self._load(tp, log_dir)
+            log = self._load(tp, log_dir)
         except OSError as e:
             self.failed(log_dir.path, e, f"creating {tp}")
             raise LogDirError(f"{tp} cannot be created in {log_dir.path}: {e.strerror or e}") from e
+        self._add(log)
+        return log
+
+    def _add(self, log: Log) -> None:
+        tp = log.topic_partition
+        self._logs[tp] = self._by_topic.setdefault(tp.topic, {})[tp] = log
+        self._counts[log.log_dir] += 1
+
+    def _take_out(self, tp: TopicPartition) -> Log | None:
+        log = self._logs.pop(tp, None)
+        if log is not None:
+            self._counts[log.log_dir] -= 1
+            self._uncleanable.discard(tp)
+            del self._by_topic[tp.topic][tp]
+            if not self._by_topic[tp.topic]:
+                del self._by_topic[tp.topic]
         return log
 
     def async_delete(self, tp: TopicPartition) -> ErrorCode:
-        """Takes a log out at once; its directory is renamed now and removed after `file.delete.delay.ms`."""
+        """See `async_delete_all`."""
+        return self.async_delete_all([tp])[tp]
+
+    def async_delete_all(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, ErrorCode]:
+        """Takes logs out at once; directories are renamed now and removed after `file.delete.delay.ms`.
+
+        The checkpoints are written once for all of them.
+        """
+        outcome = {tp: self._delete(tp) for tp in partitions}
+        if outcome:
+            self.checkpoint_recovery_points()
+            self.checkpoint_log_start_offsets()
+        return outcome
+
+    def _delete(self, tp: TopicPartition) -> ErrorCode:
         if tp in self._offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
-        log = self._logs.pop(tp, None)
+        log = self._take_out(tp)
         if log is None:
             return ErrorCode.NONE
         unique_id = f"{self._rng.getrandbits(128):032x}"
@@ -208,15 +238,12 @@ class LogManager:
             self.failed(log.log_dir, e, f"deleting {tp}")
             return ErrorCode.KAFKA_STORAGE_ERROR
         self._remove_later(log.log_dir, path, log.config.file_delete_delay_ms)
-        self.checkpoint_recovery_points()
-        self.checkpoint_log_start_offsets()
         return ErrorCode.NONE
 
     def update_config(self, topic: str, config: LogConfig) -> None:
         """Gives every log of a topic another configuration."""
-        for tp, log in self._logs.items():
-            if tp.topic == topic:
-                log.config = config
+        for log in self._by_topic.get(topic, {}).values():
+            log.config = config
 
     # what a log asks for
 
@@ -241,7 +268,7 @@ class LogManager:
             log.is_failed = True
             log.close_handles()
             self._offline[log.topic_partition] = log_dir
-            del self._logs[log.topic_partition]
+            self._take_out(log.topic_partition)
         self._on_dir_failure(log_dir, sentence)
 
     # periodic work

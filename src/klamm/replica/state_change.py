@@ -185,9 +185,8 @@ class StateChange:
                 accepted.append(stop)
         replicas.fetchers.remove([stop.topic_partition for stop in accepted])
         dropped = [replicas.drop(stop.topic_partition) for stop in accepted if stop.delete]
+        result.partitions |= replicas.logs.async_delete_all([stop.topic_partition for stop in accepted if stop.delete])
         for stop in accepted:
-            if stop.delete and (code := replicas.logs.async_delete(stop.topic_partition)):
-                result.partitions[stop.topic_partition] = code
             replicas.complete_after_high_watermark(stop.topic_partition)
         self._tell_listeners((), [partition for partition in dropped if partition is not None])
         return result
