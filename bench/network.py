@@ -19,6 +19,7 @@ from typing import Any
 import uvloop
 
 from bench import load
+from bench.ceiling import announce
 from bench.frames import frame, produce_frame
 from klamm.clock import SystemClock
 from klamm.metrics import MetricsRegistry
@@ -84,7 +85,7 @@ async def serve(port_file: str) -> None:
     server = SocketServer((endpoint,), APIS, loop=loop, clock=clock, registry=MetricsRegistry(clock))
     await server.bind()
     server.start_processing()
-    Path(port_file).write_text(str(server.bound_port("PLAINTEXT")))
+    announce(port_file, server.bound_port("PLAINTEXT"))
     await loop.create_future()
 
 
