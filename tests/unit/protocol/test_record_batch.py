@@ -10,7 +10,7 @@ from typing import Any
 
 import crc32c
 import pytest
-from aiokafka.record.default_records import DefaultRecordBatch as AioBatch  # type: ignore[import-untyped]
+from aiokafka.record.default_records import DefaultRecordBatch as AioBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder
 
 from klamm.errors import ProtocolError
@@ -32,7 +32,7 @@ from klamm.protocol.record_batch import (
 with warnings.catch_warnings():
     # kafka-python reads its own schemas through a deprecated function when it is imported
     warnings.simplefilter("ignore", DeprecationWarning)
-    from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch  # type: ignore[import-untyped]
+    from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
     from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
 CODECS = list(CompressionType)
