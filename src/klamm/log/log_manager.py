@@ -111,12 +111,18 @@ class LogManager:
                 self._add(self._load(tp, log_dir))
         log_dir.forget_start_state()
 
+    def _config_of(self, topic: str) -> LogConfig:
+        """All logs of a topic share one value; `update_config` keeps it true."""
+        for log in self._by_topic.get(topic, {}).values():
+            return log.config
+        return self._topic_config(topic)
+
     def _load(self, tp: TopicPartition, log_dir: LogDir) -> Log:
         log = LogLoader(
             self._env,
             tp,
             log_dir.path,
-            self._topic_config(tp.topic),
+            self._config_of(tp.topic),
             log_start_offset=log_dir.log_start_offsets.get(tp, 0),
             recovery_point=log_dir.recovery_points.get(tp, 0),
             had_clean_shutdown=log_dir.had_clean_shutdown,
