@@ -55,7 +55,6 @@ class ReplicaKeys:
         30000,
         "How long a follower waits for a Fetch response.",
         importance=HIGH,
-        support=NO_EFFECT,
     )
     replica_socket_receive_buffer_bytes = int32(
         "replica.socket.receive.buffer.bytes",
@@ -69,7 +68,6 @@ class ReplicaKeys:
         1048576,
         "Bytes that a follower asks for per partition.",
         check=at_least(0),
-        support=NO_EFFECT,
     )
     replica_fetch_wait_max_ms = int32(
         "replica.fetch.wait.max.ms", 500, "How long a leader may hold back a follower's Fetch.", importance=HIGH
@@ -79,17 +77,15 @@ class ReplicaKeys:
         1000,
         "How long a follower rests after an error.",
         check=at_least(0),
-        support=NO_EFFECT,
     )
     replica_fetch_min_bytes = int32(
-        "replica.fetch.min.bytes", 1, "Bytes that a follower's Fetch waits for.", importance=HIGH, support=NO_EFFECT
+        "replica.fetch.min.bytes", 1, "Bytes that a follower's Fetch waits for.", importance=HIGH
     )
     replica_fetch_response_max_bytes = int32(
         "replica.fetch.response.max.bytes",
         10485760,
         "Bytes that a follower asks for in one Fetch.",
         check=at_least(0),
-        support=NO_EFFECT,
     )
     num_replica_fetchers = int32(
         "num.replica.fetchers",
@@ -97,7 +93,6 @@ class ReplicaKeys:
         "Kafka's fetcher threads per leader; klamm has one task per leader.",
         importance=HIGH,
         update=CLUSTER_WIDE,
-        support=NO_EFFECT,
     )
     num_replica_alter_log_dirs_threads = optional_int32(
         "num.replica.alter.log.dirs.threads",

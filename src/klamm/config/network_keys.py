@@ -55,7 +55,6 @@ class IdentityKeys:
         30000,
         "How long this broker waits for the answer to a request it sent.",
         importance=HIGH,
-        support=NO_EFFECT,
     )
 
 
