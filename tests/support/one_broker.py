@@ -79,7 +79,7 @@ class ScriptedController:
         self.submitted: list[events.ControllerEvent] = []
         self.script: Callable[[events.ControllerEvent], EventReply | None] = lambda event: None
 
-    def submit(self, event: events.ControllerEvent) -> asyncio.Future[Any]:
+    def submit(self, event: events.ControllerEvent, timeout_ms: int | None = None) -> asyncio.Future[Any]:
         self.submitted.append(event)
         future: asyncio.Future[Any] = self._loop.create_future()
         reply = self.script(event)

@@ -30,7 +30,7 @@ def handle(
         for topic in req.topics
         for partition in topic.partitions
     )
-    return then(broker.controller.submit(events.ApiPartitionReassignment(targets)), _response)
+    return then(broker.controller.submit(events.ApiPartitionReassignment(targets), req.timeout_ms), _response)
 
 
 def _response(results: PartitionResults) -> AlterPartitionReassignmentsResponse:

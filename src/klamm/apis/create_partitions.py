@@ -38,7 +38,7 @@ def handle(
             return _response({topic.name: TopicResult(topic.name, reply.error) for topic in req.topics})
         return _await_leaders(broker, req, asked, refused | {result.name: result for result in reply.topics})
 
-    return then(broker.controller.submit(event), on_reply)
+    return then(broker.controller.submit(event, req.timeout_ms), on_reply)
 
 
 def _event_topic(topic: CreatePartitionsTopic) -> events.CreatablePartitions:

@@ -41,7 +41,7 @@ def handle(
             return _response(broker, req, {t.name: TopicResult(t.name, reply.error) for t in req.topics}, set())
         return _await_leaders(broker, req, refused | {result.name: result for result in reply.topics})
 
-    return then(broker.controller.submit(event), on_reply)
+    return then(broker.controller.submit(event, req.timeout_ms), on_reply)
 
 
 def _refusals(req: CreateTopicsRequest) -> dict[str, TopicResult]:

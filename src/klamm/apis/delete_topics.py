@@ -43,7 +43,7 @@ def handle(
             return _response([each._replace(error=reply.error, message=None) for each in asked], {})
         return _await_gone(broker, req, asked, {result.name: result for result in reply.topics})
 
-    return then(broker.controller.submit(events.DeleteTopics(names)), on_reply)
+    return then(broker.controller.submit(events.DeleteTopics(names), req.timeout_ms), on_reply)
 
 
 def _asked(broker: Broker, req: DeleteTopicsRequest) -> list[_Asked]:

@@ -32,7 +32,7 @@ def handle(
     def on_reply(reply: PartitionResults) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse]:
         return _await_leaders(broker, req, reply)
 
-    return then(broker.controller.submit(event), on_reply)
+    return then(broker.controller.submit(event, req.timeout_ms), on_reply)
 
 
 def _await_leaders(

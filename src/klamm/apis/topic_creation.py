@@ -25,7 +25,7 @@ def create_missing(broker: Broker, names: Iterable[str]) -> asyncio.Future[dict[
 
     if broker.ask_controller_to_create is not None and not broker.controller.is_active:
         return then(broker.ask_controller_to_create(topics), errors)
-    return then(broker.controller.submit(CreateTopics(topics)), errors)
+    return then(broker.controller.submit(CreateTopics(topics), broker.config.request_timeout_ms), errors)
 
 
 def _creatable(broker: Broker, name: str) -> CreatableTopic:

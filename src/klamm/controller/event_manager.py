@@ -185,8 +185,11 @@ class ControllerEventManager:
         self._metrics.on_dequeued((started - queued.enqueue_s) * 1000)
         try:
             await self._drive(self._controller.process(event), queued)
-        except Exception:
-            log.exception("%s failed: the role of controller is given up", type(event).__name__)
+        except Exception as failure:
+            if self._closing and isinstance(failure, ZkError):
+                log.warning("%s is given up: the broker stops and ZooKeeper is away", type(event).__name__)
+            else:
+                log.exception("%s failed: the role of controller is given up", type(event).__name__)
             await self._abandon(queued)
         finally:
             queued.reply(refusal(event, ErrorCode.UNKNOWN_SERVER_ERROR))

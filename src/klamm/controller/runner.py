@@ -30,6 +30,8 @@ from klamm.zk.session import SessionListener, ZkSession
 log = logging.getLogger(__name__)
 
 REGISTRATION_RETRY_S: Final = 0.1
+MIN_TIMEOUT_MS: Final = 1_000
+"""Whoever will not wait for the outcome at all still hears at once why the controller refuses, as from Kafka."""
 
 
 class ControllerHandle:
@@ -42,8 +44,12 @@ class ControllerHandle:
         self.active_controller_id = NO_CONTROLLER
         self.broker_epoch = UNKNOWN_BROKER_EPOCH
 
-    def submit(self, event: ControllerEvent) -> asyncio.Future[Any]:
-        """The answer to `event`, resolved on the broker loop; a refusal when the control loop does not run."""
+    def submit(self, event: ControllerEvent, timeout_ms: int | None = None) -> asyncio.Future[Any]:
+        """The answer to `event`, resolved on the broker loop; a refusal when the control loop does not run.
+
+        After `timeout_ms` the answer is REQUEST_TIMED_OUT: ZooKeeper may be away, and the event waits for it. It may
+        still be carried out.
+        """
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def resolve(value: EventReply) -> None:
@@ -54,6 +60,10 @@ class ControllerHandle:
             resolve(refusal(event))
         else:
             self._put(event, lambda value: post(self._loop, resolve, value))
+        if timeout_ms is not None:
+            late = refusal(event, ErrorCode.REQUEST_TIMED_OUT)
+            timer = self._loop.call_later(max(timeout_ms, MIN_TIMEOUT_MS) / 1000, resolve, late)
+            future.add_done_callback(lambda _: timer.cancel())
         return future
 
     def notify(self, event: ControllerEvent) -> None:

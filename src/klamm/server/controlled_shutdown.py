@@ -10,6 +10,7 @@ from klamm.controller.events import ControlledShutdown
 from klamm.errors import ErrorCode
 from klamm.network.client import BrokerConnection
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
+from klamm.zk.session import SessionState
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +20,9 @@ _VERSION = 3
 async def controlled_shutdown(broker: Broker) -> bool:
     """True when the controller let this broker go; after `controlled.shutdown.max.retries` it leaves anyway."""
     config = broker.config
+    if broker.controller.is_active and broker.zk.state is not SessionState.CONNECTED:
+        log.warning("Leaving without a controlled shutdown: this broker is the controller and ZooKeeper is away")
+        return False
     for attempt in range(max(config.controlled_shutdown_max_retries, 1)):
         if attempt:
             await asyncio.sleep(config.controlled_shutdown_retry_backoff_ms / 1000)

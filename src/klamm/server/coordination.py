@@ -12,7 +12,7 @@ from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.zk import predecessor
 from klamm.zk.ops import ConnectionLoss
-from klamm.zk.session import SessionListener, ZkSession
+from klamm.zk.session import SessionListener, SessionState, ZkSession
 
 if TYPE_CHECKING:
     from klamm.zk.main import EmbeddedZooKeeperThread
@@ -89,11 +89,20 @@ class Coordination:
                 error.strerror,
             )
 
-    async def stop(self) -> None:
-        if self._zk is not None:
-            await self._zk.close()
-        if self._session_file is not None:
+    async def end_session(self) -> None:
+        """Whoever waits for ZooKeeper hears that there is no more answer.
+
+        Without a connection the session lives on until its time is over: the next start has to find and end it.
+        """
+        if self._zk is None or self._zk.state is SessionState.CLOSED:
+            return
+        is_connected = self._zk.state is SessionState.CONNECTED
+        await self._zk.close()
+        if is_connected and self._session_file is not None:
             with contextlib.suppress(OSError):  # of a disk that failed; the session it names has ended
                 self._session_file.unlink()
+
+    async def stop(self) -> None:
+        await self.end_session()
         if self._embedded is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._embedded.stop)

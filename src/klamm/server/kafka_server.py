@@ -43,6 +43,7 @@ from klamm.server.replication import Replication
 from klamm.server.schedules import Scheduler
 from klamm.zk import paths
 from klamm.zk.ops import Create
+from klamm.zk.session import SessionState
 from klamm.zk.znodes import encode_log_dir_event
 
 log = logging.getLogger(__name__)
@@ -315,7 +316,7 @@ class KafkaServer:
         if self._broker is not None and self._sockets is not None:
             await self._leave(self._broker, self._sockets)
         if self._controller is not None:
-            await self._controller.stop()
+            await self._stop_controller(self._controller)
         if self._metrics_server is not None:
             await self._metrics_server.stop()
         if self._logs is not None:
@@ -325,6 +326,16 @@ class KafkaServer:
         if self._coordination is not None:
             await self._coordination.stop()
         log.info("Stopped")
+
+    async def _stop_controller(self, controller: ControllerRunner) -> None:
+        """The event under way is finished first, unless ZooKeeper, for which it waits, does not answer any more."""
+        stopping = asyncio.ensure_future(controller.stop())
+        is_connected = self.broker.zk.state is SessionState.CONNECTED
+        timeout_s = self._static_config.zookeeper_session_timeout_ms / 1000 if is_connected else 0
+        await asyncio.wait({stopping}, timeout=timeout_s)
+        if not stopping.done() and self._coordination is not None:
+            await self._coordination.end_session()
+        await stopping
 
     async def _leave(self, broker: Broker, sockets: SocketServer) -> None:
         if self._has_joined and broker.config.controlled_shutdown_enable:

@@ -1,0 +1,104 @@
+"""ZooKeeper goes away and comes back: data is served all the time, and the broker can be stopped at any moment."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from klamm.errors import ErrorCode
+from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from klamm.testing import LocalCluster
+from klamm.testing.ports import ReservedPort
+from klamm.testing.processes import ChildProcess
+from tests.support.raw_client import RawClient, batch_of, eventually
+
+
+class ZooKeeper:
+    """The embedded server as a process of its own that can be killed and started on the same port."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        arguments = ["--data-dir", str(directory), "--port", str(port)]
+        self._child = ChildProcess(
+            "ZooKeeper", "klamm.zk.server", arguments, directory.with_suffix(".log"), lambda: accepts(port)
+        )
+        self.kill = self._child.kill
+
+    def start(self) -> None:
+        self._child.spawn()
+        self._child.wait_ready(time.monotonic() + 60)
+
+    def stop(self) -> None:
+        self._child.stop(60)
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def zookeeper(tmp_path: Path) -> Iterator[tuple[ZooKeeper, LocalCluster]]:
+    with ReservedPort() as port:
+        zookeeper = ZooKeeper(tmp_path / "zookeeper", port.number)
+        zookeeper.start()
+        with LocalCluster(zookeeper=f"127.0.0.1:{port.number}") as cluster:
+            yield zookeeper, cluster
+        zookeeper.stop()
+
+
+def create(client: RawClient, name: str, timeout_ms: int) -> ErrorCode:
+    topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=(), configs=())
+    request = CreateTopicsRequest(topics=[topic], timeout_ms=timeout_ms)
+    return ErrorCode(client.ask(request, 5, CreateTopicsResponse).topics[0].error_code)
+
+
+def catch(client: RawClient) -> object:
+    """What becomes of a request that would wait for ten minutes."""
+    try:
+        return create(client, "never", 600_000)
+    except OSError as error:
+        return error
+
+
+def test_outage(zookeeper: tuple[ZooKeeper, LocalCluster]) -> None:
+    server, cluster = zookeeper
+    client = RawClient(cluster.port(1))
+    cluster.create_topic("t")
+    assert client.produce("t", batch_of([b"0"])).error_code == ErrorCode.NONE
+    server.kill()
+    assert create(client, "during", timeout_ms=100) == ErrorCode.REQUEST_TIMED_OUT
+    assert client.produce("t", batch_of([b"1"])).error_code == ErrorCode.NONE
+    assert client.read_all("t") == [(0, b"0"), (1, b"1")]
+    server.start()
+    eventually(lambda: create(client, "after", timeout_ms=10_000) in (0, 36), "no topic can be made any more")
+    assert client.produce("t", batch_of([b"2"])).error_code == ErrorCode.NONE
+
+
+def test_a_stop_during_the_outage(zookeeper: tuple[ZooKeeper, LocalCluster]) -> None:
+    """The controller is in the middle of an event that ZooKeeper never answers."""
+    server, cluster = zookeeper
+    refused: list[object] = []
+    client = RawClient(cluster.port(1))
+    cluster.create_topic("t")
+    assert client.produce("t", batch_of([b"0"])).error_code == ErrorCode.NONE
+    server.kill()
+    asking = threading.Thread(target=lambda: refused.append(catch(client)))
+    asking.start()
+    assert create(client, "behind-it", timeout_ms=100) == ErrorCode.REQUEST_TIMED_OUT
+    cluster.stop(1)
+    asking.join()
+    assert isinstance(refused[0], OSError)
+    assert (cluster.data_dir / "broker-1" / ".kafka_cleanshutdown").exists()
+    assert "Traceback" not in cluster.logs(1).read_text()
+    server.start()
+    cluster.start(1)
+    assert client.read_all("t") == [(0, b"0")]
+    cluster.create_topic("later")
