@@ -13,6 +13,7 @@ from klamm.log.log_config import INT64_MAX, LogConfig
 from klamm.log.producer_state import AppendOrigin
 from klamm.protocol.compression import DEFAULT_MAX_DECOMPRESSED_BYTES
 from klamm.protocol.record_batch import (
+    COMPRESSION_MASK,
     CONTROL_BIT,
     CRC_POSITION,
     LOG_OVERHEAD,
@@ -86,10 +87,11 @@ def check_batch(view: memoryview, config: LogConfig, origin: AppendOrigin) -> Re
             ErrorCode.INVALID_RECORD,
             f"the record batch has {count} records and a last offset delta of {batch.last_offset_delta}",
         )
-    if batch.compression == 0 and count * _MIN_RECORD_BYTES > size - RECORD_BATCH_OVERHEAD:
+    codec = batch.attributes & COMPRESSION_MASK
+    if codec == 0 and count * _MIN_RECORD_BYTES > size - RECORD_BATCH_OVERHEAD:
         return Rejection(ErrorCode.INVALID_RECORD, f"{size} bytes cannot hold the {count} records that are announced")
-    if batch.compression > _ZSTD:
-        return Rejection(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {batch.compression} is not known")
+    if codec > _ZSTD:
+        return Rejection(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {codec} is not known")
     if origin is AppendOrigin.CLIENT:
         return _check_client_batch(batch)
     return batch
