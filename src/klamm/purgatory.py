@@ -89,9 +89,11 @@ class DelayedOperationPurgatory:
                 result = operation._try_complete()
             except Exception as failure:  # it is the waiting request's, not of whoever made the change
                 self._forget(operation)
-                operation.future.set_exception(failure)
+                if not operation.future.done():
+                    operation.future.set_exception(failure)
                 continue
-            if result is not None:
+            # Looking may have changed what a key stands for, and a nested check may have completed the operation.
+            if result is not None and not operation.future.done():
                 self._forget(operation)
                 operation.future.set_result(result)
                 completed += 1
@@ -108,9 +110,13 @@ class DelayedOperationPurgatory:
         self._forget(operation)
         self.expired_count += 1
         try:
-            operation.future.set_result(operation._on_expire())
+            result = operation._on_expire()
         except Exception as failure:
-            operation.future.set_exception(failure)
+            if not operation.future.done():
+                operation.future.set_exception(failure)
+            return
+        if not operation.future.done():
+            operation.future.set_result(result)
 
     def _forget(self, operation: DelayedOperation[T]) -> None:
         if operation._timer is None:

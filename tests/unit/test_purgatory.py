@@ -79,3 +79,50 @@ def test_shutdown_answers_everybody(loop: asyncio.AbstractEventLoop) -> None:
     purgatory.shutdown()
     assert [each.result() for each in waiting if isinstance(each, asyncio.Future)] == ["late"] * 3
     assert purgatory.size == 0
+
+
+def test_an_operation_may_be_completed_by_a_check_that_its_own_look_causes(loop: asyncio.AbstractEventLoop) -> None:
+    """A follower's fetch moves the high watermark while it is looked at, and that checks the same key again."""
+    purgatory = DelayedOperationPurgatory("Test", loop)
+    looks: list[int] = []
+
+    def try_complete() -> int | None:
+        looks.append(len(looks))
+        if len(looks) == 2:
+            purgatory.check_and_complete("a")
+        return len(looks) if len(looks) > 1 else None
+
+    waiting = purgatory.try_complete_else_watch(["a"], 60_000, try_complete, lambda: -1)
+    assert purgatory.check_and_complete("a") == 0 and len(looks) == 3
+    assert isinstance(waiting, asyncio.Future) and waiting.result() == 3
+    assert (purgatory.size, purgatory.watched) == (0, 0)
+
+
+def test_a_failure_after_a_nested_completion_is_nobodys(loop: asyncio.AbstractEventLoop) -> None:
+    purgatory = DelayedOperationPurgatory("Test", loop)
+    looks: list[int] = []
+
+    def try_complete() -> str | None:
+        looks.append(len(looks))
+        if len(looks) == 2:
+            purgatory.check_and_complete("a")
+            raise ValueError("broken")
+        return "done" if len(looks) == 3 else None
+
+    waiting = purgatory.try_complete_else_watch(["a"], 60_000, try_complete, lambda: "late")
+    purgatory.check_and_complete("a")
+    assert isinstance(waiting, asyncio.Future) and waiting.result() == "done"
+
+
+def test_an_expiry_that_completes_the_operation_itself(loop: asyncio.AbstractEventLoop) -> None:
+    purgatory = DelayedOperationPurgatory("Test", loop)
+    waiting = purgatory.try_complete_else_watch(["a"], 60_000, lambda: None, lambda: finish())
+    assert isinstance(waiting, asyncio.Future)
+    future = waiting
+
+    def finish() -> str:
+        future.set_result("done")
+        return "late"
+
+    purgatory.shutdown()
+    assert future.result() == "done"
