@@ -70,9 +70,13 @@ class BrokerConnection:
         connection = cls(
             loop, client_id=client_id, request_timeout_ms=request_timeout_ms, max_response_bytes=max_response_bytes
         )
-        opening = loop.create_connection(lambda: connection._wire, host, port)
         try:
-            await asyncio.wait_for(opening, timeout_ms / 1000)
+            # not wait_for: in Python 3.11 it forgets a cancellation that comes in the moment of success
+            async with asyncio.timeout(timeout_ms / 1000):
+                await loop.create_connection(lambda: connection._wire, host, port)
+        except asyncio.CancelledError:
+            connection.close()
+            raise
         except TimeoutError:
             raise TimeoutError(f"{host}:{port} did not answer within {timeout_ms} ms") from None
         except ConnectionError:

@@ -132,7 +132,7 @@ class ReplicaFetcher:
         try:
             while True:
                 try:
-                    await self._work()
+                    await self.do_work()
                 except OSError as failure:
                     self._on_connection_failure(failure)
                     await self._rest(self._connection_delay_s())
@@ -144,7 +144,7 @@ class ReplicaFetcher:
         finally:
             self._disconnect()
 
-    async def _work(self) -> None:
+    async def do_work(self) -> None:
         """One round: whatever is due of truncating, resetting and fetching."""
         self._end_delays()
         if not (self._truncating or self._out_of_range or len(self._session)):
@@ -183,7 +183,8 @@ class ReplicaFetcher:
 
     async def _rest(self, seconds: float | None) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
         self._wake.clear()
 
     # --- delays --------------------------------------------------------------------------------------------------

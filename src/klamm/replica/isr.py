@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from klamm.replica.remote_replica import RemoteReplica
 
@@ -30,17 +30,23 @@ def high_watermark_candidate(
     maximal_isr: tuple[int, ...],
     now_ms: int,
     max_lag_ms: int,
+    is_alive: Callable[[int], bool] = lambda broker_id: True,
 ) -> int:
     """The smallest end offset among the leader, the ISR and the replicas that are about to join it.
 
     Waiting for a replica that has caught up but is not yet a member keeps the high watermark from running away
-    from it. An ISR member that has not fetched yet (-1) holds the candidate below any high watermark.
+    from it; on a broker that is gone nobody waits. An ISR member that has not fetched yet (-1) holds the candidate
+    below any high watermark.
     """
     candidate = leader_log_end_offset
     for remote in remotes.values():
         if remote.log_end_offset < candidate and (
             remote.broker_id in maximal_isr
-            or (remote.log_end_offset >= 0 and now_ms - remote.last_caught_up_time_ms <= max_lag_ms)
+            or (
+                remote.log_end_offset >= 0
+                and now_ms - remote.last_caught_up_time_ms <= max_lag_ms
+                and is_alive(remote.broker_id)
+            )
         ):
             candidate = remote.log_end_offset
     return candidate

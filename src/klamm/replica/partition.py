@@ -18,7 +18,7 @@ from klamm.replica import isr as isr_rules
 from klamm.replica.remote_replica import RemoteReplica
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from uuid import UUID
 
     from klamm.protocol.messages.leader_and_isr import LeaderAndIsrPartitionState
@@ -28,6 +28,7 @@ class Partition:
     """Before its first LeaderAndIsr it has leader epoch -1, so that any epoch of a controller is newer."""
 
     __slots__ = (
+        "_is_alive",
         "_max_lag_ms",
         "adding_replicas",
         "broker_id",
@@ -46,10 +47,18 @@ class Partition:
         "topic_partition",
     )
 
-    def __init__(self, topic_partition: TopicPartition, broker_id: int, *, max_lag_ms: int) -> None:
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        broker_id: int,
+        *,
+        max_lag_ms: int,
+        is_alive: Callable[[int], bool] = lambda broker_id: True,
+    ) -> None:
         self.topic_partition = topic_partition
         self.broker_id = broker_id
         self._max_lag_ms = max_lag_ms
+        self._is_alive = is_alive
         self.topic_id: UUID = ZERO_UUID
         self.log: Log | None = None
         self.leader = NO_LEADER
@@ -195,7 +204,7 @@ class Partition:
         if log is None or self.leader != self.broker_id or len(self.isr) < self.effective_min_isr:
             return False
         candidate = isr_rules.high_watermark_candidate(
-            log.log_end_offset, self.remotes, self.maximal_isr, now_ms, self._max_lag_ms
+            log.log_end_offset, self.remotes, self.maximal_isr, now_ms, self._max_lag_ms, self._is_alive
         )
         if candidate <= log.high_watermark:
             return False
@@ -205,13 +214,15 @@ class Partition:
     def on_follower_fetch(
         self, replica_id: int, fetch_offset: int, log_start_offset: int, now_ms: int, broker_epoch: int
     ) -> bool:
-        """Takes note of a follower's progress; returns whether the high watermark moved."""
+        """Takes note of a follower's progress; returns whether the high watermark moved.
+
+        It is looked at again even when the follower has not moved: one that was waited for may have been given up.
+        """
         remote = self.remotes.get(replica_id)
         if remote is None or self.log is None:
             return False
-        moved = remote.log_end_offset != fetch_offset
         remote.on_fetch(fetch_offset, log_start_offset, self.log.log_end_offset, now_ms, broker_epoch)
-        return moved and self.maybe_increment_high_watermark(now_ms)
+        return self.log.high_watermark < fetch_offset and self.maybe_increment_high_watermark(now_ms)
 
     # --- follower ----------------------------------------------------------------------------------------------
 

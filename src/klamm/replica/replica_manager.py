@@ -81,6 +81,7 @@ class ReplicaManager:
         self.fetchers: ReplicaFetchers = fetchers or NoFetchers()
         self.controller_epoch = 0
         self.partitions: dict[TopicPartition, Partition] = {}
+        self._brokers: object = None
         self.offline: dict[TopicPartition, None] = {}
         self._by_topic: dict[str, dict[TopicPartition, Partition]] = {}
         self.counters = PartitionCounters()
@@ -184,8 +185,16 @@ class ReplicaManager:
         return self._state_change.stop_replicas(controller_epoch, stops)
 
     def on_metadata_change(self) -> None:
-        """Leaders that were unknown may have an address now."""
+        """Leaders that were unknown may have an address now, and nobody waits for followers that are gone."""
         self.fetchers.on_metadata_change()
+        brokers = self.metadata.snapshot.brokers
+        if brokers is self._brokers:  # a snapshot shares them with the one before unless they changed
+            return
+        self._brokers = brokers
+        now_ms = self.clock.now_ms()
+        for tp, partition in self.partitions.items():
+            if partition.maybe_increment_high_watermark(now_ms):
+                self.complete_after_high_watermark(tp)
 
     def on_topic_config_change(self, topic: str) -> None:
         """`min.insync.replicas` may have changed: counts and waiting produces look again."""

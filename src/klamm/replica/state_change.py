@@ -93,7 +93,8 @@ class StateChange:
         if partition is None:
             if tp.partition < 0 or not is_valid_topic_name(tp.topic):
                 return ErrorCode.INVALID_TOPIC_EXCEPTION
-            partition = Partition(tp, replicas.broker_id, max_lag_ms=replicas.max_lag_ms)
+            is_alive = replicas.metadata.has_alive_broker
+            partition = Partition(tp, replicas.broker_id, max_lag_ms=replicas.max_lag_ms, is_alive=is_alive)
         if error := self._check(partition, topic_id, state):
             return error
         if state.leader_epoch == partition.leader_epoch:

@@ -45,7 +45,8 @@ class ControllerChannel:
         problem: object = "there is none"
         while (remaining := deadline - self._loop.time()) > 0:
             try:
-                response = await asyncio.wait_for(self._ask(request, max_version), remaining)
+                async with asyncio.timeout(remaining):
+                    response = await self._ask(request, max_version)
             except OSError as failure:
                 problem = failure or "it does not answer"
                 self._disconnect()

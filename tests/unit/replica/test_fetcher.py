@@ -1,0 +1,264 @@
+"""A follower and its leader: copying, truncation by leader epoch (KIP-101, KIP-279), and what goes wrong between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from klamm.errors import ErrorCode
+from klamm.model import ZERO_UUID
+from klamm.protocol.messages.fetch import FetchRequest
+from tests.support.followers import TP, Brokers
+
+MODERN = {"fetch_version": 17}
+OLD = {"fetch_version": 11, "list_offsets_version": 5, "offset_for_leader_epoch_version": 3}
+BOTH = pytest.mark.parametrize("cluster", [MODERN, OLD], ids=["3.9", "2.6"], indirect=True)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Brokers]:
+    brokers = Brokers(tmp_path, **getattr(request, "param", MODERN))
+    yield brokers
+    brokers.close()
+
+
+@BOTH
+def test_a_follower_copies_and_learns_what_is_committed(cluster: Brokers) -> None:
+    cluster.elect(1)
+    cluster.append(b"a", b"b")
+    cluster.append(b"c")
+    cluster.catch_up(2)
+    assert cluster.contents(2) == cluster.contents(1) == [(0, 0, b"a"), (1, 0, b"b"), (2, 0, b"c")]
+    assert cluster.log(1).high_watermark == 3
+    cluster.round(2)
+    assert cluster.log(2).high_watermark == 3
+    stats = cluster.brokers[2].broker.replicas.topic_stats
+    assert stats.replication_bytes_in.count == cluster.log(2).size_bytes
+
+
+@BOTH
+def test_records_above_the_high_watermark_survive_the_followers_restart(cluster: Brokers) -> None:
+    """KIP-101, first scenario: a follower that knows less of the high watermark keeps what may be committed."""
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.append(b"b")
+    cluster.round(2)
+    if not cluster.log(2).log_end_offset:
+        cluster.round(2)
+    assert (cluster.log(2).log_end_offset, cluster.log(2).high_watermark) == (2, 0)
+    cluster.elect(1)
+    cluster.round(2)
+    assert cluster.values(2) == [b"a", b"b"]
+    cluster.elect(2, tell=[2])
+    assert cluster.values(2) == [b"a", b"b"]
+
+
+@BOTH
+def test_what_only_the_old_leader_had_is_cut(cluster: Brokers) -> None:
+    """KIP-101, second scenario: two records at one offset, and the later epoch wins."""
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.catch_up(2)
+    cluster.append(b"lost")
+    cluster.elect(2, isr=(2,))
+    cluster.append(b"b")
+    cluster.catch_up(1)
+    assert cluster.contents(1) == cluster.contents(2) == [(0, 0, b"a"), (1, 1, b"b")]
+
+
+@BOTH
+def test_fast_elections_leave_epochs_that_the_leader_never_saw(cluster: Brokers) -> None:
+    """KIP-279: the leader's answer names an epoch that the follower has not got, so it is asked again."""
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.catch_up(2)
+    cluster.elect(2, tell=[2], isr=(2,))
+    cluster.append(b"b1", b"b2")
+    cluster.elect(1, tell=[1], isr=(1,))
+    cluster.append(b"c1")
+    cluster.elect(2, tell=[2], isr=(2,))
+    cluster.append(b"d1")
+    cluster.elect(1, isr=(1,))
+    cluster.append(b"e1")
+    cluster.catch_up(2)
+    assert cluster.contents(2) == cluster.contents(1)
+    assert cluster.values(1) == [b"a", b"c1", b"e1"]
+    assert cluster.log(2).leader_epochs.entries == cluster.log(1).leader_epochs.entries
+
+
+@BOTH
+def test_an_epoch_without_records_is_forgotten(cluster: Brokers) -> None:
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.catch_up(2)
+    cluster.elect(2, tell=[2])
+    cluster.elect(1)
+    cluster.append(b"b")
+    cluster.catch_up(2)
+    assert [entry.epoch for entry in cluster.log(2).leader_epochs.entries] == [0, 2]
+
+
+@BOTH
+def test_a_leader_elected_out_of_sync_shortens_its_followers(cluster: Brokers) -> None:
+    cluster.elect(1, isr=(1,))
+    for value in (b"a", b"b", b"c"):
+        cluster.append(value)
+    cluster.elect(2, isr=(2,))
+    cluster.catch_up(1)
+    assert cluster.values(1) == [] and cluster.log(1).log_end_offset == 0
+
+
+@BOTH
+def test_a_follower_from_before_the_leaders_first_record_starts_over(cluster: Brokers) -> None:
+    cluster.elect(1, isr=(1,))
+    for value in (b"a", b"b", b"c", b"d"):
+        cluster.append(value)
+    assert cluster.partition(1).delete_records(3) == 3
+    cluster.catch_up(2)
+    assert cluster.contents(2) == [(3, 0, b"d")] and cluster.log(2).log_start_offset == 3
+
+
+@BOTH
+def test_a_log_start_within_a_batch_is_taken_over(cluster: Brokers) -> None:
+    cluster.elect(1, isr=(1,))
+    cluster.append(b"a", b"b", b"c")
+    assert cluster.partition(1).delete_records(2) == 2
+    cluster.catch_up(2)
+    assert cluster.log(2).log_start_offset == 2 and cluster.log(2).log_end_offset == 3
+    cluster.append(b"d")
+    assert cluster.partition(1).delete_records(3) == 3
+    cluster.catch_up(2)
+    cluster.round(2)
+    assert cluster.log(2).log_start_offset == 3
+
+
+def test_a_fenced_follower_waits_for_the_controller(cluster: Brokers) -> None:
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.elect(1, tell=[1])
+    cluster.round(2)
+    fetcher = cluster.fetchers[2]
+    assert fetcher.failed == {TP: ErrorCode.FENCED_LEADER_EPOCH} and not fetcher.states
+    cluster.tell(2)
+    cluster.catch_up(2)
+    assert cluster.values(2) == [b"a"]
+
+
+@pytest.mark.parametrize("cluster", [{"backoff_ms": 1000}], indirect=True)
+def test_a_follower_that_is_ahead_of_its_leader_is_patient(cluster: Brokers) -> None:
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.elect(1, tell=[2])
+    state = cluster.fetchers[2].states[TP]
+    cluster.round(2)
+    assert state.failures == 1
+    while state.failures < 2:
+        cluster.round(2)
+    cluster.tell(1)
+    while state.failures:
+        cluster.round(2)
+    assert cluster.values(2) == [b"a"]
+
+
+def test_an_answer_for_an_epoch_that_is_over_changes_nothing(cluster: Brokers) -> None:
+    cluster.elect(1)
+    cluster.append(b"a")
+    fetcher = cluster.fetchers[2]
+    connection = cluster.connections[2]
+    ask = connection.send
+
+    def send(request: FetchRequest, version: int) -> object:
+        answer = ask(request, version)
+        cluster.brokers[2].leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2), isr=(1, 2))
+        return answer
+
+    connection.send = send  # type: ignore[assignment, method-assign]
+    cluster.brokers[2].loop.run_until_complete(fetcher.do_work())
+    assert cluster.values(2) == [] and cluster.partition(2).is_leader
+
+
+def test_after_a_lost_connection_everything_is_asked_for_again(cluster: Brokers) -> None:
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.catch_up(2)
+    connection = cluster.connections[2]
+    connection.is_cut = True
+    with pytest.raises(ConnectionError):
+        cluster.round(2)
+    cluster.fetchers[2]._disconnect()
+    connection.is_cut = False
+    cluster.append(b"b")
+    connection.sent.clear()
+    cluster.round(2)
+    first, _ = connection.sent[0]
+    assert isinstance(first, FetchRequest) and first.session_epoch == 0 and len(first.topics) == 1
+    assert cluster.values(2) == [b"a", b"b"]
+
+
+def test_later_requests_of_a_session_name_only_what_changed(cluster: Brokers) -> None:
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.catch_up(2)
+    connection = cluster.connections[2]
+    connection.sent.clear()
+    for _ in range(3):
+        cluster.round(2)
+    requests = [request for request, _ in connection.sent if isinstance(request, FetchRequest)]
+    assert [len(request.topics) for request in requests] == [0, 0, 0]
+    assert len({request.session_id for request in requests}) == 1 and requests[0].session_epoch > 0
+    state = requests[0].replica_state
+    assert state is not None and (state.replica_id, state.replica_epoch) == (2, 7)
+    cluster.append(b"b")
+    cluster.round(2)
+    cluster.round(2)
+    last = connection.sent[-1][0]
+    assert isinstance(last, FetchRequest) and last.topics[0].partitions[0].fetch_offset == 2
+
+
+@pytest.mark.parametrize("cluster", [{"topic_id": ZERO_UUID}], indirect=True)
+def test_topics_without_an_id_are_fetched_by_name(cluster: Brokers) -> None:
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.catch_up(2)
+    assert {version for request, version in cluster.connections[2].sent} == {12}
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("elect"), st.integers(1, 3), st.sets(st.integers(1, 3))),
+        st.tuples(st.just("append"), st.integers(1, 3), st.integers(1, 3)),
+        st.tuples(st.just("fetch"), st.integers(1, 3), st.integers(1, 3)),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("config", [MODERN, OLD], ids=["3.9", "2.6"])
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS, final_leader=st.integers(1, 3))
+def test_after_any_history_every_follower_ends_with_its_leaders_log(
+    config: dict[str, int], steps: list[tuple[str, int, object]], final_leader: int
+) -> None:
+    """Leaders change at will, in sync or not, and not everybody hears of it: in the end all logs are the same."""
+    with TemporaryDirectory() as directory:
+        cluster = Brokers(Path(directory), ids=(1, 2, 3), **config)
+        cluster.elect(1)
+        for number, (kind, broker_id, detail) in enumerate(steps):
+            if kind == "elect":
+                assert isinstance(detail, set)
+                cluster.elect(broker_id, isr=(broker_id,), tell=sorted({broker_id, *detail}))
+            elif kind == "append" and broker_id == cluster.leader:
+                assert isinstance(detail, int)
+                cluster.append(*(f"{number}-{i}".encode() for i in range(detail)))
+            elif kind == "fetch" and cluster.can_fetch(broker_id):
+                cluster.round(broker_id)
+        cluster.elect(final_leader, isr=(final_leader,))
+        for follower in {1, 2, 3} - {final_leader}:
+            cluster.catch_up(follower)
+            assert cluster.contents(follower) == cluster.contents(final_leader)
+        cluster.close()
