@@ -16,7 +16,6 @@ from klamm.apis.fetch_context import FetchContext, open_context
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.errors import ErrorCode
-from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -117,10 +116,7 @@ def _respond(
             last = topic
     response = FetchResponse(session_id=context.session_id, responses=topics)
     if hints is not None and hints.endpoints:
-        response.node_endpoints = [
-            NodeEndpoint(node_id=node_id, host=endpoint.host, port=endpoint.port, rack=rack)
-            for node_id, (endpoint, rack) in hints.endpoints.items()
-        ]
+        response.node_endpoints = hints.node_endpoints(NodeEndpoint)
     return response
 
 
@@ -141,14 +137,9 @@ def _partition_data(partition: SessionPartition, read: PartitionRead, hints: Lea
     if read.diverging_epoch is not None:
         epoch, end_offset = read.diverging_epoch
         data.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end_offset)
-    if hints is not None and read.error in WRONG_LEADER:
-        _name_leader(data, partition.tp, hints)
+    if hints is not None and read.error in WRONG_LEADER and partition.tp is not None:
+        data.current_leader = hints.current_leader(partition.tp, LeaderIdAndEpoch)
     return data
-
-
-def _name_leader(data: PartitionData, tp: TopicPartition | None, hints: LeaderHints) -> None:
-    if tp is not None and (state := hints.leader_of(tp)) is not None:
-        data.current_leader = LeaderIdAndEpoch(leader_id=state.leader, leader_epoch=state.leader_epoch)
 
 
 def _mark(broker: Broker, params: FetchParams, results: list[tuple[SessionPartition, PartitionRead]]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from klamm.apis.registry import Broker, RequestContext
 from klamm.errors import ErrorCode
-from klamm.metadata import PartitionState
 from klamm.model import EndPoint, TopicPartition
 
 WRONG_LEADER: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
+T = TypeVar("T")
 
 
 class LeaderHints:
@@ -22,8 +23,8 @@ class LeaderHints:
         self._listener = ctx.listener_name
         self.endpoints: dict[int, tuple[EndPoint, str | None]] = {}
 
-    def leader_of(self, tp: TopicPartition) -> PartitionState | None:
-        """The partition as the metadata has it; its leader's endpoint is noted."""
+    def current_leader(self, tp: TopicPartition, make: Callable[..., T]) -> T | None:
+        """The leader as the metadata has it, as the response's own structure; its endpoint is noted."""
         snapshot = self._broker.metadata.snapshot
         state = snapshot.partition(tp.topic, tp.partition)
         if state is None:
@@ -31,4 +32,11 @@ class LeaderHints:
         node = snapshot.brokers.get(state.leader)
         if node is not None and (endpoint := node.endpoint(self._listener)) is not None:
             self.endpoints[state.leader] = (endpoint, node.rack)
-        return state
+        return make(leader_id=state.leader, leader_epoch=state.leader_epoch)
+
+    def node_endpoints(self, make: Callable[..., T]) -> list[T]:
+        """The endpoints of all leaders that were named."""
+        return [
+            make(node_id=node_id, host=endpoint.host, port=endpoint.port, rack=rack)
+            for node_id, (endpoint, rack) in self.endpoints.items()
+        ]

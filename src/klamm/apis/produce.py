@@ -1,11 +1,13 @@
 """Produce (0): appends record batches to the partitions this broker leads.
 
-v0-11: append time v2; transactional id v3; log start offset v5; record errors and messages v8; the current leader and
-its endpoint when this broker is not it v10. v0-2 carry the message formats of old (v0, v1): the log refuses these
-batch by batch with INVALID_RECORD (87), the versions stay for the clients that look for them.
+v0-11: append time v2; transactional id v3; KAFKA_STORAGE_ERROR v4 (before it NOT_LEADER_OR_FOLLOWER); log start offset
+v5; zstd v7 (before it UNSUPPORTED_COMPRESSION_TYPE, 76); record errors and messages v8; the current leader and its
+endpoint when this broker is not it v10. v0-2 carry the message formats of old (v0, v1): the log refuses these batch by
+batch with INVALID_RECORD (87), the versions stay for the clients that look for them.
 acks=0 gets no response, and a failure then closes the connection, because nothing else could tell the client. acks
 other than -1, 0 and 1 is INVALID_REQUIRED_ACKS (21). Transactions are left out: a transactional id is answered with
-INVALID_TXN_STATE (48), as for a partition that is in no transaction.
+INVALID_TXN_STATE (48), as for a partition that is in no transaction; transactional records without such an id are
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED (53) for the whole request.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
 from klamm.model import TopicPartition
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
@@ -28,24 +31,42 @@ from klamm.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
+from klamm.protocol.record_batch import (
+    ATTRIBUTES_POSITION,
+    COMPRESSION_MASK,
+    MAGIC_POSITION,
+    MAGIC_V2,
+    TRANSACTIONAL_BIT,
+)
 from klamm.replica.append_path import AppendResults, RecordsBytes, failed
 
 ADMIN_CLIENT_ID: Final = "__admin_client"
+_FIRST_WITH_ZSTD: Final = 7
+_FLAGS: Final = ATTRIBUTES_POSITION + 1
+"""The byte of a batch's attributes that has all the bits in use."""
 
 
 def handle(
     broker: Broker, ctx: RequestContext, req: ProduceRequest
 ) -> ProduceResponse | asyncio.Future[ProduceResponse] | None:
     acks = req.acks
+    is_transactional = False
     entries: dict[TopicPartition, RecordsBytes] = {}
     for topic in req.topic_data:
         name = topic.name
         for data in topic.partition_data:
-            entries[TopicPartition(name, data.index)] = data.records if data.records is not None else b""
+            records = data.records if data.records is not None else b""
+            entries[TopicPartition(name, data.index)] = records
+            if len(records) > _FLAGS and records[_FLAGS] & TRANSACTIONAL_BIT and records[MAGIC_POSITION] == MAGIC_V2:
+                is_transactional = True
     if not -1 <= acks <= 1:
         return _response(broker, ctx, _refused(entries, ErrorCode.INVALID_REQUIRED_ACKS))
     if req.transactional_id is not None:
         results: AppendResults | asyncio.Future[AppendResults] = _refused(entries, ErrorCode.INVALID_TXN_STATE)
+    elif is_transactional:
+        results = _refused(entries, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    elif ctx.api_version < _FIRST_WITH_ZSTD:
+        results = _append_old(broker, ctx, req, entries)
     else:
         is_admin = ctx.client_id == ADMIN_CLIENT_ID
         results = broker.replicas.append_records(acks, is_admin, AppendOrigin.CLIENT, entries, req.timeout_ms)
@@ -56,6 +77,35 @@ def handle(
             ctx.close_connection()
         return None
     return _response(broker, ctx, results)
+
+
+def _append_old(
+    broker: Broker, ctx: RequestContext, req: ProduceRequest, entries: dict[TopicPartition, RecordsBytes]
+) -> AppendResults | asyncio.Future[AppendResults]:
+    """As for newer versions, but zstd came later: a client this old could not read its own records back."""
+    message = f"zstd needs Produce v{_FIRST_WITH_ZSTD}"
+    refused = {
+        tp: failed(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, message)
+        for tp, records in entries.items()
+        if len(records) > _FLAGS
+        and records[MAGIC_POSITION] == MAGIC_V2
+        and records[_FLAGS] & COMPRESSION_MASK == CompressionType.ZSTD
+    }
+    accepted = {tp: records for tp, records in entries.items() if tp not in refused}
+    is_admin = ctx.client_id == ADMIN_CLIENT_ID
+    done = broker.replicas.append_records(req.acks, is_admin, AppendOrigin.CLIENT, accepted, req.timeout_ms)
+
+    def in_order(results: AppendResults) -> AppendResults:
+        return {tp: _as_told(refused.get(tp) or results[tp], ctx.api_version) for tp in order}
+
+    order = tuple(entries)
+    return then(done, in_order) if isinstance(done, asyncio.Future) else in_order(done)
+
+
+def _as_told(result: AppendResult, version: int) -> AppendResult:
+    if version <= 3 and result.error == ErrorCode.KAFKA_STORAGE_ERROR:
+        return result._replace(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    return result
 
 
 def _refused(entries: dict[TopicPartition, RecordsBytes], error: ErrorCode) -> AppendResults:
@@ -83,14 +133,11 @@ def _response(broker: Broker, ctx: RequestContext, results: AppendResults) -> Pr
             _explain(answer, result)
             if result.error in WRONG_LEADER and ctx.api_version >= 10:
                 hints = hints or LeaderHints(broker, ctx)
-                _name_leader(answer, tp, hints)
+                answer.current_leader = hints.current_leader(tp, LeaderIdAndEpoch)
         partitions.append(answer)
     response = ProduceResponse(responses=topics)
     if hints is not None:
-        response.node_endpoints = [
-            NodeEndpoint(node_id=node_id, host=endpoint.host, port=endpoint.port, rack=rack)
-            for node_id, (endpoint, rack) in hints.endpoints.items()
-        ]
+        response.node_endpoints = hints.node_endpoints(NodeEndpoint)
     return response
 
 
@@ -101,11 +148,6 @@ def _explain(answer: PartitionProduceResponse, result: AppendResult) -> None:
         BatchIndexAndErrorMessage(batch_index=error.batch_index, batch_index_error_message=error.message)
         for error in result.record_errors
     ]
-
-
-def _name_leader(answer: PartitionProduceResponse, tp: TopicPartition, hints: LeaderHints) -> None:
-    if (state := hints.leader_of(tp)) is not None:
-        answer.current_leader = LeaderIdAndEpoch(leader_id=state.leader, leader_epoch=state.leader_epoch)
 
 
 API = Api(ProduceRequest, ProduceResponse, versions=(0, 11), plane=Plane.DATA, handle=handle)

@@ -10,6 +10,7 @@ from klamm.apis import produce
 from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
 from klamm.model import TopicPartition
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -133,6 +134,56 @@ def test_transactions_are_left_out(one: OneBroker) -> None:
     one.lead("t")
     answer = only(one.ask(produce.API, request(batch(b"a"), transactional_id="tx"), 9))
     assert answer.error_code == ErrorCode.INVALID_TXN_STATE
+
+
+def test_transactional_records_need_a_transactional_id(one: OneBroker) -> None:
+    """Appended they would hold back the last stable offset for ever: no marker ever ends them."""
+    one.lead("t", 2)
+    open_transaction = batch(b"a", producer_id=5, producer_epoch=0, base_sequence=0, is_transactional=True)
+    asked = request(open_transaction)
+    asked.topic_data[0].partition_data = [
+        PartitionProduceData(index=0, records=open_transaction),
+        PartitionProduceData(index=1, records=batch(b"plain")),
+    ]
+    for version in (3, 9, 11):
+        response = one.ask(produce.API, asked, version)
+        codes = [answer.error_code for answer in response.responses[0].partition_responses]
+        assert codes == [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED] * 2
+    for index in (0, 1):
+        log = one.broker.replicas.leader_log(TopicPartition("t", index))
+        assert not isinstance(log, ErrorCode) and log.log_end_offset == 0
+    asked.acks = 0
+    assert one.dispatch(produce.API, asked, 9) is None and one.last_context.closes_connection
+
+
+def test_zstd_needs_a_version_that_knows_it(one: OneBroker) -> None:
+    one.lead("t", 2)
+    one.lead("u")
+    asked = request(b"")
+    asked.topic_data = [
+        TopicProduceData(
+            name="t",
+            partition_data=[
+                PartitionProduceData(index=0, records=batch(b"a")),
+                PartitionProduceData(index=1, records=batch(b"b", compression=CompressionType.ZSTD)),
+            ],
+        ),
+        TopicProduceData(name="u", partition_data=[PartitionProduceData(index=0, records=batch(b"c"))]),
+    ]
+    refused = int(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+    for version, expected in ((3, refused), (6, refused), (7, 0)):
+        response = one.ask(produce.API, asked, version)
+        codes = {topic.name: [p.error_code for p in topic.partition_responses] for topic in response.responses}
+        assert codes == {"t": [0, expected], "u": [0]}
+
+
+def test_a_failed_disk_is_told_to_old_clients_as_a_lost_leader(one: OneBroker) -> None:
+    one.lead("t")
+    partition = one.broker.replicas.partitions[TopicPartition("t", 0)]
+    assert partition.log is not None
+    one.broker.replicas.on_log_dir_failure(str(one.tmp_path / "logs"))
+    for version, code in ((3, ErrorCode.NOT_LEADER_OR_FOLLOWER), (4, ErrorCode.KAFKA_STORAGE_ERROR)):
+        assert only(one.ask(produce.API, request(batch(b"a"), acks=1), version)).error_code == code
 
 
 def test_a_broker_that_does_not_lead_says_who_does(one: OneBroker) -> None:
