@@ -50,7 +50,7 @@ class Brokers:
     """`ids` are the replicas of the partition t-0. A leader epoch begins with `elect`."""
 
     def __init__(
-        self, tmp_path: Path, ids: Sequence[int] = (1, 2), *, topic_id: UUID = TOPIC_ID, **config: int
+        self, tmp_path: Path, ids: Sequence[int] = (1, 2), *, topic_id: UUID = TOPIC_ID, **config: Any
     ) -> None:
         self.ids = tuple(ids)
         self.topic_id = topic_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -242,7 +243,7 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS, final_leader=st.integers(1, 3))
 def test_after_any_history_every_follower_ends_with_its_leaders_log(
-    config: dict[str, int], steps: list[tuple[str, int, object]], final_leader: int
+    config: dict[str, Any], steps: list[tuple[str, int, object]], final_leader: int
 ) -> None:
     """Leaders change at will, in sync or not, and not everybody hears of it: in the end all logs are the same."""
     with TemporaryDirectory() as directory:
