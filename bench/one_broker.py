@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import frames, load
 from klamm.testing import LocalCluster
 
-ROUNDS, CONNECTIONS, IN_FLIGHT = 3, 4, 5
+ROUNDS, CONNECTIONS, IN_FLIGHT = 5, 4, 5
 MIB = 1 << 20
 
 
@@ -32,7 +32,7 @@ class Row:
         ratio = f"{self.klamm / self.ceiling:.2f}" if self.ceiling else ""
         return (
             self.what,
-            f"{self.klamm:,.1f}",
+            f"{self.klamm:,.2f}" if self.klamm < 10 else f"{self.klamm:,.1f}",
             f"{self.ceiling:,.1f}" if self.ceiling else "",
             ratio,
             self.unit,
