@@ -10,12 +10,11 @@ from kazoo.client import KazooClient
 
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from klamm.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from klamm.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tests.support.broker_process import BrokerProcess, refuse_to_start, write_properties
-from tests.support.raw_client import RawClient, batch_of, eventually
+from tests.support.raw_client import batch_of, eventually
 
 LISTENERS = {
     "listeners": "INTERNAL://127.0.0.1:0,EXTERNAL://127.0.0.1:0",
@@ -29,12 +28,6 @@ CONTROL_LISTENERS = {
     "advertised.listeners": LISTENERS["advertised.listeners"] + ",CONTROLLER://127.0.0.1:0",
     "control.plane.listener.name": "CONTROLLER",
 }
-
-
-def create_topic(client: RawClient, name: str) -> None:
-    topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=(), configs=())
-    answer = client.ask(CreateTopicsRequest(topics=[topic], timeout_ms=30_000), 5, CreateTopicsResponse)
-    assert answer.topics[0].error_code == ErrorCode.NONE, answer
 
 
 def broker_at(tmp_path: Path, **extra: object) -> BrokerProcess:
@@ -73,7 +66,7 @@ def test_a_client_is_told_of_the_listener_it_came_by(two: BrokerProcess, listene
 
 
 def test_both_listeners_serve_the_same_broker(two: BrokerProcess) -> None:
-    create_topic(two.client("EXTERNAL"), "shared")
+    assert two.client("EXTERNAL").create_topic("shared") == ErrorCode.NONE
     assert two.client("EXTERNAL").produce("shared", batch_of([b"x"])).error_code == ErrorCode.NONE
     assert two.client("INTERNAL").read_all("shared") == [(0, b"x")]
 
@@ -81,7 +74,7 @@ def test_both_listeners_serve_the_same_broker(two: BrokerProcess) -> None:
 def test_control_requests_travel_by_the_control_plane(planes: BrokerProcess) -> None:
     """All LeaderAndIsr and UpdateMetadata came over the control listener: it alone has connections that sent any."""
     client = planes.client("EXTERNAL")
-    create_topic(client, "controlled")
+    assert client.create_topic("controlled") == ErrorCode.NONE
     assert client.produce("controlled", batch_of([b"x"])).error_code == ErrorCode.NONE
     port = planes.ready["listeners"]["CONTROLLER"]
     peers = connections_to(planes.process.pid, port)

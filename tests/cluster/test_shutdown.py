@@ -14,12 +14,6 @@ from confluent_kafka import Consumer, Producer
 
 from klamm.errors import ErrorCode
 from klamm.protocol.frames import RequestHeader, encode_request_frame
-from klamm.protocol.messages.create_topics import (
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-)
 from klamm.protocol.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -37,13 +31,6 @@ CHECKPOINTS = [
     "log-start-offset-checkpoint",
     "meta.properties",
 ]
-
-
-def create_topic(client: RawClient, name: str, **config: object) -> None:
-    configs = [CreatableTopicConfig(name=k.replace("_", "."), value=str(v)) for k, v in config.items()]
-    topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=(), configs=configs)
-    answer = client.ask(CreateTopicsRequest(topics=[topic], timeout_ms=30_000), 5, CreateTopicsResponse)
-    assert answer.topics[0].error_code == ErrorCode.NONE, answer
 
 
 def toml_config(tmp_path: Path, port: int = 0) -> Path:
@@ -71,7 +58,7 @@ def open_long_poll(port: int, topic: str) -> socket.socket:
 def test_a_clean_stop_with_clients_connected(tmp_path: Path, number: signal.Signals) -> None:
     with BrokerProcess(toml_config(tmp_path)) as broker:
         client, port = broker.client(), broker.ready["listeners"]["PLAINTEXT"]
-        create_topic(client, "t")
+        assert client.create_topic("t") == ErrorCode.NONE
         client.produce("t", batch_of([b"x"]))
         waiting = open_long_poll(port, "t")
         idle = socket.create_connection(("127.0.0.1", port), 60)
@@ -127,7 +114,7 @@ def test_klamm_broker_with_toml_keeps_its_data(tmp_path: Path) -> None:
     for turn, end in enumerate((signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)):
         with BrokerProcess(config, through_cli=True) as broker:
             if turn == 0:
-                create_topic(client, "kept")
+                assert client.create_topic("kept") == ErrorCode.NONE
             assert [value for _, value in client.read_all("kept")] == [b"%d" % n for n in range(turn)]
             producer = Producer({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0, "acks": "all"})
             producer.produce("kept", b"%d" % turn)
@@ -150,7 +137,7 @@ class LocalPort:
 def test_a_second_broker_is_refused_with_the_embedded_zookeeper(tmp_path: Path) -> None:
     config = toml_config(tmp_path)
     with BrokerProcess(config) as broker:
-        create_topic(broker.client(), "t")
+        assert broker.client().create_topic("t") == ErrorCode.NONE
         said = refuse_to_start(config)
         line = said.splitlines()[-1]
         assert line.startswith("klamm broker: The embedded ZooKeeper cannot start") and "in use" in line, said

@@ -14,6 +14,7 @@ from klamm.errors import ErrorCode
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from klamm.testing import LocalCluster
+from tests.support.broker_process import BrokerProcess, write_properties
 from tests.support.raw_client import RawClient, batch_of, eventually
 
 BATCH = [b"x" * 500] * 10
@@ -165,3 +166,28 @@ def test_one_of_two_directories_is_unusable_from_the_start(tmp_path: Path) -> No
         cluster.start(1)
         assert client.read_all("t") == [(0, b"x")]
         assert "WARNING /proc" not in cluster.logs(1).read_text()
+
+
+def test_full_disk_of_the_embedded_zookeeper(tmp_path: Path) -> None:
+    """Nothing more can be decided, and whoever asks for it hears so; what there is is served, until a clean stop."""
+    config = {
+        "broker.id": 1,
+        "log.dirs": tmp_path / "logs",
+        "listeners": "PLAINTEXT://127.0.0.1:0",
+        "klamm.zookeeper.embedded.dir": tmp_path / "zookeeper",
+    }
+    path = write_properties(tmp_path / "broker.properties", config)
+    with BrokerProcess(path) as broker:
+        client = broker.client()
+        assert client.create_topic("a") == ErrorCode.NONE
+        limit_files(broker.process.pid, 1 << 14)
+        names = (f"more-{n}" for n in range(200))
+        while "the log cannot be written, so nothing more can be promised" not in broker.log:
+            client.create_topic(next(names), timeout_ms=1000)
+        assert client.produce("a", batch_of([b"x"])).error_code == ErrorCode.NONE
+        assert client.read_all("a") == [(0, b"x")]
+        assert client.create_topic("one-more", timeout_ms=0) == ErrorCode.REQUEST_TIMED_OUT
+        assert broker.stop() == 0 and "Traceback" not in broker.log
+    with BrokerProcess(path) as broker:
+        assert broker.client().read_all("a") == [(0, b"x")]
+        assert broker.client().create_topic("again") == ErrorCode.NONE

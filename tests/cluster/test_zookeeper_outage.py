@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from klamm.errors import ErrorCode
-from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from klamm.testing import LocalCluster
 from klamm.testing.ports import ReservedPort
 from klamm.testing.processes import ChildProcess
@@ -54,16 +53,10 @@ def zookeeper(tmp_path: Path) -> Iterator[tuple[ZooKeeper, LocalCluster]]:
         zookeeper.stop()
 
 
-def create(client: RawClient, name: str, timeout_ms: int) -> ErrorCode:
-    topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=(), configs=())
-    request = CreateTopicsRequest(topics=[topic], timeout_ms=timeout_ms)
-    return ErrorCode(client.ask(request, 5, CreateTopicsResponse).topics[0].error_code)
-
-
 def catch(client: RawClient) -> object:
     """What becomes of a request that would wait for ten minutes."""
     try:
-        return create(client, "never", 600_000)
+        return client.create_topic("never", timeout_ms=600_000)
     except OSError as error:
         return error
 
@@ -74,11 +67,11 @@ def test_outage(zookeeper: tuple[ZooKeeper, LocalCluster]) -> None:
     cluster.create_topic("t")
     assert client.produce("t", batch_of([b"0"])).error_code == ErrorCode.NONE
     server.kill()
-    assert create(client, "during", timeout_ms=100) == ErrorCode.REQUEST_TIMED_OUT
+    assert client.create_topic("during", timeout_ms=100) == ErrorCode.REQUEST_TIMED_OUT
     assert client.produce("t", batch_of([b"1"])).error_code == ErrorCode.NONE
     assert client.read_all("t") == [(0, b"0"), (1, b"1")]
     server.start()
-    eventually(lambda: create(client, "after", timeout_ms=10_000) in (0, 36), "no topic can be made any more")
+    eventually(lambda: client.create_topic("after", timeout_ms=10_000) in (0, 36), "no topic can be made any more")
     assert client.produce("t", batch_of([b"2"])).error_code == ErrorCode.NONE
 
 
@@ -92,7 +85,7 @@ def test_a_stop_during_the_outage(zookeeper: tuple[ZooKeeper, LocalCluster]) -> 
     server.kill()
     asking = threading.Thread(target=lambda: refused.append(catch(client)))
     asking.start()
-    assert create(client, "behind-it", timeout_ms=100) == ErrorCode.REQUEST_TIMED_OUT
+    assert client.create_topic("behind-it", timeout_ms=100) == ErrorCode.REQUEST_TIMED_OUT
     cluster.stop(1)
     asking.join()
     assert isinstance(refused[0], OSError)

@@ -7,6 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from klamm.errors import ErrorCode
+from klamm.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from klamm.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.messages.list_offsets import (
@@ -116,6 +122,13 @@ class RawClient:
             return found.offset
 
         return eventually(answer, f"{topic}-{partition} has no leader")
+
+    def create_topic(self, name: str, *, timeout_ms: int = 30_000, **config: object) -> ErrorCode:
+        """One partition; keys of `config` with underscores for dots."""
+        configs = [CreatableTopicConfig(name=key.replace("_", "."), value=str(value)) for key, value in config.items()]
+        topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=(), configs=configs)
+        answer = self.ask(CreateTopicsRequest(topics=[topic], timeout_ms=timeout_ms), 5, CreateTopicsResponse)
+        return ErrorCode(answer.topics[0].error_code)
 
     def metadata(self, *topics: str) -> MetadataResponse:
         wanted = [MetadataRequestTopic(name=topic) for topic in topics]
