@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +14,7 @@ from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.zk import predecessor
 from klamm.zk.ops import ConnectionLoss
+from klamm.zk.predecessor import SessionCredentials
 from klamm.zk.session import SessionListener, SessionState, ZkSession
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ class Coordination:
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
         self._embedded: EmbeddedZooKeeperThread | None = None
-        self._session_file: Path | None = None
+        self._session_files: list[Path] = []
         self._zk: ZkSession | None = None
 
     @property
@@ -66,28 +69,43 @@ class Coordination:
         log.info("The embedded ZooKeeper keeps its data in %s and answers on %s", path, embedded.address)
         return str(embedded.address)
 
-    async def take_over(self, log_dir: Path) -> None:
-        """Ends the session of the broker that held `log_dir` before; call it with the directory's lock held."""
-        self._session_file = log_dir / SESSION_FILE
-        dead = predecessor.load(self._session_file)
-        if dead is not None and dead.session_id != self.zk.session_id:
-            timeout_ms = self._config.zookeeper_session_timeout_ms
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, predecessor.end_session, self.zk.hosts, dead, timeout_ms)
-            log.info("Ended the session %#x of this broker's last run, which was not stopped cleanly", dead.session_id)
+    async def take_over(self, log_dirs: Sequence[Path]) -> bool:
+        """Ends the session of the broker that held `log_dirs` before; call it with the directories' locks held.
+
+        True when a broker that these directories belonged to was not stopped cleanly: its registration may still be
+        there, either because ZooKeeper lets its session end by time only, or because the directories are a copy.
+        """
+        self._session_files = [path / SESSION_FILE for path in log_dirs]
+        found = [(path, dead) for path in self._session_files if (dead := predecessor.load(path)) is not None]
+        for dead in dict.fromkeys(dead for path, dead in found if predecessor.is_of_dead_process(path)):
+            await self._end_dead_session(dead)
         self._remember()
         self.zk.add_listener(SessionListener(after_new_session=self._remember))
+        return bool(found)
+
+    async def _end_dead_session(self, dead: SessionCredentials) -> None:
+        timeout_ms = self._config.zookeeper_session_timeout_ms
+        end = functools.partial(predecessor.end_session, self.zk.hosts, dead, timeout_ms)
+        if not await asyncio.get_running_loop().run_in_executor(None, end):
+            # The file stays as it is: it is all that the next start knows of that session.
+            raise KlammError(
+                f"ZooKeeper did not answer at {self.zk.hosts} within {timeout_ms} ms while the session of this "
+                "broker's last run was ended: start the broker again when it does."
+            )
+        log.info("Ended the session %#x of this broker's last run, which was not stopped cleanly", dead.session_id)
 
     def _remember(self) -> None:
-        assert self._session_file is not None
+        """In every directory, because any of them may be the one that is left after a failure."""
+        problems = [problem for path in self._session_files if (problem := self._note_session(path)) is not None]
+        if len(problems) == len(self._session_files):
+            log.warning("%s. After a crash this broker waits for its old session to end", "; ".join(problems))
+
+    def _note_session(self, path: Path) -> str | None:
         try:
-            predecessor.save(self._session_file, self.zk.credentials)
+            predecessor.save(path, self.zk.credentials)
         except OSError as error:
-            log.warning(
-                "%s cannot be written: %s. After a crash this broker waits for its old session to end",
-                self._session_file,
-                error.strerror,
-            )
+            return f"{path} cannot be written: {error.strerror}"
+        return None
 
     async def end_session(self) -> None:
         """Whoever waits for ZooKeeper hears that there is no more answer.
@@ -98,9 +116,9 @@ class Coordination:
             return
         is_connected = self._zk.state is SessionState.CONNECTED
         await self._zk.close()
-        if is_connected and self._session_file is not None:
+        for path in self._session_files if is_connected else ():
             with contextlib.suppress(OSError):  # of a disk that failed; the session it names has ended
-                self._session_file.unlink()
+                path.unlink()
 
     async def stop(self) -> None:
         await self.end_session()

@@ -20,7 +20,6 @@ from klamm.broker import Broker
 from klamm.clock import Clock, SystemClock
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.config_changes import ConfigChangeListener
-from klamm.controller.events import Startup
 from klamm.controller.runner import ControllerRunner
 from klamm.coordinator.shell import create_group_coordinator
 from klamm.errors import ErrorCode, KlammError
@@ -35,7 +34,7 @@ from klamm.purgatory import DelayedOperationPurgatory
 from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.producer_ids import ProducerIdBlock, ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
-from klamm.server import identity, settings
+from klamm.server import identity, registration, settings
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.coordination import Coordination
 from klamm.server.dynamic_config import follow_topic_configs
@@ -98,11 +97,11 @@ class KafkaServer:
         self._changes.start()
         await self._changes.load_all()
         self._logs = self._open_logs(configs, MetaProperties(broker_id, cluster_id))
-        await coordination.take_over(Path(self._logs.dirs.live[0].path))
+        had_predecessor = await coordination.take_over([Path(d.path) for d in self._logs.dirs.live])
         self._broker = self._build(loop, broker_id, cluster_id, configs)
         self._replication = Replication(self._broker)
         await self._open_listeners()
-        await self._join()
+        await self._join(config.zookeeper_session_timeout_ms + registration.MARGIN_MS if had_predecessor else 0)
         self._schedule()
         await self._wait_until_known()
         names = ", ".join(f"{e.listener}://{e.host}:{e.port}" for e in self.endpoints)
@@ -202,16 +201,16 @@ class KafkaServer:
             self._metrics_server = MetricsServer(broker.metrics, config.klamm_metrics_host, config.klamm_metrics_port)
             await self._metrics_server.start()
 
-    async def _join(self) -> None:
+    async def _join(self, wait_ms: int) -> None:
         """Registers, competes for the controller's role, and begins to read requests."""
         assert self._controller is not None and self._sockets is not None
         broker = self.broker
         advertised = settings.advertised(broker.config, self._sockets.endpoints)
         self._controller.start(settings.controller(broker.config, broker.id, advertised))
-        registration = await self._controller.handle.submit(Startup())
-        if registration.error != ErrorCode.NONE:
-            raise KlammError(f"Broker {broker.id} cannot register: {registration.message}")
-        broker.broker_epoch = registration.broker_epoch
+        registered = await registration.register(self._controller.handle, wait_ms)
+        if registered.error != ErrorCode.NONE:
+            raise KlammError(f"Broker {broker.id} cannot register: {registered.message}")
+        broker.broker_epoch = registered.broker_epoch
         self._has_joined = True
         broker.groups.startup()
         self._sockets.start_processing()
