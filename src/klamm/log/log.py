@@ -22,7 +22,7 @@ from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult, ReadResult, TimestampOffsetResult
 from klamm.log.segment import LogSegment
 from klamm.log.transaction_index import AbortedTxn
-from klamm.log.validator import Prepared, Rejection, check_batch, prepare
+from klamm.log.validator import Prepared, Rejection, check_batch, has_plausible_times, prepare
 from klamm.protocol.record_batch import (
     NO_TIMESTAMP,
     OFFSET_AND_LENGTH,
@@ -65,7 +65,9 @@ class Log(LocalLog):
         batch = check_batch(records if type(records) is memoryview else memoryview(records), config, origin)
         append_time_ms = NO_TIMESTAMP
         now_ms = self.clock.now_ms()
-        if type(batch) is RecordBatch and (not self._is_plain or batch.attributes & TIMESTAMP_TYPE_BIT):
+        if type(batch) is RecordBatch and (
+            not self._is_plain or batch.attributes & TIMESTAMP_TYPE_BIT or not has_plausible_times(batch, now_ms)
+        ):
             prepared = prepare(batch, config, now_ms)
             if type(prepared) is Prepared:
                 batch, append_time_ms = prepared

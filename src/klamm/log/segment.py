@@ -19,11 +19,14 @@ from klamm.log.indexes import CorruptIndexError, OffsetIndex, TimeIndex, Timesta
 from klamm.log.log_config import LogConfig
 from klamm.log.open_segments import OpenSegments
 from klamm.log.transaction_index import TransactionIndex
-from klamm.protocol.record_batch import NO_TIMESTAMP, RECORD_BATCH_OVERHEAD, RecordBatch, records
+from klamm.protocol.record_batch import NO_TIMESTAMP, RECORD_BATCH_OVERHEAD, RecordBatch
+from klamm.protocol.record_scan import timestamps
 
 _log = logging.getLogger(__name__)
 _MAX_RELATIVE_OFFSET: Final = 0x7FFFFFFF
 _MAX_HINTS: Final = 256
+_MAX_UNPACKED_BYTES: Final = 32 * 1024 * 1024
+"""A search by time unpacks no larger batches."""
 
 
 class FileTimestampOffset(NamedTuple):
@@ -258,15 +261,21 @@ class LogSegment:
                 yield batch
 
     def find_timestamp(self, timestamp: int, start_offset: int) -> FileTimestampOffset | None:
-        """The first record at or after `start_offset` that is at least as new as `timestamp`."""
+        """The first record at or after `start_offset` that is at least as new as `timestamp`.
+
+        The header of a batch says whether there is one in it. Where the records do not agree the batch is the answer,
+        so that the records of two batches at most are looked at.
+        """
         self.open()
         position = self.offset_index.lookup(max(self.time_index.lookup(timestamp), start_offset))
         for _, batch in self.batches(position):
             if batch.max_timestamp < timestamp or batch.last_offset < start_offset:
                 continue
-            for record in records(batch):
-                if record.timestamp >= timestamp and record.offset >= start_offset:
-                    return FileTimestampOffset(record.timestamp, record.offset, batch.partition_leader_epoch)
+            found = _first_at_least(batch, timestamp, start_offset)
+            if found is not None:
+                return found
+            if batch.base_offset >= start_offset:
+                return FileTimestampOffset(batch.max_timestamp, batch.base_offset, batch.partition_leader_epoch)
         return None
 
     def find_max_timestamp(self) -> FileTimestampOffset | None:
@@ -274,7 +283,8 @@ class LogSegment:
         newest = self.max_timestamp_so_far()
         for _, batch in self.batches(self.offset_index.lookup(newest.offset)):
             if batch.max_timestamp == newest.timestamp:
-                offset = next((r.offset for r in records(batch) if r.timestamp == newest.timestamp), batch.last_offset)
+                found = _first_at_least(batch, newest.timestamp, batch.base_offset)
+                offset = found.offset if found is not None else batch.last_offset
                 return FileTimestampOffset(newest.timestamp, offset, batch.partition_leader_epoch)
         return None
 
@@ -395,6 +405,17 @@ class LogSegment:
         self.offset_index.forget()
         self.time_index.forget()
         self._close_handle()
+
+
+def _first_at_least(batch: RecordBatch, timestamp: int, start_offset: int) -> FileTimestampOffset | None:
+    """None also when the records cannot be read: whoever fetches them is told."""
+    try:
+        for found, offset in timestamps(batch, _MAX_UNPACKED_BYTES):
+            if found >= timestamp and offset >= start_offset:
+                return FileTimestampOffset(found, offset, batch.partition_leader_epoch)
+    except ProtocolError as e:
+        _log.warning("The records of the batch at offset %d cannot be read: %s", batch.base_offset, e)
+    return None
 
 
 def _follows(batch: RecordBatch, last_offset: int, base_offset: int) -> bool:

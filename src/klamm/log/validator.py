@@ -1,17 +1,20 @@
 """What a leader checks before it appends a batch, and what it changes in it.
 
-The header is enough in the common case. Records are decoded only for a compacted topic, bounded timestamps or a
-broker-side codec. Old formats (magic 0 and 1) are refused with INVALID_RECORD, as Kafka does from Produce v3 on.
+In the common case the header, the checksum and the framing of the records are looked at. Into every record is looked
+only for a compacted topic, bounded timestamps, a broker-side codec or a header whose times cannot be true; no objects
+are made of them, and what a batch may unpack to is bounded by `max.message.bytes`. Old formats (magic 0 and 1) are
+refused with INVALID_RECORD, as Kafka does from Produce v3 on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.log.log_config import INT64_MAX, LogConfig
 from klamm.log.producer_state import AppendOrigin
-from klamm.protocol.compression import DEFAULT_MAX_DECOMPRESSED_BYTES
+from klamm.protocol.compression import DEFAULT_MAX_DECOMPRESSED_BYTES, UnpackedTooLargeError
 from klamm.protocol.record_batch import (
     COMPRESSION_MASK,
     CONTROL_BIT,
@@ -23,16 +26,19 @@ from klamm.protocol.record_batch import (
     OFFSET_AND_LENGTH,
     RECORD_BATCH_OVERHEAD,
     TIMESTAMP_TYPE_BIT,
-    Record,
     RecordBatch,
     TimestampType,
-    build_batch,
-    records,
+    with_body,
     with_max_timestamp,
 )
+from klamm.protocol.record_scan import MIN_RECORD_BYTES, body_outlines, check_framing, unpacked
 
+MAX_CLOCK_SKEW_MS: Final = 3_600_000
+"""A header that says its records are newer than that from now is not believed: the records are asked."""
 _MIN_OLD_MESSAGE_BYTES: Final = 14
-_MIN_RECORD_BYTES: Final = 7
+_MIN_LIMIT_BYTES: Final = 1 << 20
+_MAX_COMPRESSION_RATIO: Final = 32
+_MAX_RECORD_ERRORS: Final = 1000
 _ZSTD: Final = 4
 
 
@@ -88,13 +94,28 @@ def check_batch(view: memoryview, config: LogConfig, origin: AppendOrigin) -> Re
             f"the record batch has {count} records and a last offset delta of {batch.last_offset_delta}",
         )
     codec = batch.attributes & COMPRESSION_MASK
-    if codec == 0 and count * _MIN_RECORD_BYTES > size - RECORD_BATCH_OVERHEAD:
+    if codec == 0 and count * MIN_RECORD_BYTES > size - RECORD_BATCH_OVERHEAD:
         return Rejection(ErrorCode.INVALID_RECORD, f"{size} bytes cannot hold the {count} records that are announced")
-    if codec > _ZSTD:
-        return Rejection(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {codec} is not known")
+    if codec and (rejection := _check_codec(codec, count, config)) is not None:
+        return rejection
     if origin is AppendOrigin.CLIENT:
         return _check_client_batch(batch)
     return batch
+
+
+def _check_codec(codec: int, count: int, config: LogConfig) -> Rejection | None:
+    """However well they compress: not more records than fit uncompressed. Producers split on MESSAGE_TOO_LARGE."""
+    if codec > _ZSTD:
+        return Rejection(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {codec} is not known")
+    most = max(config.max_message_bytes, _MIN_LIMIT_BYTES) // MIN_RECORD_BYTES
+    if count > most:
+        return Rejection(ErrorCode.MESSAGE_TOO_LARGE, f"the record batch has {count} records, {most} are allowed")
+    return None
+
+
+def max_unpacked_bytes(config: LogConfig) -> int:
+    """What a batch of the topic may unpack to on the broker."""
+    return min(_MAX_COMPRESSION_RATIO * max(config.max_message_bytes, _MIN_LIMIT_BYTES), DEFAULT_MAX_DECOMPRESSED_BYTES)
 
 
 def _check_client_batch(batch: RecordBatch) -> RecordBatch | Rejection:
@@ -104,8 +125,14 @@ def _check_client_batch(batch: RecordBatch) -> RecordBatch | Rejection:
         message = "clients cannot write control records"
     elif batch.producer_id >= 0 and batch.base_sequence < 0:
         message = f"producer {batch.producer_id} sent the sequence {batch.base_sequence}"
-    else:
+    elif batch.attributes & COMPRESSION_MASK:
         return batch
+    else:
+        try:
+            check_framing(batch.buffer, RECORD_BATCH_OVERHEAD, batch.record_count)
+            return batch
+        except ProtocolError as e:
+            message = str(e)
     return Rejection(ErrorCode.INVALID_RECORD, message)
 
 
@@ -130,6 +157,10 @@ def _wrong_length(batch_bytes: int, size: int) -> Rejection:
     return Rejection(ErrorCode.INVALID_RECORD, "exactly one record batch is expected for a partition")
 
 
+def has_plausible_times(batch: RecordBatch, now_ms: int) -> bool:
+    return batch.base_timestamp <= batch.max_timestamp <= now_ms + MAX_CLOCK_SKEW_MS
+
+
 def prepare(batch: RecordBatch, config: LogConfig, now_ms: int) -> Prepared | Rejection:
     """Checks records where the topic wants it, and gives the batch the topic's timestamps and codec."""
     is_append_time = config.message_timestamp_type is TimestampType.LOG_APPEND_TIME
@@ -137,46 +168,40 @@ def prepare(batch: RecordBatch, config: LogConfig, now_ms: int) -> Prepared | Re
         return _reject(ErrorCode.INVALID_TIMESTAMP, _every_record(batch, "producers cannot set LogAppendTime"))
     target = config.target_compression
     recompress = target is not None and target != batch.compression and not batch.attributes & CONTROL_BIT
-    rows: list[Record] = []
+    body = memoryview(b"")
+    max_timestamp = batch.max_timestamp
     if recompress or _needs_records(batch, config, now_ms):
         try:
-            rows = list(records(batch, DEFAULT_MAX_DECOMPRESSED_BYTES))
+            body = unpacked(batch, max_unpacked_bytes(config))
+            checked = _check_records(body_outlines(batch, body), config, now_ms)
+        except UnpackedTooLargeError as e:
+            return Rejection(ErrorCode.MESSAGE_TOO_LARGE, str(e))
         except ProtocolError as e:
             return Rejection(ErrorCode.INVALID_RECORD, str(e))
-        if (rejection := _check_records(rows, batch, config, now_ms)) is not None:
-            return rejection
+        if isinstance(checked, Rejection):
+            return checked
+        max_timestamp = checked
     append_time_ms = now_ms if is_append_time else NO_TIMESTAMP
-    if recompress and target is not None:
-        return _recompress(batch, rows, config, target, append_time_ms)
     if is_append_time:
-        changed = with_max_timestamp(batch, TimestampType.LOG_APPEND_TIME, now_ms)
-        return Prepared(RecordBatch(memoryview(changed)), now_ms)
-    if batch.attributes & TIMESTAMP_TYPE_BIT:
-        changed = with_max_timestamp(batch, TimestampType.CREATE_TIME, batch.max_timestamp)
-        return Prepared(RecordBatch(memoryview(changed)), NO_TIMESTAMP)
-    return Prepared(batch, NO_TIMESTAMP)
+        max_timestamp = now_ms
+    timestamp_type = config.message_timestamp_type
+    if recompress and target is not None:
+        data = with_body(batch, body, target, timestamp_type, max_timestamp)
+        if len(data) > config.max_message_bytes:
+            return _too_large_recompressed(len(data), config)
+        return Prepared(RecordBatch(memoryview(data)), append_time_ms)
+    if max_timestamp != batch.max_timestamp or timestamp_type is not batch.timestamp_type:
+        data = with_max_timestamp(batch, timestamp_type, max_timestamp)
+        return Prepared(RecordBatch(memoryview(data)), append_time_ms)
+    return Prepared(batch, append_time_ms)
 
 
-def _recompress(
-    batch: RecordBatch, rows: list[Record], config: LogConfig, codec: int, append_time_ms: int
-) -> Prepared | Rejection:
-    data = build_batch(
-        [row._replace(offset=-1) for row in rows],
-        compression=codec,
-        producer_id=batch.producer_id,
-        producer_epoch=batch.producer_epoch,
-        base_sequence=batch.base_sequence,
-        is_transactional=batch.is_transactional,
-        timestamp_type=config.message_timestamp_type,
-        max_timestamp=append_time_ms if append_time_ms >= 0 else None,
+def _too_large_recompressed(size: int, config: LogConfig) -> Rejection:
+    return Rejection(
+        ErrorCode.MESSAGE_TOO_LARGE,
+        f"the record batch has {size} bytes as {config.compression_type}, "
+        f"max.message.bytes is {config.max_message_bytes}",
     )
-    if len(data) > config.max_message_bytes:
-        return Rejection(
-            ErrorCode.MESSAGE_TOO_LARGE,
-            f"the record batch has {len(data)} bytes as {config.compression_type}, "
-            f"max.message.bytes is {config.max_message_bytes}",
-        )
-    return Prepared(RecordBatch(memoryview(data)), append_time_ms)
 
 
 def _needs_records(batch: RecordBatch, config: LogConfig, now_ms: int) -> bool:
@@ -188,28 +213,36 @@ def _needs_records(batch: RecordBatch, config: LogConfig, now_ms: int) -> bool:
         return False
     if config.message_timestamp_before_max_ms != INT64_MAX:
         return True
-    return batch.max_timestamp - now_ms > config.message_timestamp_after_max_ms
+    is_late = batch.max_timestamp - now_ms > config.message_timestamp_after_max_ms
+    return is_late or not has_plausible_times(batch, now_ms)
 
 
-def _check_records(rows: list[Record], batch: RecordBatch, config: LogConfig, now_ms: int) -> Rejection | None:
-    keyless: list[RecordError] = []
-    untimely: list[RecordError] = []
-    bounds = None
+def _check_records(rows: Iterator[tuple[int, bool]], config: LogConfig, now_ms: int) -> Rejection | int:
+    """The newest timestamp of the records, or why they are refused."""
+    low = high = None
     if config.message_timestamp_type is TimestampType.CREATE_TIME:
-        bounds = (now_ms - config.message_timestamp_before_max_ms, now_ms + config.message_timestamp_after_max_ms)
-    for i, record in enumerate(rows):
-        if config.is_compacted and record.key is None:
-            keyless.append(RecordError(i, "a record of a compacted topic needs a key"))
-        elif bounds is not None and record.timestamp != NO_TIMESTAMP and not bounds[0] <= record.timestamp <= bounds[1]:
-            untimely.append(RecordError(i, f"timestamp {record.timestamp} is outside of {bounds[0]} to {bounds[1]}"))
-    if not keyless and not untimely:
-        return None
-    error = ErrorCode.INVALID_TIMESTAMP if untimely else ErrorCode.INVALID_RECORD
-    return _reject(error, sorted(keyless + untimely))
+        low, high = now_ms - config.message_timestamp_before_max_ms, now_ms + config.message_timestamp_after_max_ms
+    needs_key = config.is_compacted
+    newest = NO_TIMESTAMP
+    errors: list[RecordError] = []
+    is_untimely = False
+    for i, (timestamp, has_key) in enumerate(rows):
+        if timestamp > newest:
+            newest = timestamp
+        if needs_key and not has_key:
+            errors.append(RecordError(i, "a record of a compacted topic needs a key"))
+        elif low is not None and high is not None and timestamp != NO_TIMESTAMP and not low <= timestamp <= high:
+            errors.append(RecordError(i, f"timestamp {timestamp} is outside of {low} to {high}"))
+            is_untimely = True
+        if len(errors) >= _MAX_RECORD_ERRORS:
+            break
+    if not errors:
+        return newest
+    return _reject(ErrorCode.INVALID_TIMESTAMP if is_untimely else ErrorCode.INVALID_RECORD, errors)
 
 
 def _every_record(batch: RecordBatch, message: str) -> list[RecordError]:
-    return [RecordError(i, message) for i in range(min(batch.record_count, batch.size_bytes))]
+    return [RecordError(i, message) for i in range(min(batch.record_count, _MAX_RECORD_ERRORS))]
 
 
 def _reject(error: ErrorCode, errors: list[RecordError]) -> Rejection:

@@ -19,6 +19,10 @@ from klamm.errors import ProtocolError
 DEFAULT_MAX_DECOMPRESSED_BYTES: Final = 100 * 1024 * 1024
 
 
+class UnpackedTooLargeError(ProtocolError):
+    """A batch holds more than its reader is ready to unpack."""
+
+
 class CompressionType(IntEnum):
     """The low three bits of a batch's attributes."""
 
@@ -36,6 +40,9 @@ class CompressionType(IntEnum):
 
 _INT32 = struct.Struct(">i")
 _UINT32_LE = struct.Struct("<I")
+
+_MAX_GZIP_MEMBERS: Final = 64
+"""Producers write one. What follows a member is copied by the library: many would cost their square."""
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -72,8 +79,8 @@ def decompress(
         raise ProtocolError(f"the {CompressionType(codec).label} data of a record batch is broken: {e}") from e
 
 
-def _too_large(max_bytes: int) -> ProtocolError:
-    return ProtocolError(f"a record batch unpacks to more than the {max_bytes} bytes allowed")
+def _too_large(max_bytes: int) -> UnpackedTooLargeError:
+    return UnpackedTooLargeError(f"a record batch unpacks to more than the {max_bytes} bytes allowed")
 
 
 def _compress_gzip(data: bytes | bytearray | memoryview) -> bytes:
@@ -115,17 +122,21 @@ def _decompress_none(data: memoryview, max_bytes: int) -> memoryview:
 
 
 def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes:
-    out = b""
-    rest: bytes | memoryview = data
+    parts: list[bytes] = []
+    total = 0
+    rest = data
     while rest:
+        if len(parts) == _MAX_GZIP_MEMBERS:
+            raise ProtocolError(f"the gzip data of a record batch has more than {_MAX_GZIP_MEMBERS} members")
         unpacker = zlib.decompressobj(wbits=31)
-        out += unpacker.decompress(rest, max_bytes - len(out) + 1)
-        if len(out) > max_bytes:
+        parts.append(unpacker.decompress(rest, max_bytes - total + 1))
+        total += len(parts[-1])
+        if total > max_bytes:
             raise _too_large(max_bytes)
         if not unpacker.eof:
             raise ProtocolError("the gzip data of a record batch ends too early")
-        rest = unpacker.unused_data
-    return out
+        rest = rest[len(rest) - len(unpacker.unused_data) :]
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _decompress_snappy(data: memoryview, max_bytes: int) -> bytes:

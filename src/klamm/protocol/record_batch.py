@@ -378,3 +378,20 @@ def with_max_timestamp(batch: RecordBatch, timestamp_type: TimestampType, max_ti
     with memoryview(out) as view:
         _UINT32.pack_into(out, CRC_POSITION, crc32c.crc32c(view[ATTRIBUTES_POSITION:]))
     return out
+
+
+def with_body(
+    batch: RecordBatch, body: memoryview, codec: CompressionType, timestamp_type: TimestampType, max_timestamp: int
+) -> bytearray:
+    """A copy of the batch with the unpacked `body` packed by another codec; the records stay as they are."""
+    out = bytearray(batch.view[:RECORD_BATCH_OVERHEAD])
+    out += compress(codec, body)
+    attributes = batch.attributes & ~(TIMESTAMP_TYPE_BIT | COMPRESSION_MASK) | codec
+    if timestamp_type is TimestampType.LOG_APPEND_TIME:
+        attributes |= TIMESTAMP_TYPE_BIT
+    _CRC_AND_ATTRIBUTES.pack_into(out, CRC_POSITION, 0, attributes)
+    _INT64.pack_into(out, MAX_TIMESTAMP_POSITION, max_timestamp)
+    OFFSET_AND_LENGTH.pack_into(out, 0, batch.base_offset, len(out) - LOG_OVERHEAD)
+    with memoryview(out) as view:
+        _UINT32.pack_into(out, CRC_POSITION, crc32c.crc32c(view[ATTRIBUTES_POSITION:]))
+    return out

@@ -1,0 +1,138 @@
+"""Looking at the records of a batch without making objects of them.
+
+`check_framing` is what every produced batch pays: the lengths are walked to the end and the first and the last record
+are looked into. `body_outlines` looks into every record and tells what a leader may want to know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from klamm.errors import ProtocolError
+from klamm.protocol.compression import decompress
+from klamm.protocol.record_batch import RECORD_BATCH_OVERHEAD, TIMESTAMP_TYPE_BIT, RecordBatch
+from klamm.protocol.record_varint import read_varint
+
+MIN_RECORD_BYTES: Final = 7
+_INT64_MIN: Final = -(1 << 63)
+_INT64_MAX: Final = (1 << 63) - 1
+
+
+def check_framing(data: memoryview, position: int, count: int) -> None:
+    """ProtocolError unless `count` records stand between `position` and the end of `data`.
+
+    Of the records in the middle only the lengths are looked at.
+    """
+    last = position
+    first = position
+    try:
+        for _ in range(count):
+            last = position
+            byte = data[position]
+            if byte < 0x80:
+                position += 1 + (byte >> 1)
+                continue
+            second = data[position + 1]
+            if second < 0x80:
+                position += 2 + ((byte & 0x7F | second << 7) >> 1)
+            else:
+                length, position = read_varint(data, position)
+                if length < 0:
+                    break
+                position += length
+        if position == len(data):
+            _outline(data, first, 0)
+            if last != first:
+                _outline(data, last, count - 1)
+            return
+    except IndexError as e:
+        raise ProtocolError("a record ends in the middle of a field") from e
+    raise ProtocolError(f"the lengths of {count} records do not add up to the bytes there are")
+
+
+def unpacked(batch: RecordBatch, max_decompressed_bytes: int) -> memoryview:
+    return memoryview(decompress(batch.compression, batch.view[RECORD_BATCH_OVERHEAD:], max_decompressed_bytes))
+
+
+def body_outlines(batch: RecordBatch, body: memoryview) -> Iterator[tuple[int, bool]]:
+    """(timestamp, whether it has a key) of every record of a produced batch: the offsets have no gaps.
+
+    ProtocolError when the records are not what the header promises.
+    """
+    count, base = batch.record_count, batch.base_timestamp
+    if count < 0 or count * MIN_RECORD_BYTES > len(body):
+        raise ProtocolError(f"{len(body)} bytes cannot hold {count} records")
+    position = 0
+    for i in range(count):
+        try:
+            timestamp_delta, has_key, position = _outline(body, position, i)
+        except IndexError as e:
+            raise ProtocolError("a record ends in the middle of a field") from e
+        timestamp = base + timestamp_delta
+        if not _INT64_MIN <= timestamp <= _INT64_MAX:
+            raise ProtocolError(f"a record has timestamp {timestamp}")
+        yield timestamp, has_key
+    if position != len(body):
+        raise ProtocolError(f"{len(body) - position} bytes stand after the last of {count} records")
+
+
+def timestamps(batch: RecordBatch, max_decompressed_bytes: int) -> Iterator[tuple[int, int]]:
+    """(timestamp, offset) of every record of a stored batch, whose offsets may have gaps. ProtocolError as above."""
+    body = unpacked(batch, max_decompressed_bytes)
+    append_time = batch.max_timestamp if batch.attributes & TIMESTAMP_TYPE_BIT else None
+    position = 0
+    try:
+        for _ in range(batch.record_count):
+            length, position = read_varint(body, position)
+            timestamp_delta, at = read_varint(body, position + 1)
+            offset_delta, at = read_varint(body, at)
+            position += length
+            if at > position:
+                raise ProtocolError("the length of a record is not the length of its fields")
+            timestamp = batch.base_timestamp + timestamp_delta if append_time is None else append_time
+            yield timestamp, batch.base_offset + offset_delta
+    except IndexError as e:
+        raise ProtocolError("a record ends in the middle of a field") from e
+
+
+def _outline(data: memoryview, position: int, index: int) -> tuple[int, bool, int]:
+    """(timestamp delta, whether there is a key, where the record ends) of the record that is the `index`-th."""
+    length, position = read_varint(data, position)
+    end = position + length
+    if length < 0 or end > len(data):
+        raise ProtocolError(f"a record of {length} bytes does not fit into the {len(data) - position} that remain")
+    timestamp_delta, position = read_varint(data, position + 1)
+    offset_delta, position = read_varint(data, position)
+    if offset_delta != index:
+        raise ProtocolError(f"record {index} of a batch has the offset delta {offset_delta}")
+    key_bytes, position = read_varint(data, position)
+    if key_bytes > 0:
+        position += key_bytes
+    value_bytes, position = read_varint(data, position)
+    if value_bytes > 0:
+        position += value_bytes
+    if key_bytes < -1 or value_bytes < -1:
+        raise ProtocolError(f"a record has a key of {key_bytes} bytes and a value of {value_bytes}")
+    if data[position] != 0:
+        position = _skip_headers(data, position, end)
+    else:
+        position += 1
+    if position != end:
+        raise ProtocolError("the length of a record is not the length of its fields")
+    return timestamp_delta, key_bytes >= 0, end
+
+
+def _skip_headers(data: memoryview, position: int, end: int) -> int:
+    count, position = read_varint(data, position)
+    if count < 0 or count * 2 > end - position:
+        raise ProtocolError(f"{end - position} bytes cannot hold {count} record headers")
+    for _ in range(count):
+        key_bytes, position = read_varint(data, position)
+        if key_bytes < 0:
+            raise ProtocolError("a record header has no key")
+        value_bytes, position = read_varint(data, position + key_bytes)
+        if value_bytes < -1:
+            raise ProtocolError(f"the value of a record header has {value_bytes} bytes")
+        position += max(value_bytes, 0)
+    return position
