@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from klamm.clock import Clock
@@ -39,7 +39,8 @@ class Broker:
     """`broker_epoch` is the czxid of the broker's znode, set when it has registered.
 
     `replica_changes` is the last change of hosted replicas that waits for its turn. `topics` waits for topics to appear
-    in or vanish from the metadata, `elections` for new leaders.
+    in or vanish from the metadata, `elections` for new leaders. `topics_in_creation` are those the controller was asked
+    to create because a client named them, and has not answered.
     """
 
     id: int
@@ -57,6 +58,7 @@ class Broker:
     producer_ids: ProducerIdManager
     topics: DelayedOperationPurgatory
     elections: DelayedOperationPurgatory
+    topics_in_creation: set[str] = field(default_factory=set)
     zk: Any = None
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
     replica_changes: asyncio.Future[Any] | None = None

@@ -3,13 +3,14 @@
 v0-2: only the encoding changes. What the request does not name goes back to its default. A bad topic setting is
 INVALID_CONFIG (40); a broker key that cannot change while it runs, a bad broker value, a missing value and a resource
 named twice are INVALID_REQUEST (42). Loggers are changed by IncrementalAlterConfigs only.
+When ZooKeeper does not answer within seconds: REQUEST_TIMED_OUT (7), and the change may yet be made.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from klamm.apis.config_resources import Outcome, Resource, ResourceType, alter, alter_each
+from klamm.apis.config_resources import Outcome, ResourceType, alter, alter_each, key_of
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.config_changes import Properties
 from klamm.errors import ErrorCode
@@ -26,18 +27,10 @@ def handle(broker: Broker, ctx: RequestContext, req: AlterConfigsRequest) -> asy
 
 
 async def _alter_all(broker: Broker, req: AlterConfigsRequest) -> AlterConfigsResponse:
-    outcomes = await alter_each(req.resources, _key, lambda resource: _alter(broker, resource, req.validate_only))
-    responses = [
-        AlterConfigsResourceResponse(
-            error_code=code, error_message=message, resource_type=key.type, resource_name=key.name
-        )
-        for key, (code, message) in outcomes
-    ]
+    responses = await alter_each(
+        req.resources, lambda resource: _alter(broker, resource, req.validate_only), AlterConfigsResourceResponse
+    )
     return AlterConfigsResponse(throttle_time_ms=0, responses=responses)
-
-
-def _key(resource: AlterConfigsResource) -> Resource:
-    return Resource(resource.resource_type, resource.resource_name)
 
 
 async def _alter(broker: Broker, resource: AlterConfigsResource, validate_only: bool) -> Outcome:
@@ -48,7 +41,7 @@ async def _alter(broker: Broker, resource: AlterConfigsResource, validate_only: 
     wanted: Properties = {config.name: config.value for config in resource.configs if config.value is not None}
     if len(wanted) < len(resource.configs):
         return ErrorCode.INVALID_REQUEST, "A key may be named only once for a resource."
-    return await alter(broker, _key(resource), lambda before: dict(wanted), validate_only=validate_only)
+    return await alter(broker, key_of(resource), lambda before: dict(wanted), validate_only=validate_only)
 
 
 API = Api(AlterConfigsRequest, AlterConfigsResponse, versions=(0, 2), plane=Plane.DATA, handle=handle)

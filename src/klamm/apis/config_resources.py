@@ -7,11 +7,12 @@ other brokers hear of them through /config/changes.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from klamm.apis.registry import Broker
 from klamm.config import DEFAULT_BROKER, validate_broker_config, validate_topic_config
@@ -21,6 +22,10 @@ from klamm.errors import ErrorCode
 from klamm.zk.ops import ZkError
 
 log = logging.getLogger(__name__)
+
+READ_WAIT_S: Final = 1.0
+CHANGE_WAIT_S: Final = 5.0
+"""How long ZooKeeper is waited for. These requests carry no time of their own, and clients give up after 30 s."""
 
 
 class ResourceType(IntEnum):
@@ -34,6 +39,15 @@ class Resource(NamedTuple):
     name: str
 
 
+class NamedResource(Protocol):
+    """A resource as the requests name it."""
+
+    @property
+    def resource_type(self) -> int: ...
+    @property
+    def resource_name(self) -> str: ...
+
+
 class ApiError(Exception):
     """Why one resource of a request is refused; never leaves the handler."""
 
@@ -44,7 +58,8 @@ class ApiError(Exception):
 
 
 Outcome = tuple[ErrorCode, str | None]
-R = TypeVar("R")
+R = TypeVar("R", bound=NamedResource)
+A = TypeVar("A")
 NO_ERROR: Outcome = (ErrorCode.NONE, None)
 Change = Callable[[Properties], Properties]
 
@@ -71,24 +86,53 @@ def _other_broker(broker: Broker, name: str, also: str) -> str:
     return f"This is broker {broker.id}, not {name!r}: expected {broker.id}{also}. Ask that broker."
 
 
+def key_of(resource: NamedResource) -> Resource:
+    return Resource(resource.resource_type, resource.resource_name)
+
+
 async def alter_each(
-    resources: Sequence[R], key: Callable[[R], Resource], change: Callable[[R], Awaitable[Outcome]]
-) -> list[tuple[Resource, Outcome]]:
-    """Changes one resource after the other; one that is named twice is refused both times."""
-    times = Counter(map(key, resources))
-    outcomes: list[tuple[Resource, Outcome]] = []
+    resources: Sequence[R], change: Callable[[R], Coroutine[Any, Any, Outcome]], answer: Callable[..., A]
+) -> list[A]:
+    """Changes one resource after the other; one that is named twice is refused both times.
+
+    Once ZooKeeper has not answered in time the rest is not tried.
+    """
+    times = Counter(map(key_of, resources))
+    answers: list[A] = []
+    is_late = False
     for resource in resources:
-        if times[key(resource)] > 1:
+        key = key_of(resource)
+        if times[key] > 1:
             outcome: Outcome = ErrorCode.INVALID_REQUEST, "A resource may be named only once in a request."
+        elif is_late:
+            outcome = ErrorCode.REQUEST_TIMED_OUT, "Not tried: ZooKeeper does not answer."
         else:
-            outcome = await change(resource)
-        outcomes.append((key(resource), outcome))
-    return outcomes
+            outcome = await _in_time(change(resource))
+            is_late = outcome[0] == ErrorCode.REQUEST_TIMED_OUT
+        code, message = outcome
+        answers.append(answer(error_code=code, error_message=message, resource_type=key.type, resource_name=key.name))
+    return answers
+
+
+async def _in_time(change: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """A change that takes too long goes on by itself: what ZooKeeper was told cannot be taken back."""
+    task = asyncio.ensure_future(change)
+    done, _ = await asyncio.wait({task}, timeout=CHANGE_WAIT_S)
+    if not done:
+        return ErrorCode.REQUEST_TIMED_OUT, "ZooKeeper does not answer; the change may yet be made."
+    return task.result()
 
 
 async def topic_overrides(broker: Broker, topics: list[str]) -> dict[str, Properties]:
-    """What ZooKeeper holds for topics, also for those that this broker does not host."""
-    return await read_configs(broker.zk, TOPICS, topics) if topics else {}
+    """What ZooKeeper holds for topics, also for those that this broker does not host.
+
+    While ZooKeeper is away, what this broker applied last is the best answer there is.
+    """
+    try:
+        async with asyncio.timeout(READ_WAIT_S):
+            return await read_configs(broker.zk, TOPICS, topics)
+    except (ZkError, TimeoutError):
+        return {topic: dict(broker.configs.topic_overrides(topic)) for topic in topics}
 
 
 async def alter(broker: Broker, resource: Resource, change: Change, *, validate_only: bool) -> Outcome:

@@ -4,7 +4,8 @@ v0-4: sources and synonyms v1 (v0 says only whether a value is the default); typ
 when asked for. A topic shows its overrides above the broker's values and defaults (retention.ms, then log.retention.ms,
 .minutes, .hours). A broker answers for itself (all keys), for the empty name (the dynamic defaults of all brokers)
 and, as BROKER_LOGGER, for the levels of its loggers. Another broker's name is INVALID_REQUEST (42), an unknown topic
-UNKNOWN_TOPIC_OR_PARTITION (3). Left out: CLIENT_METRICS (16) and GROUP (32), which are INVALID_REQUEST.
+UNKNOWN_TOPIC_OR_PARTITION (3). While ZooKeeper does not answer the overrides are those this broker knows. Left out:
+CLIENT_METRICS (16) and GROUP (32), which are INVALID_REQUEST.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from klamm.protocol.messages.describe_configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
-from klamm.zk.ops import ZkError
 
 
 def handle(
@@ -47,12 +47,7 @@ def handle(
 
 
 async def _describe(broker: Broker, req: DescribeConfigsRequest, topics: list[str]) -> DescribeConfigsResponse:
-    try:
-        overrides = await topic_overrides(broker, topics)
-    except ZkError:
-        # ZooKeeper is away: what this broker applied last is the best answer there is.
-        overrides = {topic: dict(broker.configs.topic_overrides(topic)) for topic in topics}
-    return _response(broker, req, overrides)
+    return _response(broker, req, await topic_overrides(broker, topics))
 
 
 def _response(broker: Broker, req: DescribeConfigsRequest, overrides: dict[str, Properties]) -> DescribeConfigsResponse:

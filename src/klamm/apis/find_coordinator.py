@@ -48,7 +48,7 @@ def _find(broker: Broker, ctx: RequestContext, key_type: int, key: str) -> Coord
     groups: GroupCoordinator = broker.groups
     snapshot = broker.metadata.snapshot
     if snapshot.topic(GROUP_METADATA_TOPIC) is None:
-        _create_offsets_topic(broker, groups)
+        topic_creation.create_missing(broker, [GROUP_METADATA_TOPIC])
         return _failed(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     partition = snapshot.partition(GROUP_METADATA_TOPIC, groups.partition_for(key))
     endpoint = None if partition is None else snapshot.endpoint(partition.leader, ctx.listener_name)
@@ -62,18 +62,6 @@ def _find(broker: Broker, ctx: RequestContext, key_type: int, key: str) -> Coord
         error_code=ErrorCode.NONE,
         error_message="" if ctx.api_version >= 4 else "NONE",
     )
-
-
-def _create_offsets_topic(broker: Broker, groups: GroupCoordinator) -> None:
-    """Asks once; the next request after the controller's answer may ask again."""
-    if groups.is_creating_topic:
-        return
-    groups.is_creating_topic = True
-
-    def on_answer(_: object) -> None:
-        groups.is_creating_topic = False
-
-    topic_creation.create_missing(broker, [GROUP_METADATA_TOPIC]).add_done_callback(on_answer)
 
 
 def _failed(key: str, error: ErrorCode) -> Coordinator:

@@ -4,6 +4,7 @@ v0-1: only the encoding changes. SET (0), DELETE (1), and for lists APPEND (2) a
 the default when nothing is set. A bad topic setting or a list operation on a key that is no list is INVALID_CONFIG
 (40); a broker key that cannot change while it runs, a bad broker value, a missing value, a key or resource
 named twice are INVALID_REQUEST (42). Loggers (BROKER_LOGGER) take SET and DELETE.
+When ZooKeeper does not answer within seconds: REQUEST_TIMED_OUT (7), and the change may yet be made.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
-from klamm.apis.config_resources import ApiError, Outcome, Resource, ResourceType, alter, alter_each, alter_loggers
+from klamm.apis.config_resources import ApiError, Outcome, ResourceType, alter, alter_each, alter_loggers, key_of
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.config import BROKER_KEYS, TOPIC_KEYS, ConfigType
 from klamm.config.definition import AnyKey
@@ -42,22 +43,14 @@ def handle(
 
 
 async def _alter_all(broker: Broker, req: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse:
-    outcomes = await alter_each(req.resources, _key, lambda resource: _alter(broker, resource, req.validate_only))
-    responses = [
-        AlterConfigsResourceResponse(
-            error_code=code, error_message=message, resource_type=key.type, resource_name=key.name
-        )
-        for key, (code, message) in outcomes
-    ]
+    responses = await alter_each(
+        req.resources, lambda resource: _alter(broker, resource, req.validate_only), AlterConfigsResourceResponse
+    )
     return IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
-def _key(resource: AlterConfigsResource) -> Resource:
-    return Resource(resource.resource_type, resource.resource_name)
-
-
 async def _alter(broker: Broker, resource: AlterConfigsResource, validate_only: bool) -> Outcome:
-    key = _key(resource)
+    key = key_of(resource)
     try:
         _check(resource)
         if key.type == ResourceType.BROKER_LOGGER:

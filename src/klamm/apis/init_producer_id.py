@@ -2,7 +2,8 @@
 
 v0-5. Each call gives a new id with epoch 0; an epoch bump that names its id (v3+) gets a new id as well, which
 clients take. Transactions are left out: a transactional id is answered with TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-(53), which every client reports at once instead of trying again; an empty one is INVALID_REQUEST (42).
+(53), which every client reports at once instead of trying again; an empty one is INVALID_REQUEST (42). A controller
+that takes longer than a second is COORDINATOR_LOAD_IN_PROGRESS (14): the client comes again.
 """
 
 from __future__ import annotations

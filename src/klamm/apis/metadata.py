@@ -4,7 +4,8 @@ v0-12: null topics (v1+; v0: an empty list) means all; auto creation may be forb
 LISTENER_NOT_FOUND instead of LEADER_NOT_AVAILABLE v6; leader epochs v7; authorized operations v8 (there is no
 authorizer: every operation is allowed); topic ids v10; topics asked for by id with a null name v12.
 Leaders are told as seen through the listener that the client came by. A missing topic is created when the request
-and `auto.create.topics.enable` allow it; the client meanwhile gets LEADER_NOT_AVAILABLE and asks again.
+and `auto.create.topics.enable` allow it; the client meanwhile gets LEADER_NOT_AVAILABLE and asks again. Not so
+`__transaction_state`: there are no transactions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from klamm.apis import topic_creation
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataSnapshot, PartitionState, TopicState
-from klamm.model import INTERNAL_TOPICS, NO_LEADER, ZERO_UUID
+from klamm.model import INTERNAL_TOPICS, NO_LEADER, TRANSACTION_STATE_TOPIC, ZERO_UUID
 from klamm.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -51,7 +52,8 @@ def _to_create(broker: Broker, req: MetadataRequest) -> list[str]:
         return []
     topics = broker.metadata.snapshot.topics
     names = [topic.name for topic in req.topics or () if topic.name is not None and topic.topic_id == ZERO_UUID]
-    return [name for name in dict.fromkeys(names) if name not in topics and is_valid_topic_name(name)]
+    unknown = (name for name in dict.fromkeys(names) if name not in topics and is_valid_topic_name(name))
+    return [name for name in unknown if name != TRANSACTION_STATE_TOPIC]
 
 
 def _named(broker: Broker, ctx: RequestContext, req: MetadataRequest, errors: dict[str, ErrorCode]) -> MetadataResponse:

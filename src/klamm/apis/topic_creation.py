@@ -4,28 +4,47 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Final
 
+from klamm.apis.deadlines import within
 from klamm.apis.registry import Broker, then
 from klamm.controller.events import CreatableTopic, CreateTopics
 from klamm.controller.replies import TopicResults
 from klamm.errors import ErrorCode
 from klamm.model import GROUP_METADATA_TOPIC
 
+WAIT_MS: Final = 1_000
+"""A client that asks about a topic is not kept waiting for its creation: it comes again."""
+
 
 def create_missing(broker: Broker, names: Iterable[str]) -> asyncio.Future[dict[str, ErrorCode]]:
     """Asks the controller to create `names`; what to tell the client that asked for them, by name.
 
-    LEADER_NOT_AVAILABLE when the topic is on its way, so that the client asks again; the controller's error when it
-    cannot be; UNKNOWN_TOPIC_OR_PARTITION when the controller could not be asked.
+    LEADER_NOT_AVAILABLE when the topic is on its way or the controller takes long, so that the client asks again; the
+    controller's error when it cannot be; UNKNOWN_TOPIC_OR_PARTITION when the controller could not be asked. A topic
+    that the controller was asked for and has not answered is not asked for again.
     """
-    topics = tuple(_creatable(broker, name) for name in names)
+    told = dict.fromkeys(names, ErrorCode.LEADER_NOT_AVAILABLE)
+    asked = [name for name in told if name not in broker.topics_in_creation]
 
     def errors(results: TopicResults) -> dict[str, ErrorCode]:
-        return {result.name: _told(result.error) for result in results.topics}
+        each = {result.name: _told(result.error) for result in results.topics}
+        return told | dict.fromkeys(asked, _told(results.error)) | each
 
+    if not asked:
+        nothing: asyncio.Future[dict[str, ErrorCode]] = broker.loop.create_future()
+        nothing.set_result(told)
+        return nothing
+    broker.topics_in_creation.update(asked)
+    answer = _ask(broker, tuple(_creatable(broker, name) for name in asked))
+    answer.add_done_callback(lambda _: broker.topics_in_creation.difference_update(asked))
+    return within(then(answer, errors), WAIT_MS, lambda: told)
+
+
+def _ask(broker: Broker, topics: tuple[CreatableTopic, ...]) -> asyncio.Future[TopicResults]:
     if broker.ask_controller_to_create is not None and not broker.controller.is_active:
-        return then(broker.ask_controller_to_create(topics), errors)
-    return then(broker.controller.submit(CreateTopics(topics), broker.config.request_timeout_ms), errors)
+        return broker.ask_controller_to_create(topics)
+    return broker.controller.submit(CreateTopics(topics), broker.config.request_timeout_ms)
 
 
 def _creatable(broker: Broker, name: str) -> CreatableTopic:

@@ -22,9 +22,13 @@ class ProducerIdBlock(Protocol):
 
 
 class ProducerIdManager:
-    """Asks for the next block once the current one is used up; who asks meanwhile waits for the same answer."""
+    """Asks for the next block once the current one is used up; who asks meanwhile waits for the same answer.
+
+    Nobody waits longer than `MAX_WAIT_S`: the client comes again, and a block that arrives late serves it then.
+    """
 
     MAX_WAITING = 10_000
+    MAX_WAIT_S = 1.0
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, allocate: Callable[[], asyncio.Future[ProducerIdBlock]]
@@ -34,6 +38,8 @@ class ProducerIdManager:
         self._next = 0
         self._end = 0
         self._waiting: deque[asyncio.Future[int | ErrorCode]] = deque()
+        self._is_asking = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def generate(self) -> int | ErrorCode | asyncio.Future[int | ErrorCode]:
         """A new producer id, now or later; an error when the controller has none to give (retriable)."""
@@ -44,14 +50,18 @@ class ProducerIdManager:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         waiter: asyncio.Future[int | ErrorCode] = self._loop.create_future()
         self._waiting.append(waiter)
-        if len(self._waiting) == 1:
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.MAX_WAIT_S, self._refuse_all)
+        if not self._is_asking:
             self._ask()
         return waiter
 
     def _ask(self) -> None:
+        self._is_asking = True
         self._allocate().add_done_callback(self._on_block)
 
     def _on_block(self, done: asyncio.Future[ProducerIdBlock]) -> None:
+        self._is_asking = False
         if done.cancelled() or done.exception() is not None or done.result().error != ErrorCode.NONE:
             self._refuse_all()
             return
@@ -64,10 +74,18 @@ class ProducerIdManager:
                 self._next += 1
         if self._waiting:
             self._ask()
+        else:
+            self._stop_timer()
 
     def _refuse_all(self) -> None:
         """Not the controller, or it does not answer: clients come again."""
+        self._stop_timer()
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_result(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

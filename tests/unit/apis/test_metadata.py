@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from klamm.apis import api_versions, describe_cluster, metadata
+from klamm.apis import api_versions, describe_cluster, metadata, topic_creation
 from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.errors import ErrorCode
@@ -113,6 +114,31 @@ class TestAutoCreation:
 
     def test_a_broker_that_is_not_the_controller_cannot_ask(self, one: OneBroker) -> None:
         assert only(one.ask(metadata.API, named("t"), 12)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def test_a_controller_that_does_not_answer(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """ZooKeeper is away: the client is told to come again, and its next request is not another event."""
+        monkeypatch.setattr(topic_creation, "WAIT_MS", 1)
+        asked: list[asyncio.Future[TopicResults]] = []
+
+        def submit(event: events.ControllerEvent, timeout_ms: int | None = None) -> asyncio.Future[TopicResults]:
+            asked.append(one.loop.create_future())
+            return asked[-1]
+
+        one.controller.submit = submit  # type: ignore[method-assign]
+        for _ in range(3):
+            assert only(one.ask(metadata.API, named("t"), 12)).error_code == ErrorCode.LEADER_NOT_AVAILABLE
+        assert len(asked) == 1
+        asked[0].set_result(TopicResults((TopicResult("t", ErrorCode.INVALID_REPLICATION_FACTOR),)))
+        one.spin()
+        assert only(one.ask(metadata.API, named("t"), 12)).error_code == ErrorCode.LEADER_NOT_AVAILABLE
+        assert len(asked) == 2, "with the first answered the next request asks again"
+        asked[1].set_exception(OSError("nobody hears of it"))
+        one.spin()
+
+    def test_the_transaction_topic_is_not_made(self, one: OneBroker) -> None:
+        one.controller.script = one.create_as_asked
+        answer = only(one.ask(metadata.API, named("__transaction_state"), 12))
+        assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and one.controller.submitted == []
 
     def test_names_that_cannot_be(self, one: OneBroker) -> None:
         for name in ("a b", "", "..", "x" * 250):

@@ -18,6 +18,7 @@ from klamm.apis import (
     produce,
 )
 from klamm.controller import events
+from klamm.controller.replies import ProducerIdsBlock
 from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
 from klamm.model import TopicPartition
@@ -255,6 +256,25 @@ class TestInitProducerId:
         assert self.ask(one)[0] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         one.controller.script = one.create_as_asked
         assert self.ask(one)[0] == 0
+
+    def test_a_controller_that_does_not_answer(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The client comes again; the controller is asked once, and its late block is used."""
+        manager = one.broker.producer_ids
+        asked: list[asyncio.Future[ProducerIdsBlock]] = []
+
+        def allocate() -> asyncio.Future[ProducerIdsBlock]:
+            asked.append(one.loop.create_future())
+            return asked[-1]
+
+        monkeypatch.setattr(manager, "_allocate", allocate)
+        monkeypatch.setattr(manager, "MAX_WAIT_S", 0.001)
+        for _ in range(3):
+            assert self.ask(one) == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1, -1)
+        assert len(asked) == 1
+        asked[0].set_result(ProducerIdsBlock(ErrorCode.NONE, 50, 3))
+        one.spin()
+        assert [self.ask(one)[1] for _ in range(3)] == [50, 51, 52]
+        assert len(asked) == 1
 
     def test_transactions_are_left_out(self, one: OneBroker) -> None:
         assert self.ask(one, transactional_id="tx")[0] == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

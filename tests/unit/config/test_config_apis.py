@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from klamm.apis import alter_configs, describe_configs, incremental_alter_configs
+from klamm.apis import alter_configs, config_resources, describe_configs, incremental_alter_configs
 from klamm.config import BROKER_KEYS, TOPIC_KEYS, ConfigRepository, KafkaConfig
 from klamm.config.entries import ConfigSource
 from klamm.config_changes import ConfigChangeListener, change_config, read_configs
+from klamm.errors import ErrorCode
 from klamm.protocol.messages import alter_configs as full
 from klamm.protocol.messages import describe_configs as described
 from klamm.protocol.messages import incremental_alter_configs as incremental
@@ -81,6 +82,44 @@ def stored(one: OneBroker, kind: str, name: str) -> dict[str, str]:
 
 def changes(one: OneBroker) -> int:
     return len(one.loop.run_until_complete(one.broker.zk.get_children(paths.CONFIG_CHANGES)))
+
+
+class SilentZooKeeper:
+    """Takes requests and never answers, as after a lost connection."""
+
+    async def read_many(self, wanted: Sequence[str]) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+class TestWithoutZooKeeper:
+    @pytest.fixture(autouse=True)
+    def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("READ_WAIT_S", "CHANGE_WAIT_S"):
+            monkeypatch.setattr(config_resources, name, 0.001)
+
+    def test_what_was_applied_last_is_described(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        change(one, TOPIC, "orders", ("retention.bytes", SET, "10"))
+        monkeypatch.setattr(one.broker, "zk", SilentZooKeeper())
+        (config,) = describe(one, TOPIC, "orders", ["retention.bytes"]).configs
+        assert config.value == "10"
+
+    def test_a_change_runs_out_of_time_and_the_rest_is_not_tried(
+        self, one: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(one.broker, "zk", SilentZooKeeper())
+        assert replace(one, TOPIC, "orders", {})[0] == ErrorCode.REQUEST_TIMED_OUT
+        configs = [incremental.AlterableConfig(name="retention.bytes", config_operation=SET, value="1")]
+        resources = [
+            incremental.AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
+            for kind, name in ((TOPIC, "orders"), (BROKER, "1"), (TOPIC, "missing"))
+        ]
+        request = incremental.IncrementalAlterConfigsRequest(resources=resources, validate_only=False)
+        answers = one.ask(incremental_alter_configs.API, request, 1).responses
+        assert [answer.error_code for answer in answers] == [ErrorCode.REQUEST_TIMED_OUT] * 3
+        left = asyncio.all_tasks(one.loop)
+        for task in left:
+            task.cancel()
+        one.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
 
 class TestDescribe:

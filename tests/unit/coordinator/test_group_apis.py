@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,24 @@ def test_find_coordinator_asks_the_controller_once_at_a_time(one: GroupBroker) -
     one.spin()
     one.dispatch(find_coordinator.API, FindCoordinatorRequest(key="g"), 3)
     assert len(one.controller.submitted) == 2, "the controller refused: the next request asks again"
+
+
+def test_find_coordinator_asks_again_after_a_failure(one: GroupBroker) -> None:
+    """A controller that fails, however it fails, must not leave the offsets topic uncreated for ever."""
+    asked: list[asyncio.Future[Any]] = []
+
+    def submit(event: Any, timeout_ms: int | None = None) -> asyncio.Future[Any]:
+        assert timeout_ms is not None, "the answer must come in the end"
+        asked.append(one.loop.create_future())
+        return asked[-1]
+
+    one.controller.submit = submit  # type: ignore[method-assign]
+    for n in (1, 2):
+        one.ask(find_coordinator.API, FindCoordinatorRequest(key="g"), 3)
+        assert len(asked) == n
+        asked[-1].set_exception(OSError("the controller is gone")) if n == 1 else asked[-1].cancel()
+        one.spin()
+    assert not one.broker.topics_in_creation
 
 
 def test_find_coordinator_echoes_every_key_and_knows_no_transactions(one: GroupBroker) -> None:
