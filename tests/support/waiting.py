@@ -1,0 +1,11 @@
+"""Waiting for a condition on a loop; the tests' own time limit ends what never comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - the condition is anything a test can see
+        await asyncio.sleep(0.001)

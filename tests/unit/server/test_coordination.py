@@ -1,0 +1,89 @@
+"""What a broker leaves of its ZooKeeper session, and what it does with what the last one left."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from klamm.config import KafkaConfig
+from klamm.errors import KlammError
+from klamm.server.coordination import SESSION_FILE, Coordination
+from klamm.zk import predecessor
+from klamm.zk.ops import Create
+from klamm.zk.server import EmbeddedZooKeeper
+
+SAVE = """
+import sys
+from pathlib import Path
+from klamm.zk import predecessor
+predecessor.save(Path(sys.argv[1]), predecessor.SessionCredentials(int(sys.argv[2]), bytes.fromhex(sys.argv[3])))
+"""
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test(), 60)
+
+    asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedZooKeeper]:
+    zookeeper = await EmbeddedZooKeeper(tmp_path / "zookeeper", fsync=False).start()
+    try:
+        yield zookeeper
+    finally:
+        await zookeeper.stop()
+
+
+def coordination(zookeeper: EmbeddedZooKeeper) -> Coordination:
+    return Coordination(KafkaConfig({"zookeeper.connect": zookeeper.address, "zookeeper.session.timeout.ms": 4000}))
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_the_file_goes_only_with_the_session(tmp_path: Path, is_confirmed: bool) -> None:
+    """A server that dies before it has closed the session leaves it to the next one: the file is still needed."""
+
+    async def scenario() -> None:
+        async with server(tmp_path) as zookeeper:
+            mine = coordination(zookeeper)
+            await mine.start()
+            assert not await mine.take_over([tmp_path])
+            credentials = mine.zk.credentials
+            assert predecessor.load(tmp_path / SESSION_FILE) == credentials
+            if not is_confirmed:
+                zookeeper.on_frame = lambda connection, _: connection.abort()  # type: ignore[method-assign]
+            await mine.stop()
+            assert (predecessor.load(tmp_path / SESSION_FILE) == credentials) is not is_confirmed
+            assert (credentials.session_id in zookeeper.tree.sessions) is not is_confirmed
+
+    run(scenario)
+
+
+def test_a_session_that_cannot_be_ended_stays_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with server(tmp_path) as zookeeper:
+            dead, mine = coordination(zookeeper), coordination(zookeeper)
+            await dead.start()
+            await dead.zk.create(Create("/registration", ephemeral=True))
+            session_id, password = left = dead.zk.credentials
+            file = tmp_path / SESSION_FILE
+            subprocess.run([sys.executable, "-c", SAVE, str(file), str(session_id), password.hex()], check=True)
+            await mine.start()
+            with monkeypatch.context() as patch:
+                patch.setattr(predecessor, "end_session", lambda *_: False)
+                with pytest.raises(KlammError, match="ZooKeeper did not answer .* while the session of this"):
+                    await mine.take_over([tmp_path])
+            assert predecessor.load(file) == left and "/registration" in zookeeper.tree.nodes
+            assert await mine.take_over([tmp_path])
+            assert predecessor.load(file) == mine.zk.credentials and "/registration" not in zookeeper.tree.nodes
+            await mine.stop()
+            await dead.stop()
+
+    run(scenario)

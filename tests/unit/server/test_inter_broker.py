@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from klamm import apis
+from klamm.controller.config import InterBrokerProtocol
+from klamm.server.inter_broker import FetcherVersions, fetcher_versions, has_producer_id_rpc
+
+
+@pytest.mark.parametrize(
+    ("ibp", "versions"),
+    [
+        ("2.4-IV0", (11, 5, 3)),
+        ("2.6", (11, 5, 3)),
+        ("2.7-IV0", (11, 5, 3)),
+        ("2.7-IV1", (12, 5, 3)),
+        ("2.8-IV0", (12, 6, 4)),
+        ("3.0-IV0", (12, 6, 4)),
+        ("3.0-IV1", (12, 7, 4)),
+        ("3.1-IV0", (13, 7, 4)),
+        ("3.4", (13, 7, 4)),
+        ("3.5-IV0", (14, 8, 4)),
+        ("3.5-IV1", (15, 8, 4)),
+        ("3.7-IV3", (15, 8, 4)),
+        ("3.7-IV4", (16, 8, 4)),
+        ("3.8", (16, 8, 4)),
+        ("3.9-IV0", (17, 9, 4)),
+    ],
+)
+def test_the_versions_of_followers(ibp: str, versions: tuple[int, int, int]) -> None:
+    assert fetcher_versions(InterBrokerProtocol.parse(ibp)) == FetcherVersions(*versions)
+
+
+def test_a_leader_serves_what_a_follower_of_the_newest_protocol_sends() -> None:
+    served = {api.name: api.versions[1] for api in apis.ALL}
+    newest = fetcher_versions(InterBrokerProtocol.parse("3.9"))
+    assert newest == (served["Fetch"], served["ListOffsets"], served["OffsetForLeaderEpoch"])
+
+
+def test_producer_ids_come_from_the_controller_since_3_0() -> None:
+    assert has_producer_id_rpc(InterBrokerProtocol.parse("3.0"))
+    assert not has_producer_id_rpc(InterBrokerProtocol.parse("2.8"))
