@@ -114,9 +114,8 @@ class Coordination:
         """
         if self._zk is None or self._zk.state is SessionState.CLOSED:
             return
-        is_connected = self._zk.state is SessionState.CONNECTED
-        await self._zk.close()
-        for path in self._session_files if is_connected else ():
+        is_confirmed = await self._zk.close()
+        for path in self._session_files if is_confirmed else ():
             with contextlib.suppress(OSError):  # of a disk that failed; the session it names has ended
                 path.unlink()
 

@@ -229,10 +229,14 @@ class KazooConnection:
     def start(self) -> None:
         self._client.start_async()
 
-    def stop(self) -> None:
-        """Ends the session; blocks until kazoo's threads are gone."""
-        self._client.stop()
-        self._client.close()
+    def stop(self) -> bool:
+        """Ends the session; blocks until kazoo's threads are gone. Whether a server confirmed that it has ended."""
+        client = self._client
+        was_connected, seen = bool(client.connected), list[str]()
+        client.add_listener(seen.append)
+        client.stop()
+        client.close()
+        return was_connected and SUSPENDED not in seen
 
     def submit(self, request: Any, result: Result) -> None:
         self._client._call(request, result)

@@ -127,13 +127,14 @@ class ZkSession:
                     pass
                 break
 
-    async def close(self) -> None:
-        """Ends the session: its ephemeral znodes go at once."""
+    async def close(self) -> bool:
+        """Ends the session: its ephemeral znodes go at once. False when no server confirmed it, so they may stay."""
         self._closing = True
         if self._keep_alive_timer is not None:
             self._keep_alive_timer.cancel()
-        await asyncio.get_running_loop().run_in_executor(None, self._connection.stop)
+        is_confirmed = await asyncio.get_running_loop().run_in_executor(None, self._connection.stop)
         self.state = SessionState.CLOSED
+        return is_confirmed
 
     def drop_connection(self) -> None:
         """Cuts the TCP connection, as a fault would; the session goes on when a server answers in time."""

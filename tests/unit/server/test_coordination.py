@@ -42,6 +42,10 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedZooKeeper]:
         await zookeeper.stop()
 
 
+def save_in_another_process(path: Path, left: predecessor.SessionCredentials) -> None:
+    subprocess.run([sys.executable, "-c", SAVE, str(path), str(left.session_id), left.password.hex()], check=True)
+
+
 def coordination(zookeeper: EmbeddedZooKeeper) -> Coordination:
     return Coordination(KafkaConfig({"zookeeper.connect": zookeeper.address, "zookeeper.session.timeout.ms": 4000}))
 
@@ -58,7 +62,7 @@ def test_the_file_goes_only_with_the_session(tmp_path: Path, is_confirmed: bool)
             credentials = mine.zk.credentials
             assert predecessor.load(tmp_path / SESSION_FILE) == credentials
             if not is_confirmed:
-                zookeeper.on_frame = lambda connection, _: connection.abort()  # type: ignore[method-assign]
+                zookeeper.on_frame = lambda connection, frame: connection.abort()  # type: ignore[method-assign]
             await mine.stop()
             assert (predecessor.load(tmp_path / SESSION_FILE) == credentials) is not is_confirmed
             assert (credentials.session_id in zookeeper.tree.sessions) is not is_confirmed
@@ -72,13 +76,12 @@ def test_a_session_that_cannot_be_ended_stays_known(tmp_path: Path, monkeypatch:
             dead, mine = coordination(zookeeper), coordination(zookeeper)
             await dead.start()
             await dead.zk.create(Create("/registration", ephemeral=True))
-            session_id, password = left = dead.zk.credentials
-            file = tmp_path / SESSION_FILE
-            subprocess.run([sys.executable, "-c", SAVE, str(file), str(session_id), password.hex()], check=True)
+            left, file = dead.zk.credentials, tmp_path / SESSION_FILE
+            await asyncio.to_thread(save_in_another_process, file, left)
             await mine.start()
             with monkeypatch.context() as patch:
                 patch.setattr(predecessor, "end_session", lambda *_: False)
-                with pytest.raises(KlammError, match="ZooKeeper did not answer .* while the session of this"):
+                with pytest.raises(KlammError, match=r"ZooKeeper did not answer .* while the session of this"):
                     await mine.take_over([tmp_path])
             assert predecessor.load(file) == left and "/registration" in zookeeper.tree.nodes
             assert await mine.take_over([tmp_path])
