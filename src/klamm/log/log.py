@@ -101,6 +101,7 @@ class Log(LocalLog):
             self.log_end_offset = last_offset + 1
             if batch.producer_id >= 0:
                 self._update_producers(segment, (batch,))
+            flush_pending = self._flush_if_due()
         except OSError as e:
             return self._storage_failure(e, "appending")
         return AppendResult(
@@ -114,7 +115,7 @@ class Log(LocalLog):
             batch.record_count,
             size,
             False,
-            self._flush_if_due(),
+            flush_pending,
         )
 
     def append_as_follower(self, records: memoryview | bytes | bytearray) -> AppendResult:
@@ -136,6 +137,7 @@ class Log(LocalLog):
         now_ms = self.clock.now_ms()
         try:
             self._append_sent(sent, now_ms)
+            flush_pending = self._flush_if_due()
         except OSError as e:
             return self._storage_failure(e, "appending")
         return AppendResult(
@@ -145,7 +147,7 @@ class Log(LocalLog):
             log_start_offset=self.log_start_offset,
             records_count=sum(b.record_count for b in sent),
             bytes=sum(b.size_bytes for b in sent),
-            flush_pending=self._flush_if_due(),
+            flush_pending=flush_pending,
         )
 
     def _check_sent(self, sent: list[RecordBatch]) -> AppendResult | None:

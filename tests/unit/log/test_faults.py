@@ -15,6 +15,7 @@ from klamm.errors import ErrorCode, LogDirError
 from klamm.log import LogConfig, LogManager
 from klamm.log.memory_files import MemoryFiles
 from klamm.model import TopicPartition
+from klamm.protocol import record_batch
 from tests.unit.log.harness import DIR, TP, Bench, append, batch, read_values
 
 
@@ -36,13 +37,15 @@ class Faults:
         raise OSError(self.code, os.strerror(self.code), path)
 
 
-def manager_with(files: MemoryFiles, dirs: tuple[str, ...] = (DIR,)) -> tuple[LogManager, list[tuple[str, str]]]:
+def manager_with(
+    files: MemoryFiles, dirs: tuple[str, ...] = (DIR,), config: LogConfig | None = None
+) -> tuple[LogManager, list[tuple[str, str]]]:
     failures: list[tuple[str, str]] = []
     manager = LogManager(
         dirs,
         clock=Bench().clock,
         rng=Random(0),
-        default_config=LogConfig(segment_bytes=500),
+        default_config=config or LogConfig(segment_bytes=500),
         files=files,
         on_dir_failure=lambda log_dir, sentence: failures.append((log_dir, sentence)),
     )
@@ -173,3 +176,22 @@ def test_the_kernel_refuses_in_the_middle_of_a_write(tmp_path: Path) -> None:
     again.load_logs()
     assert read_values(again.logs[TP]) == [(0, b"a" * 100)]
     again.shutdown()
+
+
+@pytest.mark.parametrize("as_leader", [True, False])
+def test_a_disk_that_is_full_when_flush_messages_is_due(as_leader: bool) -> None:
+    files = MemoryFiles()
+    config = LogConfig(flush_messages=1, index_interval_bytes=0)
+    manager, failures = manager_with(files, config=config)
+    log = manager.get_or_create_log(TP)
+    append(log, batch(b"first"))
+    files.fault = Faults("pwrite", ".index", code=errno.ENOSPC)
+    if as_leader:
+        results = [log.append_as_leader(batch(b"again"), 0) for _ in range(3)]
+    else:
+        stored = bytearray(batch(b"again"))
+        record_batch.assign_offsets(stored, 1, 0)
+        results = [log.append_as_follower(stored) for _ in range(3)]
+    assert [r.error for r in results] == [ErrorCode.KAFKA_STORAGE_ERROR] * 3
+    assert len(failures) == 1
+    assert log.log_end_offset <= 2, "a retry is not appended beside what it repeats"
