@@ -90,7 +90,7 @@ class ReplicaKeys:
     num_replica_fetchers = int32(
         "num.replica.fetchers",
         1,
-        "Kafka's fetcher threads per leader; klamm has one task per leader.",
+        "Tasks that fetch from one leader; its partitions are dealt out among them.",
         importance=HIGH,
         update=CLUSTER_WIDE,
     )
