@@ -11,7 +11,16 @@ from random import Random
 
 from klamm.controller.config import ControllerConfig, InterBrokerProtocol
 from klamm.controller.controller import KafkaController
-from klamm.controller.effects import ActiveControllerChanged, BrokerRegistered, Enqueue, Reply, Send, ZkMulti, ZkRead
+from klamm.controller.effects import (
+    ActiveControllerChanged,
+    BrokerRegistered,
+    Enqueue,
+    Reply,
+    Send,
+    Steps,
+    ZkMulti,
+    ZkRead,
+)
 from klamm.controller.events import (
     AlterPartition,
     AlterPartitionItem,
@@ -26,7 +35,7 @@ from klamm.controller.events import (
     ReplicaLeaderElection,
     Startup,
 )
-from klamm.controller.replies import DONE
+from klamm.controller.replies import DONE, EventReply
 from klamm.controller.requests import ControlRequest, StopReplicaRequest
 from klamm.controller.responses import ControlResponse, response_event
 from klamm.controller.watches import event_of
@@ -35,17 +44,21 @@ from klamm.model import BrokerEndPoints, EndPoint, ReplicaAssignment, TopicParti
 from klamm.sim.transcript import show_effect
 from klamm.zk import paths
 from klamm.zk.broker_znode import encode_broker
-from klamm.zk.ops import Create, Delete, MultiFailed, NoNode, ReadOp, ReadResult, WriteOp, multi_failure
+from klamm.zk.ops import Create, Delete, MultiFailed, NoNode, ReadOp, ReadResult, WriteOp, ZkError, multi_failure
 from klamm.zk.tree import ZnodeTree
 from klamm.zk.znodes import TopicZnode, encode_topic
 
 
 class FrozenClock:
+    """Stands still unless a test sets `seconds`."""
+
+    seconds = 0.0
+
     def now_ms(self) -> int:
-        return 0
+        return int(self.seconds * 1000)
 
     def monotonic(self) -> float:
-        return 0.0
+        return self.seconds
 
 
 class Harness:
@@ -67,6 +80,8 @@ class Harness:
         self.queue: deque[ControllerEvent] = deque()
         self.sent: list[tuple[int, ControlRequest]] = []
         self.lines: list[str] = []
+        self.replies: list[EventReply] = []
+        self.clock = FrozenClock()
 
     def run(self, command: str) -> list[str]:
         """Carries out one command; the lines of what the controller did."""
@@ -90,7 +105,10 @@ class Harness:
 
     def _process(self, event: ControllerEvent) -> None:
         assert self.controller is not None
-        steps = self.controller.process(event)
+        self.drive(event, self.controller.process(event))
+
+    def drive(self, event: ControllerEvent, steps: Steps[None]) -> None:
+        """Carries out what `steps` yield until they end."""
         shown, replied = [], False
         value: object = None
         error: Exception | None = None
@@ -107,7 +125,7 @@ class Harness:
             if isinstance(effect, ZkMulti):
                 try:
                     value = self._multi(effect.ops)
-                except MultiFailed as failed:
+                except ZkError as failed:
                     error = failed
             elif isinstance(effect, Send):
                 self.sent.append((effect.broker_id, effect.request))
@@ -117,6 +135,7 @@ class Harness:
                 if replied or effect.value == DONE:
                     continue
                 replied = True
+                self.replies.append(effect.value)
             elif isinstance(effect, BrokerRegistered | ActiveControllerChanged):
                 continue
             shown.append(line)
@@ -162,7 +181,7 @@ class Harness:
             endpoints=(EndPoint("PLAINTEXT", f"host{broker}", 9092),),
             inter_broker_protocol=InterBrokerProtocol.parse(self.protocol),
         )
-        self.controller = KafkaController(config, FrozenClock(), Random(0))
+        self.controller = KafkaController(config, self.clock, Random(0))
         self.queue.append(Startup())
 
     def do_controller_fails_over_to(self, broker: str) -> None:

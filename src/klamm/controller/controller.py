@@ -6,7 +6,7 @@ that stops resuming it is a crash. The core knows no clock, no chance and no soc
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from klamm.clock import Clock
 from klamm.controller import (
@@ -28,7 +28,7 @@ from klamm.controller import events as e
 from klamm.controller.assignment import Rng
 from klamm.controller.config import ControllerConfig
 from klamm.controller.context import ControllerContext
-from klamm.controller.effects import ActiveControllerChanged, Enqueue, Note, Reply, Steps
+from klamm.controller.effects import ActiveControllerChanged, Enqueue, Note, Reply, Schedule, Steps
 from klamm.controller.replies import BrokerRegistration
 from klamm.controller.store import ControllerMoved
 from klamm.errors import ErrorCode
@@ -69,12 +69,18 @@ _BrokerEvent = (
 )
 _ActiveEvent = _TopicEvent | _MoveEvent | _BrokerEvent
 
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 30.0
+"""How long a controller that gave up its role leaves it to others: twice as long every time, up to this."""
+
 
 class KafkaController:
     """Every broker has one; at most one of them in the cluster is active."""
 
     def __init__(self, config: ControllerConfig, clock: Clock, rng: Rng) -> None:
         self.context = ControllerContext(config, clock, rng)
+        self._pause_s = 0.0
+        self._pause_ends_s = 0.0
 
     @property
     def is_active(self) -> bool:
@@ -117,7 +123,12 @@ class KafkaController:
             yield from self._elect()
 
     def _elect(self) -> Steps[None]:
+        """Competes, but not soon after an unexpected error: what caused it is likely there still."""
         if self.is_active:
+            return
+        pause_s = self._pause_ends_s - self.context.clock.monotonic()
+        if pause_s > 0:
+            yield Schedule(int(pause_s * 1000) + 1, e.Reelect())
             return
         if (yield from failover.elect(self.context)):
             yield from failover.on_controller_failover(self.context)
@@ -150,6 +161,7 @@ class KafkaController:
     def abandon(self, event: e.ControllerEvent) -> Steps[None]:
         """After an error that nobody expected: what is cached may be wrong, so the role is given up and won anew."""
         if self.is_active:
+            self._lengthen_pause()
             context = self.context
             yield from self._resign()
             try:
@@ -157,6 +169,13 @@ class KafkaController:
             except SessionExpired:
                 yield Note("the session with ZooKeeper is over as well")
         yield Reply(e.refusal(event, ErrorCode.UNKNOWN_SERVER_ERROR))
+
+    def _lengthen_pause(self) -> None:
+        """Errors in a row make longer pauses; a role that was held for long begins anew."""
+        now = self.context.clock.monotonic()
+        in_a_row = now < self._pause_ends_s + LONGEST_PAUSE_S
+        self._pause_s = min(max(self._pause_s * 2, FIRST_PAUSE_S), LONGEST_PAUSE_S) if in_a_row else FIRST_PAUSE_S
+        self._pause_ends_s = now + self._pause_s
 
     def _resign(self) -> Steps[None]:
         old = self.context

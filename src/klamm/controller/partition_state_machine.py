@@ -159,7 +159,10 @@ def run_strategy(
 def _unclean_topics(
     ctx: ControllerContext, tps: list[TopicPartition], strategy: ElectionStrategy
 ) -> Steps[frozenset[str]]:
-    """Topics whose partitions may be given to a replica outside the ISR. Configs are read only where it matters."""
+    """Topics whose partitions may be given to a replica outside the ISR. Configs are read only where it matters.
+
+    A topic whose config cannot be read is not among them: nobody knows whether its data may be lost.
+    """
     if strategy is ElectionStrategy.OFFLINE_UNCLEAN:
         return frozenset(tp.topic for tp in tps)
     if strategy is not ElectionStrategy.OFFLINE:
@@ -168,7 +171,7 @@ def _unclean_topics(
     configs = yield from store.read_topic_configs(lost)
     default = "true" if ctx.config.unclean_leader_election_enable else "false"
     key = "unclean.leader.election.enable"
-    return frozenset(topic for topic in lost if configs.get(topic, {}).get(key, default).lower() == "true")
+    return frozenset(topic for topic, config in configs.items() if config.get(key, default).lower() == "true")
 
 
 def _has_online_isr(ctx: ControllerContext, tp: TopicPartition) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from klamm.controller.context import ControllerContext
-from klamm.controller.effects import Reply, Steps
+from klamm.controller.effects import Note, Reply, Steps
 from klamm.controller.events import AllocateProducerIds
 from klamm.controller.replies import ProducerIdsBlock
 from klamm.controller.store import fenced, read_data
 from klamm.errors import ErrorCode
 from klamm.zk import paths
 from klamm.zk.ops import ConnectionLoss, MultiFailed, SetData
-from klamm.zk.znodes import ProducerIdBlock, decode_producer_id_block, encode_producer_id_block
+from klamm.zk.znodes import ProducerIdBlock, ZnodeFormatError, decode_producer_id_block, encode_producer_id_block
 
 BLOCK_SIZE: Final = 1000
 MAX_PRODUCER_ID: Final = 2**63 - 1
@@ -34,7 +34,11 @@ def _claim(ctx: ControllerContext, broker_id: int) -> Steps[ProducerIdsBlock]:
         (result,) = yield from read_data([paths.PRODUCER_ID_BLOCK])
         if result is None:
             return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
-        last = decode_producer_id_block(result.data)
+        try:
+            last = decode_producer_id_block(result.data)
+        except ZnodeFormatError as error:
+            yield Note(str(error))
+            return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
         start = 0 if last is None else last.block_end + 1
         if start > MAX_PRODUCER_ID - BLOCK_SIZE:
             return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)

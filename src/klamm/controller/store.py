@@ -258,11 +258,14 @@ def _what_exists(
 
 
 def read_topic_configs(topics: Iterable[str]) -> Steps[dict[str, dict[str, str]]]:
-    """The configuration overrides of topics, as stored."""
+    """The configuration overrides of topics, as stored; a topic whose znode cannot be read is left out."""
     topics = list(topics)
     results = yield from read_data(paths.config_entity_path("topics", topic) for topic in topics)
-    return {
-        topic: decode_config(paths.config_entity_path("topics", topic), result.data)
-        for topic, result in zip(topics, results, strict=True)
-        if result is not None and result.data
-    }
+    configs = {}
+    for topic, result in zip(topics, results, strict=True):
+        try:
+            data = None if result is None else result.data
+            configs[topic] = decode_config(paths.config_entity_path("topics", topic), data)
+        except ZnodeFormatError as error:
+            yield Note(str(error))
+    return configs

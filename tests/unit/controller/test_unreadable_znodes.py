@@ -1,0 +1,68 @@
+"""A znode that holds nonsense costs what it is about, and nothing else."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from klamm.controller.controller import LONGEST_PAUSE_S
+from klamm.controller.events import AllocateProducerIds, CreatableTopic, CreateTopics, Reelect
+from klamm.controller.replies import ProducerIdsBlock, TopicResults
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.zk import paths
+from tests.unit.controller.core import Core
+
+
+def test_an_unreadable_topic_config_keeps_only_that_topic_offline() -> None:
+    core = Core("brokers 2", "controller 1", "create a 2", "create b 2,1")
+    core.tool_writes(paths.config_entity_path("topics", "a"), b"{nonsense")
+    lines = core.run("dies 2")
+    assert core.controller is not None and core.is_active()
+    context = core.controller.context
+    assert context.leadership[TopicPartition("b", 0)].leader_and_isr.leader == 1
+    assert context.leadership[TopicPartition("a", 0)].leader_and_isr.leader != 1
+    assert any("/config/topics/a" in line and "note" in line for line in lines)
+
+
+def test_an_unreadable_config_does_not_allow_an_unclean_election() -> None:
+    core = Core("brokers 2", "controller 1", "create a 2,1", "isr a-0 2")
+    core.tool_writes(paths.config_entity_path("topics", "a"), b'"unclean"')
+    core.run("dies 2")
+    assert core.controller is not None
+    assert core.controller.context.leadership[TopicPartition("a", 0)].leader_and_isr.leader != 1
+
+
+def test_an_unreadable_block_of_producer_ids_answers_with_an_error() -> None:
+    core = Core("controller 1")
+    assert core.controller is not None
+    epoch = core.controller.context.broker_epoch
+    core.tool_writes(paths.PRODUCER_ID_BLOCK, b"[]")
+    assert core.ask(AllocateProducerIds(1, epoch)) == ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
+    assert core.is_active()
+    created = core.ask(CreateTopics((CreatableTopic("t", 1, 1),)))
+    assert isinstance(created, TopicResults) and created.topics[0].error is ErrorCode.NONE
+
+
+def test_a_role_that_was_given_up_is_won_back_after_longer_and_longer_pauses() -> None:
+    core = Core("controller 1")
+    assert core.controller is not None
+    pauses: list[float] = []
+    for _ in range(12):
+        assert core.is_active()
+        core.drive(Reelect(), core.controller.abandon(Reelect()))
+        core.run("protocol 3.9")
+        assert not core.is_active() and paths.CONTROLLER not in core.tree.nodes
+        before = core.clock.seconds
+        while not core.is_active():
+            core.clock.seconds += 0.05
+            core.queue.append(Reelect())
+            core.drain()
+        pauses.append(core.clock.seconds - before)
+    assert pauses[0] < 0.2 and pauses[-1] >= LONGEST_PAUSE_S * 0.99
+    assert all(later > earlier - 0.1 for earlier, later in pairwise(pauses))
+    core.clock.seconds += 10 * LONGEST_PAUSE_S
+    core.drive(Reelect(), core.controller.abandon(Reelect()))
+    core.clock.seconds += 0.2
+    core.queue.append(Reelect())
+    core.drain()
+    assert core.is_active()
