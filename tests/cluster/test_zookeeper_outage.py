@@ -26,6 +26,8 @@ class ZooKeeper:
             "ZooKeeper", "klamm.zk.server", arguments, directory.with_suffix(".log"), lambda: accepts(port)
         )
         self.kill = self._child.kill
+        self.pause = self._child.pause
+        self.resume = self._child.resume
 
     def start(self) -> None:
         self._child.spawn()
@@ -95,3 +97,20 @@ def test_a_stop_during_the_outage(zookeeper: tuple[ZooKeeper, LocalCluster]) -> 
     cluster.start(1)
     assert client.read_all("t") == [(0, b"0")]
     cluster.create_topic("later")
+
+
+def test_a_stop_while_zookeeper_stands_still(zookeeper: tuple[ZooKeeper, LocalCluster]) -> None:
+    """The connection is open, so that only its silence says that nobody is there."""
+    server, cluster = zookeeper
+    client = RawClient(cluster.port(1))
+    cluster.create_topic("t")
+    assert client.produce("t", batch_of([b"0"])).error_code == ErrorCode.NONE
+    server.pause()
+    assert client.create_topic("waiting", timeout_ms=100) == ErrorCode.REQUEST_TIMED_OUT
+    cluster.stop(1)
+    log = cluster.logs(1).read_text()
+    assert "this broker is the controller and ZooKeeper is away" in log and "Traceback" not in log
+    assert (cluster.data_dir / "broker-1" / "zookeeper.session").exists(), "nobody confirmed the end of the session"
+    server.resume()
+    cluster.start(1)
+    assert client.read_all("t") == [(0, b"0")]

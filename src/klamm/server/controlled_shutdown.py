@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from klamm.broker import Broker
 from klamm.controller.events import ControlledShutdown
 from klamm.errors import ErrorCode
 from klamm.network.client import BrokerConnection
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
-from klamm.zk.session import SessionState
+from klamm.zk.session import SessionListener, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -20,22 +21,41 @@ _VERSION = 3
 async def controlled_shutdown(broker: Broker) -> bool:
     """True when the controller let this broker go; after `controlled.shutdown.max.retries` it leaves anyway."""
     config = broker.config
-    if broker.controller.is_active and broker.zk.state is not SessionState.CONNECTED:
-        log.warning("Leaving without a controlled shutdown: this broker is the controller and ZooKeeper is away")
-        return False
+    cut_off = _when_cut_off(broker)
     for attempt in range(max(config.controlled_shutdown_max_retries, 1)):
         if attempt:
             await asyncio.sleep(config.controlled_shutdown_retry_backoff_ms / 1000)
+        asking = asyncio.ensure_future(_ask(broker))
+        first: set[asyncio.Future[Any]] = {asking, cut_off}
+        timeout_s = config.controller_socket_timeout_ms / 1000
+        await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done() and cut_off.done():
+            asking.cancel()
+            log.warning("Leaving without a controlled shutdown: this broker is the controller and ZooKeeper is away")
+            return False
         try:
-            error, remaining = await asyncio.wait_for(_ask(broker), config.controller_socket_timeout_ms / 1000)
+            error, remaining = await asyncio.wait_for(asking, 0)
         except (OSError, TimeoutError) as failure:
-            log.warning("The controller did not answer the controlled shutdown: %s", failure or "time ran out")
+            log.warning("The controller did not answer the controlled shutdown: %s", str(failure) or "time ran out")
             continue
         if error == ErrorCode.NONE and not remaining:
             return True
         log.warning("The controller refused the shutdown: %s, %d partitions remain", error.name, remaining)
     log.warning("Leaving without the controller's consent: leaders move when the session ends")
     return False
+
+
+def _when_cut_off(broker: Broker) -> asyncio.Future[None]:
+    """Done when this broker is the controller and has no ZooKeeper: nothing can be decided, however long one waits."""
+    cut_off: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def look(state: SessionState) -> None:
+        if broker.controller.is_active and state is not SessionState.CONNECTED and not cut_off.done():
+            cut_off.set_result(None)
+
+    broker.zk.add_listener(SessionListener(on_state=look))
+    look(broker.zk.state)
+    return cut_off
 
 
 async def _ask(broker: Broker) -> tuple[ErrorCode, int]:

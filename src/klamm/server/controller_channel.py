@@ -42,13 +42,13 @@ class ControllerChannel:
         Raises TimeoutError when that took longer than `timeout_ms`.
         """
         deadline = self._loop.time() + (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
-        problem: object = "there is none"
+        problem = "there is none"
         while (remaining := deadline - self._loop.time()) > 0:
             try:
                 async with asyncio.timeout(remaining):
                     response = await self._ask(request, max_version)
             except OSError as failure:
-                problem = failure or "it does not answer"
+                problem = str(failure) or "it does not answer"
                 self._disconnect()
             else:
                 if not is_refusal(response):
