@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from klamm.errors import KlammError, LogDirError
 from klamm.log import names
@@ -26,10 +26,11 @@ class LogDir:
         self.log_start_offsets = self._read(names.LOG_START_OFFSET_CHECKPOINT)
         self.high_watermarks = self._read(names.HIGH_WATERMARK_CHECKPOINT)
         self.cleaner_offsets = self._read(names.CLEANER_CHECKPOINT)
-        marker = f"{path}/{names.CLEAN_SHUTDOWN}"
-        self.had_clean_shutdown = files.exists(marker)
-        # a crash from now on is not a clean shutdown
-        files.unlink(marker)
+        self.had_clean_shutdown = files.exists(f"{path}/{names.CLEAN_SHUTDOWN}")
+
+    def take_into_use(self) -> None:
+        """The first change to the directory: a crash from now on is not a clean shutdown."""
+        self._files.unlink(f"{self.path}/{names.CLEAN_SHUTDOWN}")
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
         """A checkpoint that cannot be understood counts as missing: more is recovered than needed, nothing is lost."""
@@ -65,8 +66,11 @@ class LogDirs:
         self.high_watermarks: dict[TopicPartition, int] = {}
         self._files = files
 
-    def open_all(self) -> list[LogDir]:
-        """Makes and locks every directory; one that the disk refuses is a failure, one in use an error."""
+    def open_all(self) -> None:
+        """Makes and locks every directory; one that the disk refuses is a failure, one in use an error.
+
+        Nothing in them is changed yet.
+        """
         for path in self.paths:
             try:
                 self._files.make_dirs(path)
@@ -81,7 +85,6 @@ class LogDirs:
         self.live = list(self._opened)
         for log_dir in self.live:
             self.high_watermarks.update(log_dir.high_watermarks)
-        return list(self.live)
 
     def fail(self, path: str, sentence: str) -> bool:
         """False when it was known to have failed."""
@@ -97,16 +100,35 @@ class LogDirs:
             return self._files.disk_usage(path)
         return -1, -1
 
-    def ensure_meta_properties(self, meta: MetaProperties) -> None:
-        """Writes who the directories belong to; KlammError when one belongs to another broker or cluster."""
-        for log_dir in self.live:
+    def claim(self, owner: MetaProperties) -> None:
+        """Writes who the directories belong to; KlammError when one belongs to another broker or cluster.
+
+        All are asked before the first is written to: a refused start leaves everything as it is.
+        """
+        unclaimed = [d for d in self.live if self._must_claim(d, owner)]
+        for log_dir in unclaimed:
+            with self._failing(log_dir):
+                write_meta_properties(self._files, log_dir.path, owner)
+
+    @contextlib.contextmanager
+    def _failing(self, log_dir: LogDir) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            self.fail(log_dir.path, f"{log_dir.path} cannot be used: {e.strerror or e}")
+            _log.error("%s", self.failures[log_dir.path])
+
+    def _must_claim(self, log_dir: LogDir, owner: MetaProperties) -> bool:
+        found = None
+        with self._failing(log_dir):
             found = read_meta_properties(self._files, log_dir.path)
-            if found is None or found.cluster_id is None:
-                write_meta_properties(self._files, log_dir.path, meta)
-            if found is not None and found.broker_id != meta.broker_id:
-                raise KlammError(f"{log_dir.path} belongs to broker {found.broker_id}, not to {meta.broker_id}")
-            if found is not None and found.cluster_id not in (None, meta.cluster_id):
-                raise KlammError(f"{log_dir.path} belongs to cluster {found.cluster_id}, not to {meta.cluster_id}")
+        if found is None:
+            return log_dir in self.live
+        if found.broker_id != owner.broker_id:
+            raise KlammError(f"{log_dir.path} belongs to broker {found.broker_id}, not to {owner.broker_id}")
+        if found.cluster_id not in (None, owner.cluster_id):
+            raise KlammError(f"{log_dir.path} belongs to cluster {found.cluster_id}, not to {owner.cluster_id}")
+        return found.cluster_id is None
 
     def release(self) -> None:
         for log_dir in self._opened:

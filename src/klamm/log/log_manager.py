@@ -19,7 +19,7 @@ from klamm.clock import Clock
 from klamm.errors import ErrorCode, KlammError, LogDirError
 from klamm.log import names
 from klamm.log.background import BackgroundWorker
-from klamm.log.checkpoints import encode_offsets
+from klamm.log.checkpoints import MetaProperties, encode_offsets
 from klamm.log.cleaner import CleanJob, dirtiest
 from klamm.log.files import Files, OsFiles
 from klamm.log.jobs import FileJob, Job, unlink_job
@@ -81,15 +81,29 @@ class LogManager:
         """From now on file work goes to a thread, and is committed on `loop`."""
         self._worker.start(loop)
 
-    def load_logs(self) -> None:
-        """Locks and reads every log directory. LogDirError when another broker uses one, or none can be used."""
-        for log_dir in self.dirs.open_all():
+    def load_logs(self, owner: MetaProperties | None = None) -> None:
+        """Locks and reads every log directory. LogDirError when another broker uses one, or none can be used.
+
+        With `owner` the directories have to be that broker's: KlammError, and nothing is changed, when they are not.
+        """
+        self.dirs.open_all()
+        if owner is not None:
+            self._claim(owner)
+        for log_dir in tuple(self.dirs.live):
             try:
+                log_dir.take_into_use()
                 self._load_dir(log_dir)
             except OSError as e:
                 self.failed(log_dir.path, e, "loading its logs")
         if not self.dirs.live:
             raise LogDirError("no log directory can be used: " + "; ".join(self.dirs.failures.values()))
+
+    def _claim(self, owner: MetaProperties) -> None:
+        try:
+            self.dirs.claim(owner)
+        except KlammError:
+            self.dirs.release()
+            raise
 
     def _load_dir(self, log_dir: LogDir) -> None:
         for info in self._files.list_dir(log_dir.path):

@@ -119,8 +119,7 @@ class KafkaServer:
             on_dir_failure=self._on_dir_failure,
             on_flushed=self._on_flushed,
         )
-        logs.load_logs()
-        logs.dirs.ensure_meta_properties(meta)
+        logs.load_logs(meta)
         return logs
 
     def _build(

@@ -70,15 +70,15 @@ def test_a_directory_belongs_to_one_broker(tmp_path: object) -> None:
     second = LogManager([str(tmp_path)], clock=SystemClock(), rng=Random(0))
     with pytest.raises(LogDirError, match="used by another broker"):
         second.load_logs()
-    first.dirs.ensure_meta_properties(MetaProperties(1, "cluster-a"))
+    first.dirs.claim(MetaProperties(1, "cluster-a"))
     first.shutdown()
     second.load_logs()
-    second.dirs.ensure_meta_properties(MetaProperties(1, "cluster-a"))
+    second.dirs.claim(MetaProperties(1, "cluster-a"))
     assert read_meta_properties(OsFiles(), str(tmp_path)) == MetaProperties(1, "cluster-a")
     with pytest.raises(KlammError, match="belongs to broker 1"):
-        second.dirs.ensure_meta_properties(MetaProperties(2, "cluster-a"))
+        second.dirs.claim(MetaProperties(2, "cluster-a"))
     with pytest.raises(KlammError, match="belongs to cluster cluster-a"):
-        second.dirs.ensure_meta_properties(MetaProperties(1, "cluster-b"))
+        second.dirs.claim(MetaProperties(1, "cluster-b"))
     second.shutdown()
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
+from random import Random
 
-from klamm.errors import ErrorCode
+import pytest
+
+from klamm.errors import ErrorCode, KlammError
+from klamm.log import LogManager
+from klamm.log.checkpoints import MetaProperties, read_meta_properties
 from klamm.model import TopicPartition
-from tests.unit.log.harness import Bench
+from tests.unit.log.harness import TP, Bench, append, batch
 
 DIRS = ("/a", "/b")
 
@@ -61,3 +67,49 @@ def test_a_topic_config_reaches_the_logs_of_its_topic() -> None:
     manager.async_delete_all(partitions("t", 2))
     manager.update_config("t", small)
     assert not any(log.config is small for log in manager.logs.values())
+
+
+@pytest.mark.parametrize(("broker_id", "cluster_id"), [(2, "cluster-a"), (1, "cluster-b")])
+@pytest.mark.parametrize("is_old", [True, False])
+def test_a_refused_start_leaves_the_directories_of_another_broker_as_they_are(
+    broker_id: int, cluster_id: str, is_old: bool
+) -> None:
+    bench = Bench()
+    dirs = ("/fresh", "/a", "/b")
+    owner = LogManager(dirs[1:], clock=bench.clock, rng=Random(0), files=bench.files)
+    owner.load_logs(MetaProperties(1, "cluster-a"))
+    append(owner.get_or_create_log(TP, is_new=True), batch(b"x"))
+    owner.shutdown()
+    if is_old:  # written by a version that knew no cluster ids
+        bench.files.write_atomic("/a/meta.properties", b"version=0\nbroker.id=1\n")
+    before = contents(bench, "/a") | contents(bench, "/b")
+    other = LogManager(dirs, clock=bench.clock, rng=Random(0), files=bench.files)
+    with pytest.raises(KlammError, match="belongs to"):
+        other.load_logs(MetaProperties(broker_id, cluster_id))
+    assert contents(bench, "/a") | contents(bench, "/b") == before
+    assert contents(bench, "/fresh") == {}, "what belongs to nobody yet is not claimed either"
+    owner = LogManager(dirs, clock=bench.clock, rng=Random(0), files=bench.files)
+    owner.load_logs(MetaProperties(1, "cluster-a"))
+    assert read_meta_properties(bench.files, "/fresh") == MetaProperties(1, "cluster-a")
+
+
+def contents(bench: Bench, directory: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for info in bench.files.list_dir(directory):
+        path = f"{directory}/{info.name}"
+        found |= contents(bench, path) if info.is_dir else {path: bench.files.read_bytes(path)}
+    return found
+
+
+def test_a_directory_that_cannot_say_whose_it_is_has_failed() -> None:
+    bench = Bench()
+
+    def fault(operation: str, path: str) -> None:
+        if operation == "read" and path == "/a/meta.properties":
+            raise OSError(errno.EIO, "Input/output error", path)
+
+    bench.files.fault = fault
+    manager = LogManager(DIRS, clock=bench.clock, rng=Random(0), files=bench.files)
+    manager.load_logs(MetaProperties(1, "cluster-a"))
+    assert [d.path for d in manager.dirs.live] == ["/b"]
+    assert manager.dirs.failures == {"/a": "/a cannot be used: Input/output error"}
