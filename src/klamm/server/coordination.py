@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,10 +26,14 @@ SESSION_FILE: Final = "zookeeper.session"
 
 
 class Coordination:
-    """Owner of the session and, without `zookeeper.connect`, of the embedded server."""
+    """Owner of the session and, without `zookeeper.connect`, of the embedded server.
 
-    def __init__(self, config: KafkaConfig) -> None:
+    `on_failure` hears, on the loop of `start`, why the embedded server has ended by itself.
+    """
+
+    def __init__(self, config: KafkaConfig, on_failure: Callable[[str], None] | None = None) -> None:
         self._config = config
+        self._on_failure = on_failure
         self._embedded: EmbeddedZooKeeperThread | None = None
         self._session_files: list[Path] = []
         self._zk: ZkSession | None = None
@@ -60,9 +64,19 @@ class Coordination:
         config = self._config
         folder = config.klamm_zookeeper_embedded_dir
         path = Path(folder) if folder is not None else config.log_directories[0].parent / "zookeeper"
-        embedded = EmbeddedZooKeeperThread(path, port=config.klamm_zookeeper_embedded_port)
+        loop = asyncio.get_running_loop()
+
+        def on_failure(error: OSError) -> None:
+            if self._on_failure is not None:
+                sentence = (
+                    f"The embedded ZooKeeper cannot write to {path}: {error.strerror}. Nothing can be decided now"
+                )
+                loop.call_soon_threadsafe(self._on_failure, sentence)
+
+        port = config.klamm_zookeeper_embedded_port
+        embedded = EmbeddedZooKeeperThread(path, port=port, on_failure=on_failure)
         try:
-            await asyncio.get_running_loop().run_in_executor(None, embedded.start)
+            await loop.run_in_executor(None, embedded.start)
         except (DataDirError, OSError) as error:
             raise KlammError(f"The embedded ZooKeeper cannot start in {path}: {error}") from None
         self._embedded = embedded

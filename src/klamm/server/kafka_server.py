@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from klamm import apis
@@ -51,8 +51,12 @@ log = logging.getLogger(__name__)
 class KafkaServer:
     """Owner of everything that runs in a broker process; lives on the broker loop."""
 
-    def __init__(self, config: KafkaConfig, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: KafkaConfig, clock: Clock | None = None, on_failure: Callable[[str], None] | None = None
+    ) -> None:
+        """`on_failure` hears why the broker cannot go on; whoever started it stops it then."""
         self._static_config = config
+        self._on_failure = on_failure
         self._clock = clock or SystemClock()
         self._coordination: Coordination | None = None
         self._broker: Broker | None = None
@@ -87,7 +91,7 @@ class KafkaServer:
         """Returns when the broker answers clients. Raises KlammError with a sentence when it cannot start."""
         loop = asyncio.get_running_loop()
         config = self._static_config
-        self._coordination = coordination = Coordination(config)
+        self._coordination = coordination = Coordination(config, self._on_failure)
         zk = await coordination.start()
         await zk.ensure_paths(paths.PERSISTENT_PATHS)
         cluster_id = await identity.cluster_id(zk)

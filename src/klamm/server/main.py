@@ -51,11 +51,18 @@ def announce(path: Path, server: KafkaServer) -> None:
 
 
 async def run(config: KafkaConfig, ready_file: Path | None) -> None:
+    """Until a signal comes. Raises KlammError when the broker cannot start, or cannot go on."""
     stop = asyncio.Event()
+    failures: list[str] = []
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = KafkaServer(config)
+
+    def on_failure(sentence: str) -> None:
+        failures.append(sentence)
+        stop.set()
+
+    server = KafkaServer(config, on_failure=on_failure)
     starting = loop.create_task(server.start())
     stopping = loop.create_task(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -71,6 +78,8 @@ async def run(config: KafkaConfig, ready_file: Path | None) -> None:
     finally:
         stopping.cancel()
         await server.stop()
+    if failures:
+        raise KlammError(f"{failures[0]}, so the broker has stopped. Free the disk and start it again.")
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,20 @@ class EmbeddedZooKeeperThread:
     """The server on a loop of its own in a thread, for a broker that brings its coordination along.
 
     Takes the arguments of `EmbeddedZooKeeper`. `start` returns when clients can connect, or raises what stopped it.
+    `on_failure` is called in the thread when the disk fails later: then the server has ended and does not come back.
     """
 
-    def __init__(self, data_dir: Path | str, host: str = "127.0.0.1", port: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        data_dir: Path | str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        on_failure: Callable[[OSError], None] | None = None,
+        **options: Any,
+    ) -> None:
         self._arguments = (data_dir, host, port)
+        self._on_failure = on_failure
         self._options = options
         self._started: Future[EmbeddedZooKeeper] = Future()
         self._stop: asyncio.Event | None = None
@@ -54,6 +65,8 @@ class EmbeddedZooKeeperThread:
             return
         self._started.set_result(server)
         await _until(self._stop, server.failed)
+        if server.failure is not None and self._on_failure is not None:
+            self._on_failure(server.failure)
         await server.stop()
 
 

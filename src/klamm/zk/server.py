@@ -66,6 +66,7 @@ class EmbeddedZooKeeper:
         self.port = port
         self.max_frame_bytes = max_frame_bytes
         self.failed = asyncio.Event()
+        self.failure: OSError | None = None
         self.received = self.sent = 0
         self.connections: dict[int, Connection] = {}
         self._path = Path(data_dir)
@@ -139,6 +140,7 @@ class EmbeddedZooKeeper:
 
     def _on_disk_failure(self, error: OSError) -> None:
         """Nothing can be promised any more: clients are cut off and look for another server."""
+        self.failure = error
         self._server.close()
         for connection in list(self.connections.values()):
             connection.abort()
