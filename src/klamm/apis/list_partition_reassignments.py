@@ -24,7 +24,7 @@ def handle(
 ) -> asyncio.Future[ListPartitionReassignmentsResponse]:
     asked = req.topics
     partitions = None if asked is None else tuple(TopicPartition(t.name, i) for t in asked for i in t.partition_indexes)
-    return then(broker.controller.submit(events.ListPartitionReassignments(partitions)), _response)
+    return then(broker.controller.submit(events.ListPartitionReassignments(partitions), req.timeout_ms), _response)
 
 
 def _response(reassignments: Reassignments) -> ListPartitionReassignmentsResponse:

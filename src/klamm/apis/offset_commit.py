@@ -11,6 +11,7 @@ partition alone.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.coordinator.deferred import deliver
@@ -27,12 +28,14 @@ from klamm.protocol.messages.offset_commit import (
     OffsetCommitResponseTopic,
 )
 
+INT64_MAX: Final = 2**63 - 1
+
 
 def handle(
     broker: Broker, ctx: RequestContext, req: OffsetCommitRequest
 ) -> OffsetCommitResponse | asyncio.Future[OffsetCommitResponse]:
     timestamp_ms = broker.clock.now_ms()
-    expire_ms = None if req.retention_time_ms == -1 else timestamp_ms + req.retention_time_ms
+    expire_ms = None if req.retention_time_ms == -1 else min(timestamp_ms + req.retention_time_ms, INT64_MAX)
     offsets = _known_offsets(broker.metadata.snapshot, req, timestamp_ms, expire_ms)
     if not offsets:
         return _response(req, {})

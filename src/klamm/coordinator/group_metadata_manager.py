@@ -274,6 +274,8 @@ class GroupMetadataManager:
             if isinstance(data, ErrorCode):
                 yield data
                 return
+            if not data:  # compaction left nothing up to the end
+                return
             next_offset = offset
             try:
                 for batch in batches(data):
@@ -281,7 +283,9 @@ class GroupMetadataManager:
                     next_offset = batch.next_offset
             except ProtocolError:
                 _log.exception("__consumer_offsets-%d is not a log from offset %d on", index, next_offset)
+                next_offset = offset
             if next_offset == offset:
+                yield ErrorCode.CORRUPT_MESSAGE
                 return
             offset = next_offset
             yield ErrorCode.NONE

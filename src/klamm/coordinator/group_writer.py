@@ -77,7 +77,6 @@ class GroupWriter:
         accepted = {tp: offsets[tp] for tp, error in errors.items() if error is ErrorCode.NONE}
         if not accepted:
             return Deferred.of(errors)
-        group.offsets.prepare(accepted)
 
         def on_appended(appended: Appended) -> dict[TopicPartition, ErrorCode]:
             if appended.error is ErrorCode.NONE:
@@ -92,7 +91,9 @@ class GroupWriter:
             Record(timestamp=timestamp_ms, key=encode_offset_key(group.group_id, tp), value=encode_offset_value(value))
             for tp, value in accepted.items()
         ]
-        return self._append(group, records).map(on_appended)
+        batch = self._batch(records)
+        group.offsets.prepare(accepted)  # last: what could not be encoded must not stay pending
+        return self._append_batch(group, batch).map(on_appended)
 
     def _metadata_fits(self, metadata: str) -> bool:
         """Kafka counts UTF-16 code units; the record's string must also fit its int16 length."""
@@ -127,5 +128,10 @@ class GroupWriter:
         return self._append(group, [Record(timestamp=timestamp_ms, key=key) for key in keys]).map(on_appended)
 
     def _append(self, group: GroupMetadata, records: list[Record]) -> Deferred[Appended]:
-        batch = build_batch(records, compression=self._config.offsets_topic_compression_codec)
+        return self._append_batch(group, self._batch(records))
+
+    def _batch(self, records: list[Record]) -> bytes:
+        return build_batch(records, compression=self._config.offsets_topic_compression_codec)
+
+    def _append_batch(self, group: GroupMetadata, batch: bytes) -> Deferred[Appended]:
         return self._log.append(group.partition, batch, self._config.offsets_commit_timeout_ms)

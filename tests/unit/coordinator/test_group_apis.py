@@ -355,6 +355,14 @@ def test_a_member_commits_with_its_generation_and_leader_epochs(one: GroupBroker
     assert one.commit(9, ("t", 0, 1), member_id=member_id, generation_id_or_member_epoch=2) == [("t", 0, 22)]
 
 
+@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("retention_ms", [2**63 - 1, -(2**63)])
+def test_any_retention_time_can_be_stored(one: GroupBroker, version: int, retention_ms: int) -> None:
+    one.lead_offsets_topic()
+    assert one.commit(version, ("t", 0, 7), retention_time_ms=retention_ms) == [("t", 0, 0)]
+    assert one.fetch(5)[1]["t", 0][0] == 7
+
+
 def test_retention_time_of_old_versions(one: GroupBroker) -> None:
     one.lead_offsets_topic()
     one.commit(2, ("t", 0, 7), retention_time_ms=1_000)

@@ -100,6 +100,15 @@ def test_a_commit_that_cannot_be_written(failure: ErrorCode, told: ErrorCode) ->
     assert not harness.group.offsets.pending
 
 
+def test_what_cannot_be_encoded_does_not_stay_pending() -> None:
+    harness = Harness().start()
+    harness.commit(1)
+    value = OffsetAndMetadata(2, -1, "", 0, expire_timestamp_ms=2**63)
+    with pytest.raises(struct.error):
+        harness.coordinator.commit_offsets(GROUP, "", None, -1, {T0: value})
+    assert not harness.group.offsets.pending
+
+
 def test_an_offset_counts_when_the_log_has_it() -> None:
     harness = Harness().start()
     harness.commit(1)

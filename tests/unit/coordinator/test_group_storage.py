@@ -215,6 +215,33 @@ def test_a_log_that_cannot_be_read_leaves_the_partition_without_coordinator(capl
     assert "KAFKA_STORAGE_ERROR" in caplog.text
 
 
+@pytest.mark.parametrize("damage", [b"\xff" * 80, b"\0" * 20], ids=["not a batch", "cut short"])
+def test_a_log_that_is_not_batches_leaves_the_partition_without_coordinator(
+    damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Served all the same, its groups would lose the offsets behind the damage, and consumers start over."""
+    harness = Harness().start()
+    harness.commit(1)
+    harness.commit(2)
+    harness.manager.on_resignation(0, 1)
+    stored = harness.log.partitions[0]
+    harness.log.read = lambda partition, offset, max_bytes: stored[0] + damage if offset == 0 else damage  # type: ignore[method-assign]
+    harness.manager.on_election(0, 2)
+    harness.scheduler.run_jobs()
+    assert harness.committed() is ErrorCode.NOT_COORDINATOR
+    assert "CORRUPT_MESSAGE" in caplog.text
+
+
+def test_a_log_whose_end_was_compacted_away_is_loaded() -> None:
+    harness = Harness().start()
+    harness.commit(1)
+    harness.log.end_offsets[0] += 5
+    harness.manager.on_resignation(0, 1)
+    harness.manager.on_election(0, 2)
+    harness.scheduler.run_jobs()
+    assert harness.committed() == 1
+
+
 def test_loading_goes_in_slices() -> None:
     log = MemoryOffsetsLog()
     harness = Harness(log=log).start()
