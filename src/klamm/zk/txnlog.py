@@ -14,6 +14,7 @@ import fcntl
 import itertools
 import logging
 import os
+import re
 import struct
 import sys
 import zlib
@@ -34,6 +35,7 @@ MAGIC: Final = b"klammzk1"
 _FRAME: Final = struct.Struct(">II")
 _RECORD: Final = struct.Struct(">qqqiB")
 MAX_RECORD_BYTES: Final = 1 << 26
+_NAME: Final = re.compile(r"(log|snapshot)\.([0-9a-f]{16})")
 
 
 class DataDirError(Exception):
@@ -158,10 +160,9 @@ def snapshot_path(directory: Path, zxid: int) -> Path:
 
 
 def numbered(directory: Path, kind: str) -> list[int]:
-    """The zxids in the names of the files of a kind, ascending."""
-    return sorted(
-        int(p.name.rpartition(".")[2], 16) for p in directory.glob(f"{kind}.*") if not p.name.endswith(".tmp")
-    )
+    """The zxids in the names of the files of a kind, ascending. What only looks like one is not ours and is left."""
+    found = (_NAME.fullmatch(path.name) for path in directory.glob(f"{kind}.*"))
+    return sorted(int(match[2], 16) for match in found if match is not None and match[1] == kind)
 
 
 def sync_dir(directory: Path) -> None:
@@ -177,11 +178,23 @@ def _recover(directory: Path, tree: ZnodeTree, *, repair: bool, before: int | No
     if snapshots:
         _load_snapshot(snapshot_path(directory, snapshots[-1]), tree)
     logs = [z for z in numbered(directory, "log") if before is None or z < before]
+    if repair:
+        _drop_begun(directory, logs)
     for position, first in enumerate(logs):
         is_last = position == len(logs) - 1
         if not is_last and logs[position + 1] <= tree.last_zxid + 1:
             continue  # the snapshot covers it
         _replay(log_path(directory, first), tree, repair=repair and is_last)
+
+
+def _drop_begun(directory: Path, logs: list[int]) -> None:
+    """Removes logs at the end that were begun and never used.
+
+    A roll begins the next log before the last records of the old one are synced, and writes to it only afterwards: a
+    power cut in between leaves the old one torn, and it is the last that counts.
+    """
+    while len(logs) > 1 and log_path(directory, logs[-1]).stat().st_size <= len(MAGIC):
+        log_path(directory, logs.pop()).unlink()
 
 
 def _replay(path: Path, tree: ZnodeTree, *, repair: bool) -> None:

@@ -85,6 +85,28 @@ def test_damage_in_a_closed_log_stops_the_start(tmp_path: Path) -> None:
         recovered(tmp_path)
 
 
+@pytest.mark.parametrize("begun", [MAGIC, MAGIC[:3], b"", bytes(len(MAGIC))])
+def test_a_power_cut_during_a_roll(tmp_path: Path, begun: bytes) -> None:
+    """The next log is there, but the old one's end never reached the disk."""
+    log_path(tmp_path, 1).write_bytes(MAGIC + session_record(1) + record(2, "/a") + record(3, "/b")[:-1])
+    log_path(tmp_path, 4).write_bytes(begun)
+    assert recovered(tmp_path).last_zxid == 2
+    # What is written from now on is found again beside a snapshot, although it is past the number of that log.
+    log_path(tmp_path, 3).write_bytes(MAGIC + b"".join(record(n, f"/n{n}") for n in range(3, 7)))
+    compact(tmp_path, before=3)
+    tree = recovered(tmp_path)
+    assert tree.last_zxid == 6 and {"/a", "/n3", "/n6"} <= set(tree.nodes) and "/b" not in tree.nodes
+
+
+def test_files_that_are_not_ours_are_left(tmp_path: Path) -> None:
+    log_path(tmp_path, 1).write_bytes(MAGIC + session_record(1))
+    strange = [tmp_path / name for name in ("log.txt", "log.1", "snapshot.old", "log.0000000000000009.bak")]
+    for path in strange:
+        path.write_text("not ours")
+    assert recovered(tmp_path).last_zxid == 1
+    assert all(path.exists() for path in strange)
+
+
 def test_a_missing_log_stops_the_start(tmp_path: Path) -> None:
     log_path(tmp_path, 3).write_bytes(MAGIC + record(3, "/b"))
     with pytest.raises(DataDirError, match=r"cannot be repeated|a log is missing"):
