@@ -1,10 +1,12 @@
 """Fetch (1): record batches from the partitions this broker leads, for consumers and for followers.
 
-v0-17: overall limit v3 (before it a batch above the partition's limit is cut off, from then on the first batch is
-always whole); isolation level v4; log start offset v5; sessions v7 (KIP-227); leader epoch v9; rack v11, where the
-preferred replica is always -1 (KIP-392 is left out); diverging epoch v12; topic ids v13; replica state v15; the
-current leader and its endpoint when this broker is not it v16; replica directory v17 (read and not used).
-A fetch with a broker's id as replica id reports that follower's progress.
+v0-17: overall limit v3; isolation level v4; log start offset v5; KAFKA_STORAGE_ERROR v6 (before it
+NOT_LEADER_OR_FOLLOWER); sessions v7 (KIP-227); leader epoch v9; zstd v10; rack v11, where the preferred replica is
+always -1 (KIP-392 is left out); diverging epoch v12; topic ids v13; replica state v15; the current leader and its
+endpoint when this broker is not it v16; replica directory v17 (read and not used).
+The first batch is always whole, whatever the limits. Clients of v0-3 know no record batches, and records are not
+converted for them: a partition with something to read is UNSUPPORTED_VERSION (35). Below v10 one with zstd in it is
+UNSUPPORTED_COMPRESSION_TYPE (76). A fetch with a broker's id as replica id reports that follower's progress.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from klamm.apis.fetch_context import FetchContext, open_context
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.errors import ErrorCode
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.messages.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -26,10 +29,14 @@ from klamm.protocol.messages.fetch import (
     NodeEndpoint,
     PartitionData,
 )
+from klamm.protocol.record_batch import batches
 from klamm.replica.fetch_path import FetchParams, Reads
 from klamm.replica.fetch_session import SessionPartition
 from klamm.replica.partition_reader import Isolation, PartitionRead
 
+_FIRST_WITH_BATCHES: Final = 4
+_FIRST_WITH_STORAGE_ERROR: Final = 6
+_FIRST_WITH_ZSTD: Final = 10
 _MAX_WAIT_MS: Final = 600_000
 """The longest a fetch is held, whatever it asks for: nothing may stay parked for a client that has long gone."""
 
@@ -62,12 +69,11 @@ def _params(version: int, req: FetchRequest, max_bytes: int, *, has_refused: boo
         isolation = Isolation.TXN_COMMITTED if req.isolation_level == 1 else Isolation.HIGH_WATERMARK
     return FetchParams(
         max_wait_ms=0 if has_refused else min(req.max_wait_ms, _MAX_WAIT_MS),
-        min_bytes=req.min_bytes,
+        min_bytes=min(req.min_bytes, max_bytes),
         max_bytes=max_bytes,
         isolation=isolation,
         replica_id=replica_id,
         replica_epoch=replica_epoch,
-        is_hard_limit=version <= 2,
     )
 
 
@@ -101,6 +107,8 @@ def _respond(
     refused: list[tuple[SessionPartition, PartitionRead]],
 ) -> FetchResponse:
     results = refused + [(partition, read) for partition, (_, read) in zip(asked, reads, strict=True)]
+    if ctx.api_version < _FIRST_WITH_ZSTD:
+        results = [(partition, _for_old_client(read, ctx.api_version)) for partition, read in results]
     _mark(broker, params, results)
     hints = LeaderHints(broker, ctx) if ctx.api_version >= 16 else None
     topics: list[FetchableTopicResponse] = []
@@ -118,6 +126,17 @@ def _respond(
     if hints is not None and hints.endpoints:
         response.node_endpoints = hints.node_endpoints(NodeEndpoint)
     return response
+
+
+def _for_old_client(read: PartitionRead, version: int) -> PartitionRead:
+    """What a client can be given that does not know batches, zstd or failed disks."""
+    if read.size_bytes and version < _FIRST_WITH_BATCHES:
+        return PartitionRead(ErrorCode.UNSUPPORTED_VERSION)
+    if read.size_bytes and any(batch.compression == CompressionType.ZSTD for batch in batches(read.records)):
+        return PartitionRead(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+    if read.error == ErrorCode.KAFKA_STORAGE_ERROR and version < _FIRST_WITH_STORAGE_ERROR:
+        return PartitionRead(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    return read
 
 
 def _partition_data(partition: SessionPartition, read: PartitionRead, hints: LeaderHints | None) -> PartitionData:

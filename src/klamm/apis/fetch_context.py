@@ -95,6 +95,9 @@ def open_context(broker: Broker, version: int, req: FetchRequest) -> FetchContex
         if len(session.partitions) > MAX_SESSION_PARTITIONS:
             sessions.remove(session.id)
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        if not session.partitions:  # everything is forgotten: so is the session
+            sessions.remove(session.id)
+            return SessionlessFetch([])
         return SessionFetch(session, is_full=False)
     if req.session_id != INVALID_SESSION_ID:
         sessions.remove(req.session_id)

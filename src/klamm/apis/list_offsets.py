@@ -121,11 +121,9 @@ def _old_style(
         offsets = [log.log_start_offset]
     else:
         is_latest = asked.timestamp == LATEST_TIMESTAMP
-        starts = [
-            max(segment.base_offset, log.log_start_offset)
-            for segment in log.segments
-            if is_latest or segment.largest_timestamp() <= asked.timestamp
-        ]
+        starts = log.segment_starts(None if is_latest else asked.timestamp)
+        if isinstance(starts, ErrorCode):
+            return _failed(asked, starts)
         offsets = sorted({*starts, *([end] if is_latest else ())}, reverse=True)
     return ListOffsetsPartitionResponse(
         partition_index=tp.partition,

@@ -29,8 +29,6 @@ class FetchParams:
     isolation: Isolation = Isolation.HIGH_WATERMARK
     replica_id: int = -1
     replica_epoch: int = UNKNOWN_BROKER_EPOCH
-    is_hard_limit: bool = False
-    """Versions 0 to 2 cannot be given a batch above their limit; later ones get at least one."""
 
     @property
     def is_from_follower(self) -> bool:
@@ -56,7 +54,7 @@ class FetchPath:
     def read_all(self, params: FetchParams, fetches: Fetches) -> Reads:
         """Partitions are read in the order asked until the response is full; the first batch always fits."""
         limit = params.max_bytes
-        min_one_message = not params.is_hard_limit
+        min_one_message = True
         reads: Reads = []
         for tp, fetch in fetches:
             read = self._read(tp, fetch, params, min(limit, fetch.max_bytes), min_one_message)

@@ -9,6 +9,7 @@ import pytest
 from klamm.apis import fetch, produce
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.messages.fetch import (
     FetchPartition,
     FetchRequest,
@@ -71,7 +72,7 @@ def values(data: PartitionData) -> list[bytes | None]:
     return [record.value for each in batches(data.records) for record in records(each)]
 
 
-@pytest.mark.parametrize("version", range(0, 18))
+@pytest.mark.parametrize("version", range(4, 18))
 def test_records_come_back_in_every_version(one: OneBroker, version: int) -> None:
     one.lead("t", topic_id=ID)
     append(one, b"a", b"b")
@@ -107,8 +108,34 @@ def test_the_first_batch_comes_whole_and_the_limits_hold_for_the_rest(one: OneBr
     assert 1000 < sizes[0] < 2000 and sizes[1] == 0
     response = one.ask(fetch.API, request({0: 0, 1: 0}, partition_max_bytes=2200, max_bytes=2500), 11)
     assert [len(values(data)) for data in response.responses[0].partitions] == [2, 0]
-    old = one.ask(fetch.API, request({0: 0}, partition_max_bytes=10), 2)
-    assert len(only(old).records or b"") <= 10
+
+
+@pytest.mark.parametrize("version", range(0, 4))
+def test_clients_that_know_no_batches_are_told_so(one: OneBroker, version: int) -> None:
+    one.lead("t", 2, topic_id=ID)
+    append(one, b"a" * 1000)
+    response = one.ask(fetch.API, request({0: 0, 1: 0}, partition_max_bytes=10), version)
+    data, empty = response.responses[0].partitions
+    assert data.error_code == ErrorCode.UNSUPPORTED_VERSION and not data.records
+    assert (empty.error_code, empty.high_watermark) == (0, 0)
+    assert one.broker.replicas.topic_stats.all_topics.bytes_out.count == 0
+
+
+def test_zstd_needs_a_version_that_knows_it(one: OneBroker) -> None:
+    one.lead("t", topic_id=ID)
+    append(one, b"a")
+    append(one, b"b", compression=CompressionType.ZSTD)
+    for version in (4, 9):
+        data = only(one.ask(fetch.API, request(), version))
+        assert data.error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE and not data.records
+    assert values(only(one.ask(fetch.API, request(), 10))) == [b"a", b"b"]
+
+
+def test_a_failed_disk_is_told_to_old_clients_as_a_lost_leader(one: OneBroker) -> None:
+    one.lead("t", topic_id=ID)
+    one.broker.replicas.on_log_dir_failure(str(one.tmp_path / "logs"))
+    for version, code in ((5, ErrorCode.NOT_LEADER_OR_FOLLOWER), (6, ErrorCode.KAFKA_STORAGE_ERROR)):
+        assert only(one.ask(fetch.API, request(), version)).error_code == code
 
 
 def test_errors_of_a_partition(one: OneBroker) -> None:
@@ -161,6 +188,12 @@ class TestLongPoll:
         assert not waiting.done()
         append(one, b"x" * 100)
         assert len(values(only(one.as_read(one.run(waiting), 11)))) == 3
+
+    def test_nobody_waits_for_more_than_fits(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID)
+        append(one, b"x" * 100)
+        result = one.dispatch(fetch.API, request(max_wait_ms=30_000, min_bytes=1 << 20, max_bytes=100), 11)
+        assert not isinstance(result, asyncio.Future) and len(values(only(one.as_read(result, 11)))) == 1
 
     def test_its_time_runs_out(self, one: OneBroker) -> None:
         one.lead("t", topic_id=ID)
@@ -301,6 +334,15 @@ class TestSessions:
         assert one.ask(fetch.API, asked, 12).error_code == 0
         append(one, b"a", index=1)
         assert list(self.go_on(one, session_id, 2).responses) == []
+
+    def test_a_session_without_partitions_is_closed(self, one: OneBroker) -> None:
+        session_id = self.full(one)
+        asked = request({}, session_id=session_id, session_epoch=1)
+        asked.forgotten_topics_data = [ForgottenTopic(topic="t", topic_id=ID, partitions=[0, 1])]
+        response = one.ask(fetch.API, asked, 12)
+        assert (response.error_code, response.session_id, list(response.responses)) == (0, 0, [])
+        assert len(one.broker.fetch_sessions) == 0
+        assert self.go_on(one, session_id, 2).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
     def test_the_final_epoch_closes_the_session(self, one: OneBroker) -> None:
         session_id = self.full(one)
