@@ -92,6 +92,7 @@ class ReplicaKeys:
         1,
         "Tasks that fetch from one leader; its partitions are dealt out among them.",
         importance=HIGH,
+        check=at_least(1),
         update=CLUSTER_WIDE,
     )
     num_replica_alter_log_dirs_threads = optional_int32(

@@ -88,6 +88,7 @@ class AlterPartitionManager:
         self._has_topic_ids = has_topic_ids
         self._unsent: dict[TopicPartition, IsrChange] = {}
         self._task: asyncio.Task[None] | None = None
+        self._problem = ""
         self._is_closed = False
 
     def submit(self, partition: Partition, isr: tuple[int, ...]) -> None:
@@ -127,9 +128,15 @@ class AlterPartitionManager:
         try:
             return await self._channel.alter_partition(request, _HIGHEST if by_id else _HIGHEST_WITHOUT_IDS)
         except OSError as failure:
-            log.warning("The controller did not answer an AlterPartition: %s", failure)
+            self._complain(f"no answer: {failure}")
             self._again(changes)
             return None
+
+    def _complain(self, problem: str) -> None:
+        """Once for what may go on for long."""
+        if problem != self._problem:
+            log.warning("The controller does not take an AlterPartition, which is sent again: %s", problem)
+        self._problem = problem
 
     def _again(self, changes: dict[TopicPartition, IsrChange]) -> None:
         """What was proposed meanwhile is newer and stays."""
@@ -138,9 +145,10 @@ class AlterPartitionManager:
     def _on_response(self, changes: dict[TopicPartition, IsrChange], response: AlterPartitionResponse) -> bool:
         """Whether something has to be sent again after a while."""
         if response.error_code != ErrorCode.NONE:
-            log.warning("The controller answered an AlterPartition with %s", _code(response.error_code).name)
+            self._complain(_code(response.error_code).name)
             self._again(changes)
             return True
+        self._problem = ""
         names = {change.topic_id: tp.topic for tp, change in changes.items()}
         answered: dict[TopicPartition, ResponsePartitionData] = {}
         for topic in response.topics:

@@ -82,6 +82,7 @@ class ReplicaManager:
         self.controller_epoch = 0
         self.partitions: dict[TopicPartition, Partition] = {}
         self._brokers: object = None
+        self._last_shrink_ms = clock.now_ms()
         self.offline: dict[TopicPartition, None] = {}
         self._by_topic: dict[str, dict[TopicPartition, Partition]] = {}
         self.counters = PartitionCounters()
@@ -216,8 +217,14 @@ class ReplicaManager:
             self.isr_change_listener(partition, isr)
 
     def shrink_isrs(self) -> None:
-        """The `isr-expiration` task: every half of the lag limit."""
+        """The `isr-expiration` task: every half of the lag limit.
+
+        A broker that stood still itself (or whose clock jumped) cannot say that others did: it first lets them fetch.
+        """
         now_ms = self.clock.now_ms()
+        late_ms, self._last_shrink_ms = now_ms - self._last_shrink_ms, now_ms
+        if late_ms > self.max_lag_ms:
+            return
         for partition in list(self.partitions.values()):
             if (wanted := partition.isr_to_shrink_to(now_ms)) is not None:
                 self.on_isr_change_wanted(partition, wanted)

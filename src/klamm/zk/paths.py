@@ -82,7 +82,7 @@ ZNODES: Final = (
         "/brokers/topics/{topic}/partitions/{partition}/state",
         Mode.PERSISTENT,
         "partition_state",
-        "the controller; leaders ask it by AlterPartition",
+        "the controller; leaders ask it by AlterPartition, or before 2.7 write the ISR themselves, unfenced",
         fenced=True,
     ),
     ZnodeRule(CLUSTER_ID, Mode.PERSISTENT, "cluster_id", "the first broker of the cluster"),
@@ -93,9 +93,7 @@ ZNODES: Final = (
         REASSIGN_PARTITIONS, Mode.PERSISTENT, "reassignment", "tools; the controller shrinks and removes it", True
     ),
     ZnodeRule(PREFERRED_REPLICA_ELECTION, Mode.PERSISTENT, "partitions", "tools; the controller removes it", True),
-    ZnodeRule(
-        "/isr_change_notification/isr_change_", Mode.SEQUENTIAL, "partitions", "leaders of other versions; we only read"
-    ),
+    ZnodeRule("/isr_change_notification/isr_change_", Mode.SEQUENTIAL, "partitions", "leaders before 2.7, after it"),
     ZnodeRule(
         "/log_dir_event_notification/log_dir_event_",
         Mode.SEQUENTIAL,

@@ -65,10 +65,44 @@ def test_the_task_that_shrinks_asks_for_every_lagging_partition(one: OneBroker) 
     append(one, led(one), b"a")
     wanted: list[tuple[int, ...]] = []
     one.broker.replicas.isr_change_listener = lambda partition, isr: wanted.append(isr)
-    one.broker.replicas.shrink_isrs()
-    one.clock.elapsed_ms += 30_001
+    for _ in range(2):
+        one.broker.replicas.shrink_isrs()
+        one.clock.elapsed_ms += 15_001
+    assert wanted == []
     one.broker.replicas.shrink_isrs()
     assert wanted == [(1,)]
+
+
+def test_a_leader_that_stood_still_itself_lets_its_followers_fetch_first(one: OneBroker) -> None:
+    append(one, led(one), b"a")
+    wanted: list[tuple[int, ...]] = []
+    one.broker.replicas.isr_change_listener = lambda partition, isr: wanted.append(isr)
+    one.clock.elapsed_ms += 60_000
+    one.broker.replicas.shrink_isrs()
+    assert wanted == []
+    one.broker.replicas.shrink_isrs()
+    assert wanted == [(1,)]
+
+
+def test_nobody_waits_for_a_follower_that_is_gone(one: OneBroker) -> None:
+    one.update_metadata({}, brokers=(1, 2, 3))
+    partition = led(one, isr=(1, 2))
+    partition.on_follower_fetch(3, 0, 0, one.clock.now_ms(), -1)
+    append(one, partition, b"a")
+    partition.on_follower_fetch(2, 1, 0, one.clock.now_ms(), -1)
+    assert partition.log is not None and partition.log.high_watermark == 0
+    one.update_metadata({}, brokers=(1, 2))
+    assert partition.log.high_watermark == 1
+
+
+def test_the_high_watermark_is_looked_at_again_by_every_fetch(one: OneBroker) -> None:
+    one.update_metadata({}, brokers=(1, 2, 3))
+    partition = led(one, isr=(1, 2))
+    partition.on_follower_fetch(3, 0, 0, one.clock.now_ms(), -1)
+    append(one, partition, b"a")
+    partition.on_follower_fetch(2, 1, 0, one.clock.now_ms(), -1)
+    one.clock.elapsed_ms += 30_001
+    assert partition.on_follower_fetch(2, 1, 0, one.clock.now_ms(), -1)
 
 
 def test_a_growing_isr_counts_at_once_for_the_high_watermark(one: OneBroker) -> None:
