@@ -142,7 +142,11 @@ def _read_or_create_epoch() -> Steps[tuple[int, int]]:
             return decode_controller_epoch(found.data), found.stat.version
         try:
             yield ZkMulti((Create(paths.CONTROLLER_EPOCH, encode_controller_epoch(0)),))
-        except (MultiFailed, ConnectionLoss):
+        except ConnectionLoss:
+            continue
+        except MultiFailed as failed:
+            if not store.may_be_tried_again(failed):
+                raise
             continue
         return 0, 0
 
@@ -192,8 +196,12 @@ def _set_up_feature(ctx: ControllerContext) -> Steps[None]:
         op = Create(paths.FEATURE, data) if version is None else SetData(paths.FEATURE, data, version)
         try:
             yield from store.fenced(ctx, [op])
-        except (MultiFailed, ConnectionLoss):
+        except ConnectionLoss:
             continue
+        except MultiFailed as failed:
+            if store.may_be_tried_again(failed):
+                continue
+            yield Note(f"{paths.FEATURE} cannot be written: {failed}")
         return
 
 

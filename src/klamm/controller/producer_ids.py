@@ -8,7 +8,7 @@ from klamm.controller.context import ControllerContext
 from klamm.controller.effects import Note, Reply, Steps
 from klamm.controller.events import AllocateProducerIds
 from klamm.controller.replies import ProducerIdsBlock
-from klamm.controller.store import fenced, read_data
+from klamm.controller.store import fenced, may_be_tried_again, read_data
 from klamm.errors import ErrorCode
 from klamm.zk import paths
 from klamm.zk.ops import ConnectionLoss, MultiFailed, SetData
@@ -46,6 +46,11 @@ def _claim(ctx: ControllerContext, broker_id: int) -> Steps[ProducerIdsBlock]:
         try:
             data = encode_producer_id_block(block)
             yield from fenced(ctx, [SetData(paths.PRODUCER_ID_BLOCK, data, result.stat.version)])
-        except (MultiFailed, ConnectionLoss):
+        except ConnectionLoss:
             continue
+        except MultiFailed as failed:
+            if may_be_tried_again(failed):
+                continue
+            yield Note(f"no block of producer ids can be given: {failed}")
+            return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
         return ProducerIdsBlock(start=start, length=BLOCK_SIZE)

@@ -21,23 +21,28 @@ from klamm.zk import paths
 
 def on_partition_reassignment(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:
     """Starts, replaces, continues, cancels or completes the move of one partition."""
-    if new != ctx.assignment(tp):
-        yield from _update_current(ctx, tp, new)
+    if new != ctx.assignment(tp) and not (yield from _update_current(ctx, tp, new)):
+        return
     if (yield from _is_complete(ctx, tp, new)):
         yield from _complete(ctx, tp, new)
     elif tp in ctx.reassigning:
         yield from _begin(ctx, tp, new)
 
 
-def _update_current(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:
+def _update_current(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[bool]:
+    """False: the topic is gone, or its znode cannot be written."""
     old = ctx.assignment(tp)
-    yield from topic_store.rewrite_topic(ctx, tp.topic, lambda current: {**current, tp.partition: new})
+    znode = yield from topic_store.rewrite_topic(ctx, tp.topic, lambda current: {**current, tp.partition: new})
+    if znode is None or znode.assignment.get(tp.partition) != new:
+        yield Note(f"partition {tp} cannot be moved: its topic is gone or cannot be written")
+        return False
     ctx.put_assignment(tp, new)
     dropped = [r for r in old.replicas if r not in new.replicas]
     yield from _remove_replicas(ctx, tp, dropped)
     ctx.reassigning[tp] = None
     if not ctx.config.inter_broker_protocol.has_alter_partition:
         yield from store.read_data([paths.partition_state_path(*tp)], watch=True)
+    return True
 
 
 def _is_complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[bool]:

@@ -14,7 +14,8 @@ from klamm.controller.events import (
 )
 from klamm.controller.reassignment import on_partition_reassignment
 from klamm.controller.replies import PartitionResult, PartitionResults, Reassignments
-from klamm.controller.topic_validation import Refused
+from klamm.controller.topic_store import topic_size
+from klamm.controller.topic_validation import MAX_TOPIC_BYTES, Refused
 from klamm.errors import ErrorCode
 from klamm.model import ReplicaAssignment, TopicPartition
 from klamm.zk import paths
@@ -33,11 +34,35 @@ def on_api_reassignment(ctx: ControllerContext, event: ApiPartitionReassignment)
         else:
             accepted[tp] = planned
             results.append(PartitionResult(tp))
+    large = _too_large(ctx, accepted)
+    if large:
+        accepted = {tp: planned for tp, planned in accepted.items() if tp not in large}
+        results = [large.get(result.partition, result) if not result.error else result for result in results]
     if accepted:
         yield from _drop_from_znode(ctx, accepted)
     for tp, assignment in accepted.items():
         yield from on_partition_reassignment(ctx, tp, assignment)
     yield Reply(PartitionResults(tuple(results)))
+
+
+def _too_large(
+    ctx: ControllerContext, accepted: Mapping[TopicPartition, ReplicaAssignment]
+) -> dict[TopicPartition, PartitionResult]:
+    """Those of topics whose znode would not fit into a request to ZooKeeper any more."""
+    by_topic: dict[str, dict[int, ReplicaAssignment]] = {}
+    for tp, assignment in accepted.items():
+        by_topic.setdefault(tp.topic, {})[tp.partition] = assignment
+    sizes = {topic: topic_size(ctx, topic, changes) for topic, changes in by_topic.items()}
+    return {
+        tp: PartitionResult(
+            tp,
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"The replica assignment would take {sizes[tp.topic]} bytes in ZooKeeper; "
+            f"at most {MAX_TOPIC_BYTES} are possible.",
+        )
+        for tp in accepted
+        if sizes[tp.topic] > MAX_TOPIC_BYTES
+    }
 
 
 def plan(ctx: ControllerContext, tp: TopicPartition, target: Target) -> ReplicaAssignment | Refused:
@@ -102,6 +127,8 @@ def on_zk_reassignment(ctx: ControllerContext) -> Steps[None]:
         if ctx.has_assignment(tp) and ctx.assignment(tp).target_replicas == target:
             continue
         planned = plan(ctx, tp, target)
+        if isinstance(planned, ReplicaAssignment) and tp in (large := _too_large(ctx, {tp: planned})):
+            planned = Refused(large[tp].error, large[tp].message or "")
         if isinstance(planned, Refused):
             refused.append(tp)
             yield Note(f"reassignment of {tp} to {list(target)} is refused: {planned.message}")
@@ -144,8 +171,13 @@ def _drop_from_znode(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> S
         op = SetData(path, encode_reassignment(left), version) if left else Delete(path, version)
         try:
             yield from store.fenced(ctx, [op])
-        except (MultiFailed, ConnectionLoss):
+        except ConnectionLoss:
             continue
+        except MultiFailed as failed:
+            if store.may_be_tried_again(failed):
+                continue
+            yield Note(f"{path} stays as it is: {failed}")
+            return
         if not left:
             yield Enqueue(ZkPartitionReassignment())
         return

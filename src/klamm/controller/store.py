@@ -15,6 +15,7 @@ from klamm.controller.effects import MultiResults, Note, ReadResults, Steps, ZkM
 from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
 from klamm.zk import paths
 from klamm.zk.ops import (
+    BadVersion,
     Check,
     ConnectionLoss,
     Create,
@@ -24,16 +25,21 @@ from klamm.zk.ops import (
     GetData,
     GetDataResult,
     MultiFailed,
+    NodeExists,
     NoNode,
     ReadOp,
     SetData,
     SetDataResult,
     WriteOp,
+    ZkError,
+    request_size,
 )
 from klamm.zk.znodes import ZnodeFormatError, decode_config, decode_partition_state, encode_partition_state
 
 MAX_OPS = 1000
 """Operations a transaction: measured against a real ZooKeeper, more do not make it faster."""
+MAX_BYTES = 800_000
+"""Bytes a transaction, well below what ZooKeeper takes."""
 
 
 class ControllerMoved(Exception):
@@ -71,6 +77,11 @@ def fenced(ctx: ControllerContext, ops: Sequence[WriteOp]) -> Steps[MultiResults
     return results[1:]
 
 
+def may_be_tried_again(failed: MultiFailed) -> bool:
+    """Whether the znode changed under our hands. Any other refusal (no permission) will not go away by trying."""
+    return isinstance(failed.error, BadVersion | NodeExists | NoNode)
+
+
 def delete_all(ctx: ControllerContext, doomed: Sequence[str]) -> Steps[None]:
     """Deletes znodes in the order given; those that are gone already are as good as deleted."""
     left = list(doomed)
@@ -93,11 +104,12 @@ def delete_all(ctx: ControllerContext, doomed: Sequence[str]) -> Steps[None]:
 
 @dataclass(slots=True)
 class Updated:
-    """After `update_states`: what was written, what was left as it is, and what has no state znode."""
+    """After `update_states`: what was written, left as it is, has no state znode, or was refused by ZooKeeper."""
 
     changed: dict[TopicPartition, LeaderIsrAndControllerEpoch] = field(default_factory=dict)
     unchanged: dict[TopicPartition, LeaderIsrAndControllerEpoch] = field(default_factory=dict)
     missing: list[TopicPartition] = field(default_factory=list)
+    refused: dict[TopicPartition, ZkError] = field(default_factory=dict)
 
 
 def read_states(
@@ -144,10 +156,12 @@ def update_states(
                 updated.unchanged[tp] = state
             else:
                 wanted[tp] = new
-        updated.changed.update((yield from _write_states(ctx, wanted, chunk)))
+        yield from _write_states(ctx, wanted, chunk, updated)
         intended = wanted
-        pending = [tp for tp in wanted if tp not in updated.changed]
+        pending = [tp for tp in wanted if tp not in updated.changed and tp not in updated.refused]
         chunk = max(1, chunk // 4)
+    for tp, error in updated.refused.items():
+        yield Note(f"the state of {tp} cannot be written: {error}")
     return updated
 
 
@@ -171,28 +185,48 @@ def _is_ours(ctx: ControllerContext, found: LeaderIsrAndControllerEpoch, meant: 
 
 
 def _write_states(
-    ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr], chunk: int
-) -> Steps[dict[TopicPartition, LeaderIsrAndControllerEpoch]]:
-    """Writes in transactions of `chunk`; a transaction that failed or whose answer was lost is left out."""
-    written: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
-    for part in _chunks(list(wanted), chunk):
-        ops = [
-            SetData(paths.partition_state_path(*tp), _encode(ctx, wanted[tp]), wanted[tp].partition_epoch)
-            for tp in part
-        ]
+    ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr], chunk: int, updated: Updated
+) -> Steps[None]:
+    """Writes in transactions of `chunk`; one that failed or whose answer was lost enters only what was refused."""
+    ops = {
+        tp: SetData(paths.partition_state_path(*tp), _encode(ctx, state), state.partition_epoch)
+        for tp, state in wanted.items()
+    }
+    for part in _parts(ops, lambda tp: request_size(ops[tp]), chunk):
         try:
-            results = yield from fenced(ctx, ops)
-        except (MultiFailed, ConnectionLoss):
+            results = yield from fenced(ctx, [ops[tp] for tp in part])
+        except ConnectionLoss:
+            continue
+        except MultiFailed as failed:
+            if not may_be_tried_again(failed):
+                updated.refused[part[failed.index - 1]] = failed.error
             continue
         for tp, result in zip(part, results, strict=True):
             assert isinstance(result, SetDataResult)
             state = replace(wanted[tp], partition_epoch=result.stat.version)
-            written[tp] = LeaderIsrAndControllerEpoch(state, ctx.epoch)
-    return written
+            updated.changed[tp] = LeaderIsrAndControllerEpoch(state, ctx.epoch)
 
 
-def _chunks(tps: list[TopicPartition], size: int) -> Iterator[list[TopicPartition]]:
-    return (tps[i : i + size] for i in range(0, len(tps), size))
+def _parts(
+    tps: Iterable[TopicPartition], size_of: Callable[[TopicPartition], int], count: int
+) -> Iterator[list[TopicPartition]]:
+    """In pieces of at most `count` that fit into a transaction by their bytes as well."""
+    part: list[TopicPartition] = []
+    size = 0
+    for tp in tps:
+        own = size_of(tp)
+        if part and (len(part) == count or size + own > MAX_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(tp)
+        size += own
+    if part:
+        yield part
+
+
+def state_size(tp: TopicPartition, state: LeaderAndIsr) -> int:
+    """About how many bytes the creation of a partition's first state takes: two znodes and what is above them."""
+    return 3 * (len(tp.topic) + 130) + 120 + 12 * len(state.isr)
 
 
 def state_creation_ops(
@@ -212,15 +246,22 @@ def state_creation_ops(
 def create_states(
     ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr]
 ) -> Steps[dict[TopicPartition, LeaderIsrAndControllerEpoch]]:
-    """Creates first states. A state that is there already (half-created topic, lost answer) is adopted as it is."""
+    """Creates first states. A state that is there already (half-created topic, lost answer) is adopted as it is.
+
+    What ZooKeeper refuses for another reason is noted and left out.
+    """
     created: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
-    for part in _chunks(list(wanted), MAX_OPS // 2):
+    for part in _parts(wanted, lambda tp: state_size(tp, wanted[tp]), MAX_OPS // 2):
         pending = {tp: wanted[tp] for tp in part}
         existing = {paths.topic_partitions_path(t) for t in {tp.topic for tp in part} if _has_states(ctx, t)}
         while pending:
             try:
                 yield from fenced(ctx, state_creation_ops(ctx, pending, set(existing)))
-            except (MultiFailed, ConnectionLoss):
+            except (MultiFailed, ConnectionLoss) as failed:
+                if isinstance(failed, MultiFailed) and not may_be_tried_again(failed):
+                    yield Note(f"partition states cannot be created: {failed}")
+                    pending = {tp: state for tp, state in pending.items() if failed.op.path not in _path_to(tp)}
+                    continue
                 found, existing = yield from _what_exists(list(pending))
                 created.update(found)
                 pending = {tp: state for tp, state in pending.items() if _can_be_created(tp, existing)}
@@ -238,20 +279,21 @@ def _has_states(ctx: ControllerContext, topic: str) -> bool:
     return any(tp in ctx.leadership for tp in ctx.partitions_of(topic))
 
 
+def _path_to(tp: TopicPartition) -> tuple[str, ...]:
+    """The topic, and everything below it down to the state."""
+    return (
+        paths.topic_path(tp.topic),
+        paths.topic_partitions_path(tp.topic),
+        paths.partition_path(*tp),
+        paths.partition_state_path(*tp),
+    )
+
+
 def _what_exists(
     tps: list[TopicPartition],
 ) -> Steps[tuple[dict[TopicPartition, LeaderIsrAndControllerEpoch], set[str]]]:
     """The states that are there and can be read, and which of these znodes and those above them are."""
-    above = dict.fromkeys(
-        path
-        for tp in tps
-        for path in (
-            paths.topic_path(tp.topic),
-            paths.topic_partitions_path(tp.topic),
-            paths.partition_path(*tp),
-            paths.partition_state_path(*tp),
-        )
-    )
+    above = dict.fromkeys(path for tp in tps for path in _path_to(tp))
     nodes = yield from read_data(above)
     states = yield from read_states(tps)
     return states, {path for path, node in zip(above, nodes, strict=True) if node is not None}

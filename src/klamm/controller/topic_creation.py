@@ -7,7 +7,7 @@ the partition state machine; a controller that finds such a topic finishes it, s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from klamm.controller import topic_store
 from klamm.controller.context import ControllerContext, PartitionReplica
@@ -17,8 +17,8 @@ from klamm.controller.events import CreatableTopic, CreateTopics, PartitionModif
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.controller.store import MAX_OPS, fenced, read, state_creation_ops
-from klamm.controller.topic_validation import Refused, colliding_topic, plan_topic
+from klamm.controller.store import MAX_BYTES, MAX_OPS, fenced, read, state_creation_ops, state_size
+from klamm.controller.topic_validation import Refused, check_size, colliding_topic, plan_topic
 from klamm.controller.topics import (
     broker_racks,
     duplicates,
@@ -29,7 +29,18 @@ from klamm.controller.topics import (
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, LeaderAndIsr, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
 from klamm.zk import paths
-from klamm.zk.ops import ConnectionLoss, Create, Exists, ExistsResult, MultiFailed, NodeExists, NoNode, SetData, WriteOp
+from klamm.zk.ops import (
+    ConnectionLoss,
+    Create,
+    Exists,
+    ExistsResult,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    SetData,
+    WriteOp,
+    request_size,
+)
 from klamm.zk.znodes import TopicZnode, encode_config, encode_topic
 
 Outcome = TopicResult | None
@@ -42,22 +53,27 @@ class _Plan:
     spec: CreatableTopic
     znode: TopicZnode
     states: dict[TopicPartition, LeaderAndIsr]
+    topic_data: bytes
+    config_data: bytes
     config_exists: bool = False
+    is_large: bool = field(init=False)
+    """Too large to be written at once."""
+
+    def __post_init__(self) -> None:
+        size = len(self.topic_data) + len(self.config_data)
+        size += sum(state_size(tp, state) for tp, state in self.states.items())
+        self.is_large = size > MAX_BYTES or len(self.znode.assignment) * 2 + 4 > MAX_OPS
 
     @property
     def name(self) -> str:
         return self.spec.name
 
-    @property
-    def is_large(self) -> bool:
-        return len(self.znode.assignment) * 2 + 4 > MAX_OPS
-
     def ops(self, ctx: ControllerContext) -> list[WriteOp]:
         config_path = paths.config_entity_path("topics", self.name)
-        config = encode_config(dict(self.spec.configs))
+        config = self.config_data
         first: WriteOp = SetData(config_path, config) if self.config_exists else Create(config_path, config)
         states = {} if self.is_large else self.states
-        topic = Create(paths.topic_path(self.name), encode_topic(self.znode))
+        topic = Create(paths.topic_path(self.name), self.topic_data)
         return [first, topic, *state_creation_ops(ctx, states, set())]
 
     def result(self) -> TopicResult:
@@ -104,7 +120,12 @@ def _plan_all(ctx: ControllerContext, event: CreateTopics) -> tuple[dict[str, _P
         if isinstance(planned, Refused):
             results[spec.name] = TopicResult(spec.name, planned.error, planned.message)
             continue
-        plans[spec.name] = _plan(ctx, spec, planned)
+        plan = _plan(ctx, spec, planned)
+        refused = check_size(len(plan.topic_data), len(plan.config_data))
+        if refused is not None:
+            results[spec.name] = TopicResult(spec.name, refused.error, refused.message)
+            continue
+        plans[spec.name] = plan
         if keys is not ctx.collision_keys:
             keys[spec.name.replace(".", "_")] = spec.name
     return plans, results
@@ -119,7 +140,7 @@ def _plan(ctx: ControllerContext, spec: CreatableTopic, replicas: dict[int, tupl
         first = initial_leader_and_isr(brokers, [b for b in brokers if ctx.is_replica_online(b, tp)])
         if first is not None:
             states[tp] = first
-    return _Plan(spec, znode, states)
+    return _Plan(spec, znode, states, encode_topic(znode), encode_config(dict(spec.configs)))
 
 
 def _note_existing_configs(plans: dict[str, _Plan]) -> Steps[None]:
@@ -156,9 +177,11 @@ def _next_group(ctx: ControllerContext, pending: list[_Plan]) -> tuple[list[_Pla
     group: list[_Plan] = []
     ops: list[WriteOp] = []
     owners: list[_Plan] = []
+    size = 0
     for plan in pending:
         own = plan.ops(ctx)
-        if group and len(ops) + len(own) > MAX_OPS:
+        size += sum(map(request_size, own))
+        if group and (len(ops) + len(own) > MAX_OPS or size > MAX_BYTES):
             break
         group.append(plan)
         ops += own

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from klamm.controller.context import ControllerContext
 from klamm.controller.effects import Note, Steps
-from klamm.controller.store import MAX_OPS, delete_all, fenced, read, read_children, read_data
+from klamm.controller.store import MAX_OPS, delete_all, fenced, may_be_tried_again, read, read_children, read_data
 from klamm.frozen import dataclass
 from klamm.model import ZERO_UUID, BrokerEndPoints, ReplicaAssignment
 from klamm.zk import paths
@@ -20,6 +20,7 @@ from klamm.zk.ops import (
     MultiFailed,
     NodeExists,
     NotEmpty,
+    RequestTooLarge,
     SetData,
 )
 from klamm.zk.znodes import TopicZnode, ZnodeFormatError, decode_topic, encode_topic
@@ -58,7 +59,8 @@ def rewrite_topic(
 ) -> Steps[TopicZnode | None]:
     """Compare and swap of a topic znode; keys we do not know and the id stay. None: the topic is gone.
 
-    `change` may be called more than once, and must give the same when applied to its own result.
+    `change` may be called more than once, and must give the same when applied to its own result. A znode that
+    ZooKeeper does not let us write stays as it is: what is returned is what is there.
     """
     while True:
         stored = (yield from read_topics([topic])).get(topic)
@@ -70,9 +72,23 @@ def rewrite_topic(
             return new
         try:
             yield from fenced(ctx, [SetData(paths.topic_path(topic), encode_topic(new), stored.version)])
-        except (MultiFailed, ConnectionLoss):
+        except ConnectionLoss:
             continue
+        except MultiFailed as failed:
+            if may_be_tried_again(failed):
+                continue
+            yield Note(f"topic {topic} stays as it is: {failed}")
+            return stored.znode
+        except RequestTooLarge as error:
+            yield Note(f"topic {topic} stays as it is: {error}")
+            return stored.znode
         return new
+
+
+def topic_size(ctx: ControllerContext, topic: str, changes: Assignment) -> int:
+    """Bytes of a topic's znode with these partitions added or changed."""
+    assignment = {**ctx.topics.get(topic, {}), **changes}
+    return len(encode_topic(TopicZnode(assignment, ctx.topic_ids.get(topic, ZERO_UUID))))
 
 
 def read_brokers(*, watch: bool = False) -> Steps[dict[int, BrokerEndPoints]]:

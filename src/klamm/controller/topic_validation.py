@@ -17,6 +17,8 @@ from klamm.frozen import dataclass
 from klamm.model import ReplicaAssignment
 
 MAX_NAME_LENGTH: Final = 249
+MAX_TOPIC_BYTES: Final = 900_000
+"""What a topic's znode and its config may take together: ZooKeeper takes requests of 1 MB."""
 _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 Assignment = dict[int, tuple[int, ...]]
@@ -52,6 +54,17 @@ def validate_topic_name(name: str) -> Refused | None:
             "ASCII alphanumerics, '.', '_' and '-'"
         )
     return None if reason is None else Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
+
+
+def check_size(topic_bytes: int, config_bytes: int = 0) -> Refused | None:
+    """Whether the znodes of a topic fit into a request to ZooKeeper; None when they do."""
+    if topic_bytes + config_bytes <= MAX_TOPIC_BYTES:
+        return None
+    if config_bytes > topic_bytes:
+        message = f"The configuration takes {config_bytes} bytes in ZooKeeper; at most {MAX_TOPIC_BYTES} are possible."
+        return Refused(ErrorCode.INVALID_CONFIG, message)
+    message = f"The replica assignment takes {topic_bytes} bytes in ZooKeeper; at most {MAX_TOPIC_BYTES} are possible."
+    return Refused(ErrorCode.INVALID_PARTITIONS, message)
 
 
 def colliding_topic(name: str, collision_keys: Mapping[str, str]) -> str | None:

@@ -14,7 +14,7 @@ from klamm.controller.replies import TopicResult, TopicResults
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.store import read, read_children
 from klamm.controller.topic_store import StoredTopic
-from klamm.controller.topic_validation import Refused, TopicDefaults, plan_partitions
+from klamm.controller.topic_validation import Refused, TopicDefaults, check_size, plan_partitions
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, ReplicaAssignment, TopicPartition
 from klamm.zk import paths
@@ -136,11 +136,15 @@ def _grow_topic(ctx: ControllerContext, spec: CreatablePartitions, validate_only
     plan = plan_partitions(spec, ctx.topics[topic], broker_racks(ctx), topic_defaults(ctx))
     if isinstance(plan, Refused):
         return _refuse(topic, plan.error, plan.message)
+    added = {p: ReplicaAssignment(replicas) for p, replicas in plan.items()}
+    if (refused := check_size(topic_store.topic_size(ctx, topic, added))) is not None:
+        return _refuse(topic, refused.error, refused.message)
     if not validate_only:
-        added = {p: ReplicaAssignment(replicas) for p, replicas in plan.items()}
         written = yield from topic_store.rewrite_topic(ctx, topic, lambda current: {**added, **current})
         if written is None:
             return _refuse(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
+        if not added.keys() <= written.assignment.keys():
+            return _refuse(topic, ErrorCode.UNKNOWN_SERVER_ERROR, "ZooKeeper refused the new assignment.")
         new = {p: a for p, a in written.assignment.items() if p not in ctx.topics[topic]}
         for partition, assignment in new.items():
             ctx.put_assignment(TopicPartition(topic, partition), assignment)

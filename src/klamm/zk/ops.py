@@ -318,6 +318,12 @@ class ConnectionLoss(ZkError):
     code = Code.CONNECTION_LOSS
 
 
+class RequestTooLarge(ZkError):
+    """Larger than ZooKeeper takes (jute.maxbuffer): it was not sent, for the server would drop the connection."""
+
+    code = Code.MARSHALLING_ERROR
+
+
 @dataclass(frozen=True, slots=True)
 class MultiFailure:
     """Which operation of a multi failed, and with what; no operation of it took effect."""
@@ -339,6 +345,8 @@ class MultiFailed(ZkError):
         super().__init__(failure.op.path, f"operation {failure.index} of the multi failed: {failure.error}")
 
 
+_OP_OVERHEAD: Final = 80
+"""Header, lengths, version or flags, and the ACL that everybody may do everything."""
 _ERRORS: Final[dict[int, type[ZkError]]] = {
     cls.code: cls
     for cls in (
@@ -372,3 +380,9 @@ def multi_failure(ops: Sequence[WriteOp], results: tuple[MultiResult, ...]) -> M
         if isinstance(result, ErrorResult) and result.code != Code.OK:
             return MultiFailure(index, op, error_for(result.code, op.path), results)
     return None
+
+
+def request_size(op: WriteOp) -> int:
+    """How many bytes it takes in a multi, rather too many than too few."""
+    data = op.data if isinstance(op, Create | SetData) else None
+    return len(op.path.encode()) + len(data or b"") + _OP_OVERHEAD

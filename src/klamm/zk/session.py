@@ -42,6 +42,7 @@ from klamm.zk.ops import (
     NoNode,
     ReadOp,
     ReadResult,
+    RequestTooLarge,
     SessionExpired,
     SetData,
     SetDataResult,
@@ -58,6 +59,8 @@ from klamm.zk.predecessor import SessionCredentials
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 10
+MAX_REQUEST_BYTES: Final = 1_000_000
+"""Below jute.maxbuffer (1 MB unless configured): a server answers a larger request by closing the connection."""
 _SHORT_TIMEOUT_MS: Final = 3_000
 """kazoo pings by a clock with 0.4 s of chance in it; below this timeout we keep the session alive ourselves."""
 T = TypeVar("T")
@@ -240,8 +243,12 @@ class ZkSession:
         return data, Stat._make(stat)
 
     async def multi(self, operations: Sequence[WriteOp]) -> tuple[WriteResult, ...]:
-        """All or nothing. Raises MultiFailed naming the operation that failed, ConnectionLoss, SessionExpired."""
+        """All or nothing. Raises MultiFailed naming the operation that failed, ConnectionLoss, SessionExpired.
+
+        One that is too large for ZooKeeper raises RequestTooLarge, and nothing is sent.
+        """
         full = [self._chroot.enter(op) for op in operations]
+        _check_size(full)
         results = tuple(map(self._chroot.leave_result, await self._submit(kz.Multi(full))))
         failure = ops.multi_failure(operations, results)
         if failure is not None:
@@ -259,8 +266,10 @@ class ZkSession:
         await self._write(op)
 
     async def _write(self, op: Create | SetData | Delete) -> Any:
+        full = self._chroot.enter(op)
+        _check_size([full])
         try:
-            return await self._submit(kz.request(self._chroot.enter(op), None))
+            return await self._submit(kz.request(full, None))
         except ZkError as error:
             raise _about(error, op.path) from None
 
@@ -398,6 +407,14 @@ def _read_result(op: ReadOp, answer: Any) -> ReadResult:
     if isinstance(op, GetData):
         return GetDataResult(value, Stat._make(stat))
     return GetChildrenResult(tuple(value), Stat._make(stat))
+
+
+def _check_size(operations: Sequence[WriteOp]) -> None:
+    size = sum(map(ops.request_size, operations))
+    if size > MAX_REQUEST_BYTES:
+        largest = max(operations, key=ops.request_size)
+        message = f"a request of {size} bytes is too large for ZooKeeper; the largest part is {largest.path}"
+        raise RequestTooLarge(largest.path, message)
 
 
 def _about(error: ZkError, path: str) -> ZkError:
