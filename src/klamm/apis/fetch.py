@@ -47,7 +47,7 @@ def handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchRespo
         return FetchResponse(error_code=context, responses=())
     refused, asked = _sort_out(broker, context, ctx.api_version)
     max_bytes = min(req.max_bytes, broker.config.fetch_max_bytes)
-    params = _params(ctx.api_version, req, max_bytes, has_refused=bool(refused))
+    params = _params(ctx, req, max_bytes, has_refused=bool(refused))
     reads = broker.replicas.fetch_messages(params, [(p.tp, p.fetch) for p in asked if p.tp is not None])
     if isinstance(reads, asyncio.Future):
         return then(reads, lambda done: _respond(broker, ctx, params, context, asked, done, refused))
@@ -61,19 +61,21 @@ def _replica(version: int, req: FetchRequest) -> tuple[int, int]:
     return (-1, -1) if state is None else (state.replica_id, state.replica_epoch)
 
 
-def _params(version: int, req: FetchRequest, max_bytes: int, *, has_refused: bool) -> FetchParams:
-    replica_id, replica_epoch = _replica(version, req)
+def _params(ctx: RequestContext, req: FetchRequest, max_bytes: int, *, has_refused: bool) -> FetchParams:
+    replica_id, replica_epoch = _replica(ctx.api_version, req)
     if replica_id >= 0:
         isolation = Isolation.LOG_END
     else:
         isolation = Isolation.TXN_COMMITTED if req.isolation_level == 1 else Isolation.HIGH_WATERMARK
+    min_bytes = min(req.min_bytes, max_bytes)
     return FetchParams(
         max_wait_ms=0 if has_refused else min(req.max_wait_ms, _MAX_WAIT_MS),
-        min_bytes=min(req.min_bytes, max_bytes),
+        min_bytes=min_bytes if min_bytes <= ctx.response_room() else 1,
         max_bytes=max_bytes,
         isolation=isolation,
         replica_id=replica_id,
         replica_epoch=replica_epoch,
+        budget=ctx,
     )
 
 

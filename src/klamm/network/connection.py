@@ -105,13 +105,18 @@ class Connection(MutableProtocol):
         self.is_write_paused = False
         if self._unsent:
             now = self._monotonic()
-            for request, flushed_at in self._unsent:
-                self.processor.record(request, flushed_at, now)
-            self._unsent.clear()
+            self._record_unsent(now)
         if self._held:
             self.channel.put_back(self._held)
         self._mark_ready()
         self.resume(WRITE)
+
+    def _record_unsent(self, now: float) -> None:
+        """What was written has left, or has nowhere to go."""
+        for request, flushed_at in self._unsent:
+            self.channel.unsent_bytes -= request.response_size_bytes
+            self.processor.record(request, flushed_at, now)
+        self._unsent.clear()
 
     # Requests.
 
@@ -243,6 +248,7 @@ class Connection(MutableProtocol):
         request.response_parts = parts
         request.response_size_bytes = size
         request.is_complete = True
+        self.channel.unsent_bytes += size - request.reserved_bytes
         self.processor.response_queue_size += 1
         if self.in_flight[0] is request:
             if size > FLUSH_BYTES:
@@ -282,7 +288,7 @@ class Connection(MutableProtocol):
                 break
         if parts:
             self._write(parts, size)
-        self._after_write(sent, now)
+        self._after_write(sent, size, now)
 
     def _write(self, parts: list[BytesLike], size: int) -> None:
         transport = self._transport
@@ -294,7 +300,7 @@ class Connection(MutableProtocol):
         else:
             transport.writelines(parts)
 
-    def _after_write(self, sent: list[Request], flushed_at: float) -> None:
+    def _after_write(self, sent: list[Request], size: int, flushed_at: float) -> None:
         processor = self.processor
         processor.response_queue_size -= len(sent)
         self.channel.note_sent(len(sent))
@@ -303,6 +309,7 @@ class Connection(MutableProtocol):
         if self.is_write_paused:
             self._unsent.extend((request, flushed_at) for request in sent)
         else:
+            self.channel.unsent_bytes -= size
             for request in sent:
                 processor.record(request, flushed_at, now)
         last = sent[-1]
@@ -355,9 +362,7 @@ class Connection(MutableProtocol):
         self.is_closed = True
         self.is_write_paused = False
         self._cancel_throttle()
-        for request, flushed_at in self._unsent:
-            self.processor.record(request, flushed_at, self._monotonic())
-        self._unsent.clear()
+        self._record_unsent(self._monotonic())
         if self.paused & CLOSING:
             self._frames.clear()
         if self._held:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from klamm.network.connection import Connection
 
 ANONYMOUS: Final = "User:ANONYMOUS"
+_UNLIMITED: Final = 2**31 - 1
 
 
 class Plane(Enum):
@@ -99,6 +100,13 @@ class RequestContext:
         """Closes the connection after this request's response, or at once when it has none (acks=0 and an error)."""
         self.closes_connection = True
 
+    def response_room(self) -> int:
+        """How many bytes of records this response may have: less while other clients do not read theirs."""
+        return _UNLIMITED
+
+    def reserve_response(self, size_bytes: int) -> None:
+        """So many bytes were read for this response, which may still have to wait: they count as unsent from now on."""
+
     @property
     def connection_id(self) -> str:
         return self.channel.connection_id
@@ -140,6 +148,7 @@ class Request(RequestContext):
         "message",
         "received_at",
         "remote_done_at",
+        "reserved_bytes",
         "response_parts",
         "response_size_bytes",
         "size_bytes",
@@ -172,7 +181,15 @@ class Request(RequestContext):
         self.is_complete = False
         self.response_parts: list[BytesLike] | None = None
         self.response_size_bytes = 0
+        self.reserved_bytes = 0
         self.split_name: str | None = None
+
+    def response_room(self) -> int:
+        return self.connection.channel.response_room()
+
+    def reserve_response(self, size_bytes: int) -> None:
+        self.reserved_bytes += size_bytes
+        self.connection.channel.unsent_bytes += size_bytes
 
 
 class ApiSpec(Protocol):

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 CONTROL_PLANE_QUEUE_LIMIT: Final = 20
 UNLIMITED: Final = -1
+UNSENT_RESPONSE_BYTES: Final = 128 * 1024 * 1024
+"""What responses may hold in memory until their clients have read them; beyond it a fetch gets the least there is."""
+LEAST_RESPONSE_BYTES: Final = 64 * 1024
+"""What a response may have however much is unsent: clients that do read must get on."""
 _GROUP: Final = "kafka.network"
 
 
@@ -80,6 +84,7 @@ class RequestChannel:
         self.control = RequestQueue(CONTROL_PLANE_QUEUE_LIMIT)
         self.memory_pool = MemoryPool(queued_max_request_bytes)
         self.in_flight = 0
+        self.unsent_bytes = 0
         self.wake_handlers: Callable[[], None] = _nobody_listens
         self.flushes_itself = False
         self._to_flush: list[Connection] = []
@@ -150,6 +155,10 @@ class RequestChannel:
             connections, self._to_flush = self._to_flush, []
             for connection in connections:
                 connection.flush()
+
+    def response_room(self) -> int:
+        """How large a response may be now: half of what is left, so that a few slow readers do not take it all."""
+        return max(LEAST_RESPONSE_BYTES, (UNSENT_RESPONSE_BYTES - self.unsent_bytes) // 2)
 
     def note_sent(self, count: int) -> None:
         """So many requests have left the broker, with a response or without."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, UNKNOWN_BROKER_EPOCH, TopicPartition
@@ -19,6 +19,14 @@ Fetches: TypeAlias = Sequence[tuple[TopicPartition, PartitionFetch]]
 Reads: TypeAlias = list[tuple[TopicPartition, PartitionRead]]
 
 
+class ResponseBudget(Protocol):
+    """What is left of the memory for responses that their clients have not read."""
+
+    def response_room(self) -> int: ...
+
+    def reserve_response(self, size_bytes: int) -> None: ...
+
+
 @dataclass(slots=True)
 class FetchParams:
     """What a fetch asks of all its partitions. `replica_id` -1 is a consumer, -2 a debugging one, else a follower."""
@@ -29,6 +37,7 @@ class FetchParams:
     isolation: Isolation = Isolation.HIGH_WATERMARK
     replica_id: int = -1
     replica_epoch: int = UNKNOWN_BROKER_EPOCH
+    budget: ResponseBudget | None = None
 
     @property
     def is_from_follower(self) -> bool:
@@ -45,7 +54,7 @@ class FetchPath:
         """Reads now, and again later when there was less than `min_bytes` and nothing to report at once."""
         reads = self.read_all(params, fetches)
         if params.max_wait_ms <= 0 or not fetches or _must_answer(reads, params.min_bytes):
-            return reads
+            return _reserved(params, reads)
         delayed = _DelayedFetch(self, params, fetches, reads)
         return self._replicas.fetch_purgatory.try_complete_else_watch(
             [tp for tp, _ in fetches], params.max_wait_ms, delayed.try_complete, delayed.on_expire
@@ -53,7 +62,7 @@ class FetchPath:
 
     def read_all(self, params: FetchParams, fetches: Fetches) -> Reads:
         """Partitions are read in the order asked until the response is full; the first batch always fits."""
-        limit = params.max_bytes
+        limit = params.max_bytes if params.budget is None else min(params.max_bytes, params.budget.response_room())
         min_one_message = True
         reads: Reads = []
         for tp, fetch in fetches:
@@ -118,6 +127,13 @@ def _must_answer(reads: Reads, min_bytes: int) -> bool:
     return total >= min_bytes
 
 
+def _reserved(params: FetchParams, reads: Reads) -> Reads:
+    """The reads that will be the answer. One append may complete many fetches before any of them is sent."""
+    if params.budget is not None:
+        params.budget.reserve_response(sum(read.size_bytes for _, read in reads))
+    return reads
+
+
 class _DelayedFetch:
     """Waits until `min_bytes` can be read, estimated from how the logs grew: no read happens while waiting."""
 
@@ -135,11 +151,11 @@ class _DelayedFetch:
 
     def try_complete(self) -> Reads | None:
         if self._must_read():
-            return self._path.read_all(self._params, self._fetches)
+            return self.on_expire()
         return None
 
     def on_expire(self) -> Reads:
-        return self._path.read_all(self._params, self._fetches)
+        return _reserved(self._params, self._path.read_all(self._params, self._fetches))
 
     def _must_read(self) -> bool:
         replicas, params = self._path._replicas, self._params
