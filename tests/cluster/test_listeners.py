@@ -173,3 +173,17 @@ def test_a_port_in_use(two: BrokerProcess, tmp_path: Path) -> None:
     config = {"log.dirs": tmp_path / "logs", "listeners": f"PLAINTEXT://127.0.0.1:{port}"}
     said = refuse_to_start(write_properties(tmp_path / "broker.properties", config))
     assert str(port) in said and "in use" in said.lower()
+
+
+def test_an_advertised_address_that_leads_nowhere(tmp_path: Path) -> None:
+    """The controller cannot reach this broker: it says what is wrong while it waits, and can be stopped."""
+    listeners = {"listeners": "PLAINTEXT://127.0.0.1:0", "advertised.listeners": "PLAINTEXT://127.0.0.1:1"}
+    broker = broker_at(tmp_path, **listeners)
+    broker.launch()
+    try:
+        eventually(lambda: "It connects to PLAINTEXT://127.0.0.1:1, which advertised.listeners" in broker.log, "silent")
+        assert broker.stop() == 0, broker.log
+    finally:
+        broker.process.kill()
+        broker.process.wait()
+    assert "Traceback" not in broker.log

@@ -105,9 +105,11 @@ class KafkaServer:
         self._broker = self._build(loop, broker_id, cluster_id, configs)
         self._replication = Replication(self._broker)
         await self._open_listeners()
-        await self._join(config.zookeeper_session_timeout_ms + registration.MARGIN_MS if had_predecessor else 0)
+        address = await self._join(
+            config.zookeeper_session_timeout_ms + registration.MARGIN_MS if had_predecessor else 0
+        )
         self._schedule()
-        await self._wait_until_known()
+        await registration.until_known(self._broker.metadata, address)
         names = ", ".join(f"{e.listener}://{e.host}:{e.port}" for e in self.endpoints)
         log.info("Broker %d of cluster %s answers on %s", broker_id, cluster_id, names)
 
@@ -204,12 +206,13 @@ class KafkaServer:
             self._metrics_server = MetricsServer(broker.metrics, config.klamm_metrics_host, config.klamm_metrics_port)
             await self._metrics_server.start()
 
-    async def _join(self, wait_ms: int) -> None:
-        """Registers, competes for the controller's role, and begins to read requests."""
+    async def _join(self, wait_ms: int) -> EndPoint:
+        """Registers, competes for the controller's role, and begins to read requests; where the controller connects."""
         assert self._controller is not None and self._sockets is not None
         broker = self.broker
         advertised = settings.advertised(broker.config, self._sockets.endpoints)
-        self._controller.start(settings.controller(broker.config, broker.id, advertised))
+        settings_of_controller = settings.controller(broker.config, broker.id, advertised)
+        self._controller.start(settings_of_controller)
         registered = await registration.register(self._controller.handle, wait_ms)
         if registered.error != ErrorCode.NONE:
             raise KlammError(f"Broker {broker.id} cannot register: {registered.message}")
@@ -217,13 +220,7 @@ class KafkaServer:
         self._has_joined = True
         broker.groups.startup()
         self._sockets.start_processing()
-
-    async def _wait_until_known(self) -> None:
-        """The controller's first UpdateMetadata has arrived, so clients are told of this broker."""
-        broker = self.broker
-        # Looked at only here, a few times a start: not worth an event in the cache.
-        while broker.metadata.snapshot.brokers.get(broker.id) is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+        return next(e for e in advertised if e.listener == settings_of_controller.controller_listener)
 
     # --- while it runs -------------------------------------------------------------------------------------------
 

@@ -1,15 +1,18 @@
-"""A broker's first registration. An id that is taken is refused, but what may be our own last run's is waited for."""
+"""A broker joins its cluster: it registers in ZooKeeper, and then the controller connects to it and tells it so."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Final
 
 from klamm.controller.events import Startup
 from klamm.controller.replies import BrokerRegistration
 from klamm.controller.runner import ControllerHandle
-from klamm.errors import ErrorCode
+from klamm.errors import ErrorCode, KlammError
+from klamm.metadata import MetadataCache
+from klamm.model import EndPoint
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +21,16 @@ MARGIN_MS: Final = 10_000
 RETRY_S: Final = 0.2
 
 
+WARN_S: Final = 5.0
+LIMIT_S: Final = 120.0
+"""The controller first fails over, if it is new, and retries its connections."""
+
+
 async def register(handle: ControllerHandle, wait_ms: int = 0) -> BrokerRegistration:
-    """The controller's answer to `Startup`; while the id is taken it is asked again, for `wait_ms`."""
+    """The controller's answer to `Startup`.
+
+    An id that is taken is refused, but one that this broker's own last run may hold is waited for: for `wait_ms`.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_ms / 1000
     registration: BrokerRegistration = await handle.submit(Startup())
@@ -33,3 +44,29 @@ async def register(handle: ControllerHandle, wait_ms: int = 0) -> BrokerRegistra
         await asyncio.sleep(RETRY_S)
         registration = await handle.submit(Startup())
     return registration
+
+
+async def until_known(
+    metadata: MetadataCache, address: EndPoint, *, warn_s: float = WARN_S, limit_s: float = LIMIT_S
+) -> None:
+    """The controller's first UpdateMetadata has arrived at `address`, so clients are told of this broker.
+
+    After `warn_s` says once what may be wrong; raises KlammError after `limit_s`.
+    """
+    known = asyncio.Event()
+    metadata.when_alive(metadata.broker_id, known.set)
+    where = f"{address.listener}://{address.host}:{address.port}"
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(known.wait(), warn_s)
+        return
+    log.warning(
+        "The controller has not reached this broker yet. It connects to %s, which advertised.listeners must give as an "
+        "address that all brokers can connect to, this one too",
+        where,
+    )
+    try:
+        await asyncio.wait_for(known.wait(), limit_s - warn_s)
+    except TimeoutError:
+        raise KlammError(
+            f"The controller has not reached this broker within {limit_s:g} s at {where}: correct advertised.listeners."
+        ) from None
