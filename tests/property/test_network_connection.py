@@ -110,9 +110,10 @@ def test_answers_come_once_and_in_order(kinds: list[str], seed: int, stalls: set
     rng = random.Random(seed)
     pending: dict[int, asyncio.Future[HeartbeatResponse]] = {}
 
-    def script(_: RequestContext, request: HeartbeatRequest) -> Answer:
+    def script(ctx: RequestContext, request: HeartbeatRequest) -> Answer:
         number = request.generation_id
         if kinds[number] == "later":
+            ctx.reserve_response(1000 * number)
             return pending.setdefault(number, loop.create_future())
         return echo(request) if kinds[number] == "now" else None
 
@@ -132,6 +133,10 @@ def test_answers_come_once_and_in_order(kinds: list[str], seed: int, stalls: set
                 pending.pop(number).set_result(HeartbeatResponse(error_code=number))
             if connection.is_write_paused and rng.random() < 0.5:
                 connection.resume_writing()
+        if connection.is_write_paused:
+            assert connection.channel.unsent_bytes > 0
+            connection.resume_writing()
+        assert connection.channel.unsent_bytes == 0
         assert answers(bytes(transport.written)) == expected
         assert [r.generation_id for r in api.asked] == list(range(len(kinds)))
         assert not transport.is_closing()

@@ -7,6 +7,7 @@ endpoint when this broker is not it v16; replica directory v17 (read and not use
 The first batch is always whole, whatever the limits. Clients of v0-3 know no record batches, and records are not
 converted for them: a partition with something to read is UNSUPPORTED_VERSION (35). Below v10 one with zstd in it is
 UNSUPPORTED_COMPRESSION_TYPE (76). A fetch with a broker's id as replica id reports that follower's progress.
+While clients leave much of what they asked for unread (128 MiB over all), fetches get less, one batch at least.
 """
 
 from __future__ import annotations

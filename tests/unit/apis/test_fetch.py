@@ -9,6 +9,7 @@ import pytest
 from klamm.apis import fetch, produce
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
+from klamm.network.request import RequestContext
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.messages.fetch import (
     FetchPartition,
@@ -166,6 +167,47 @@ def test_the_leader_is_named_to_who_asks_the_wrong_broker(one: OneBroker) -> Non
     assert data.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert data.current_leader is not None and data.current_leader.leader_id == 2
     assert [node.node_id for node in response.node_endpoints] == [2]
+
+
+class Budget:
+    """So much may be held for clients that do not read; nothing is ever sent."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.reserved: list[int] = []
+
+    def response_room(self) -> int:
+        return max(0, self.room - sum(self.reserved))
+
+    def reserve_response(self, size_bytes: int) -> None:
+        self.reserved.append(size_bytes)
+
+
+class TestUnreadResponses:
+    """Each batch has a little more than 1000 bytes."""
+
+    @pytest.fixture
+    def budget(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> Budget:
+        one.lead("t", topic_id=ID)
+        budget = Budget(2500)
+        for name in ("response_room", "reserve_response"):
+            monkeypatch.setattr(RequestContext, name, lambda ctx, *args, name=name: getattr(budget, name)(*args))
+        return budget
+
+    def test_fetches_get_less_the_more_is_unread_and_one_batch_at_least(self, one: OneBroker, budget: Budget) -> None:
+        for _ in range(4):
+            append(one, b"x" * 1000)
+        asked = request(max_wait_ms=30_000, min_bytes=4000)
+        counts = [len(values(only(one.ask(fetch.API, asked, 11)))) for _ in range(3)]
+        assert counts == [2, 1, 1]
+        assert [size // 1000 for size in budget.reserved] == counts
+
+    def test_one_append_that_completes_many_fetches(self, one: OneBroker, budget: Budget) -> None:
+        waiting = [one.dispatch(fetch.API, request(max_wait_ms=30_000, min_bytes=2200), 11) for _ in range(3)]
+        append(one, b"x" * 1000)
+        append(one, b"x" * 1000)
+        append(one, b"x" * 1000)
+        assert [len(values(only(one.as_read(one.run(each), 11)))) for each in waiting] == [2, 1, 1]
 
 
 class TestLongPoll:

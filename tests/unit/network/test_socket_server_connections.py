@@ -9,11 +9,12 @@ import socket
 import struct
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from klamm.network import ConnectionLimits, RequestContext, SocketServerConfig
+from klamm.network import ConnectionLimits, RequestContext, SocketServerConfig, request_channel
 from klamm.network.connection import MAX_IN_FLIGHT, Connection
 from klamm.protocol.messages.fetch import (
     FetchableTopicResponse,
@@ -192,13 +193,8 @@ def test_a_client_that_does_not_read_is_not_served_further(run: Run) -> None:
         api = fetch_api()
         beat = heartbeat_api()
         async with Server(api, beat, config=SocketServerConfig(socket_send_buffer_bytes=32768)) as server:
-            raw = socket.socket()
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
-            raw.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", server.port))
-            reader, writer = await asyncio.open_connection(sock=raw, limit=4096)
-            slow = RawClient(reader, writer)
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            slow = await slow_client(server)
+            reader, writer = slow.reader, slow.writer
             for _ in range(20):
                 slow.send(fetch(), 4)
             await until(lambda: api.asked)
@@ -215,6 +211,86 @@ def test_a_client_that_does_not_read_is_not_served_further(run: Run) -> None:
             assert server.value("RequestMetrics", "TotalTimeMs", request="FetchConsumer") == 20
             await slow.close()
             await other.close()
+
+    run(scenario())
+
+
+async def slow_client(server: Server) -> RawClient:
+    """A client that does not read, with little room in the system's buffers."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
+    raw.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", server.port))
+    reader, writer = await asyncio.open_connection(sock=raw, limit=4096)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    return RawClient(reader, writer)
+
+
+@both_loops
+def test_clients_that_do_not_read_hold_a_bounded_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each asks for as much as it may have, several times at once; one that reads is served all the same."""
+    limit, least, clients = 8 << 20, 100_000, 15
+    monkeypatch.setattr(request_channel, "UNSENT_RESPONSE_BYTES", limit)
+    monkeypatch.setattr(request_channel, "LEAST_RESPONSE_BYTES", least)
+    sizes: list[int] = []
+
+    def script(ctx: RequestContext, request: FetchRequest) -> Answer:
+        sizes.append(min(ctx.response_room(), 5 << 20))
+        partition = PartitionData(partition_index=0, error_code=0, high_watermark=0, records=bytes(sizes[-1]))
+        return FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=[partition])])
+
+    def is_asked(times: int) -> bool:
+        return len(sizes) >= times
+
+    async def scenario() -> None:
+        api = ScriptedApi(FetchRequest, FetchResponse, script)
+        async with Server(api, config=SocketServerConfig(socket_send_buffer_bytes=16384)) as server:
+            channel = server.network.channel
+            slow = [await slow_client(server) for _ in range(clients)]
+            for number, client in enumerate(slow, 1):
+                for _ in range(3):
+                    client.send(fetch(), 4)
+                await until(partial(is_asked, number))
+                assert channel.unsent_bytes <= limit + number * (least + 1000)
+            assert sizes[0] == 4 << 20 and sizes[-1] == least
+            reading = await server.client()
+            for _ in range(3):
+                reading.send(fetch(), 4)
+                assert len(await reading.receive()) > least
+            for client in slow:
+                client.writer.transport.abort()
+            await until(lambda: channel.unsent_bytes == 0)
+            reading.send(fetch(), 4)
+            assert len(await reading.receive()) > 4 << 20
+            await until(lambda: channel.unsent_bytes == 0)
+            await reading.close()
+
+    run(scenario())
+
+
+@both_loops
+def test_bytes_that_were_read_for_a_response_count_until_it_is_sent(run: Run) -> None:
+    async def scenario() -> None:
+        delayed: asyncio.Future[HeartbeatResponse] = asyncio.get_running_loop().create_future()
+
+        def script(ctx: RequestContext, request: HeartbeatRequest) -> Answer:
+            if request.generation_id == 1:
+                ctx.reserve_response(5000)
+                return delayed
+            ctx.reserve_response(7000)
+            raise ValueError("a bug")
+
+        async with Server(heartbeat_api(script)) as server:
+            client = await server.client()
+            client.send(heartbeat(1))
+            await until(lambda: server.network.channel.unsent_bytes == 5000)
+            delayed.set_result(HeartbeatResponse(error_code=1))
+            assert await client.receive_heartbeat() == (0, 1)
+            assert server.network.channel.unsent_bytes == 0
+            client.send(heartbeat(2))
+            assert await client.receive_end() == b""
+            assert server.network.channel.unsent_bytes == 0
+            await client.close()
 
     run(scenario())
 
