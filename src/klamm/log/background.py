@@ -21,10 +21,6 @@ class BackgroundWorker:
         self._executor: ThreadPoolExecutor | None = None
         self._pending: dict[Job, Future[None]] = {}
 
-    @property
-    def pending_jobs(self) -> int:
-        return len(self._pending)
-
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="klamm-log")
@@ -47,21 +43,29 @@ class BackgroundWorker:
                 self._finish(job)
 
     def _run_now(self, job: Job) -> None:
+        error: BaseException | None = None
         try:
             job.work()
-        except OSError as e:
-            self._on_failure(job.log_dir, e, "working on its files")
-            return
-        job.commit()
+        except Exception as e:
+            error = e
+        self._conclude(job, error)
 
     def _finish(self, job: Job) -> None:
         future = self._pending.pop(job, None)
         if future is None:
             return
-        error = future.exception()
+        self._conclude(job, future.exception())
+
+    def _conclude(self, job: Job, error: BaseException | None) -> None:
+        """A job ends in one of two ways, so that whoever started it can start the next one."""
         if error is None:
-            job.commit()
-        elif isinstance(error, OSError):
+            try:
+                job.commit()
+                return
+            except Exception as e:
+                error = e
+        if isinstance(error, OSError):
             self._on_failure(job.log_dir, error, "working on its files")
         else:
-            raise error
+            _log.error("Work on the files of %s was given up", job.log_dir, exc_info=error)
+        job.abandon()

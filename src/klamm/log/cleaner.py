@@ -6,14 +6,17 @@ segments and the cleaned ones are thrown away.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
-from klamm.errors import ProtocolError
+from klamm.errors import ErrorCode, ProtocolError
 from klamm.log import names
 from klamm.log.compaction import CleanedSegment, CleanPlan, Source, clean, discard
 from klamm.log.files import Files
+from klamm.log.jobs import fsync_job
 from klamm.log.log import Log
 from klamm.log.segment import LogSegment
 
@@ -56,14 +59,21 @@ def _last_whole_segment_end(log: Log, end: int) -> int:
     return segment.base_offset if segment is not None else log.log_start_offset
 
 
-def dirtiest(logs: Iterable[Log], now_ms: int) -> LogToClean | None:
-    """The log that needs cleaning most, by `min.cleanable.dirty.ratio` and `max.compaction.lag.ms`."""
+def dirtiest(
+    logs: Iterable[Log], now_ms: int, on_unreadable: Callable[[Log], None] = lambda log: None
+) -> LogToClean | None:
+    """The log that needs cleaning most, by `min.cleanable.dirty.ratio` and `max.compaction.lag.ms`.
+
+    One that cannot be read is told to `on_unreadable` and does not keep the others from being cleaned.
+    """
     best: LogToClean | None = None
     for log in logs:
         if not log.config.is_compacted or log.is_failed:
             continue
-        candidate = cleanable(log, now_ms)
-        if candidate is None:
+        candidate = log.guard("looking for what to clean", partial(cleanable, log, now_ms))
+        if isinstance(candidate, ErrorCode):
+            on_unreadable(log)
+        if candidate is None or isinstance(candidate, ErrorCode):
             continue
         wanted = candidate.must_clean or candidate.dirty_ratio > log.config.min_cleanable_dirty_ratio
         if wanted and (best is None or candidate[:1] > best[:1]):
@@ -72,18 +82,21 @@ def dirtiest(logs: Iterable[Log], now_ms: int) -> LogToClean | None:
 
 
 class CleanJob:
-    """Cleans one log. `done(log, cleaned_to)` is told on the loop, with None when nothing came of it."""
+    """Cleans one log. `done(job, cleaned_to)` is told on the loop, with None when nothing came of it."""
 
-    def __init__(self, files: Files, target: LogToClean, now_ms: int, done: Callable[[Log, int | None], None]) -> None:
+    def __init__(
+        self, files: Files, target: LogToClean, now_ms: int, done: Callable[[CleanJob, int | None], None]
+    ) -> None:
         log = target.log
         self.log_dir = log.log_dir
         self._files = files
-        self._log = log
+        self.log = log
         self._done = done
         self._segments = [s for s in log.segments if s.base_offset < target.end_offset]
         self._generation = log.truncation_count
         self.is_uncleanable = False
         self._result: tuple[list[CleanedSegment], int] | None = None
+        self._cleaned: list[tuple[CleanedSegment, LogSegment]] = []
         self.plan = CleanPlan(
             log.dir,
             log.config,
@@ -107,29 +120,49 @@ class CleanJob:
             discard(self._files, self.plan)
 
     def commit(self) -> None:
-        """Puts the cleaned segments in place, unless the log has changed under them."""
-        log = self._log
-        cleaned_to = None
-        try:
-            if self._result is not None and self._is_unchanged():
-                cleaned, cleaned_to = self._result
-                by_base = {s.base_offset: s for s in self._segments}
-                for result in cleaned:
-                    log.replace_segments([by_base[b] for b in result.replaced], self._segment(result))
-            elif not log.is_failed:
+        """Names the cleaned segments `.swap`; they take their place when that is on the disk.
+
+        Nothing comes of it when the log has changed under them.
+        """
+        if self._result is None or not self._is_unchanged():
+            self._give_up()
+            return
+        self._cleaned = [(result, self._segment(result)) for result in self._result[0]]
+        for _, segment in self._cleaned:
+            segment.change_suffix(names.SWAP)
+        self.log.host.submit(
+            fsync_job(self._files, self.log_dir, (self.log.dir,), commit=self._exchange, abandon=self.abandon)
+        )
+
+    def _exchange(self) -> None:
+        if self._result is None or not self._is_unchanged():
+            self._give_up()
+            return
+        by_base = {s.base_offset: s for s in self._segments}
+        for result, segment in self._cleaned:
+            self.log.replace_segments([by_base[b] for b in result.replaced], segment)
+        self._done(self, self._result[1])
+
+    def _give_up(self) -> None:
+        if not self.log.is_failed:
+            discard(self._files, self.plan)
+        self._done(self, None)
+
+    def abandon(self) -> None:
+        """The log stays as it is and is not tried again before the next start."""
+        self.is_uncleanable = True
+        if not self.log.is_failed:
+            with contextlib.suppress(OSError):
                 discard(self._files, self.plan)
-        except OSError as e:
-            cleaned_to = None
-            log.host.failed(log.log_dir, e, f"putting cleaned segments into {log.dir}")
-        self._done(log, cleaned_to)
+        self._done(self, None)
 
     def _is_unchanged(self) -> bool:
-        log = self._log
+        log = self.log
         is_same = log.truncation_count == self._generation and log.dir == self.plan.directory
         return is_same and not log.is_failed and all(s in log.segments for s in self._segments)
 
     def _segment(self, cleaned: CleanedSegment) -> LogSegment:
-        log = self._log
+        log = self.log
         return LogSegment(
             self._files,
             log.pool,

@@ -289,4 +289,5 @@ def discard(files: Files, plan: CleanPlan) -> None:
     """Removes cleaned files that will not be used."""
     for source in plan.sources:
         for kind in names.SEGMENT_SUFFIXES:
-            files.unlink(f"{plan.directory}/{names.file_name(source.base_offset, kind)}{names.CLEANED}")
+            for mark in (names.CLEANED, names.SWAP):
+                files.unlink(f"{plan.directory}/{names.file_name(source.base_offset, kind)}{mark}")

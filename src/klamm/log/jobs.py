@@ -23,6 +23,9 @@ class Job(Protocol):
     def commit(self) -> None:
         """Runs on the broker loop once the work is done."""
 
+    def abandon(self) -> None:
+        """Runs on the broker loop instead, when the work or its commit has failed: nothing may wait for it any more."""
+
 
 class LogHost(Protocol):
     """What a log asks of its `LogManager`."""
@@ -63,15 +66,28 @@ class InlineHost:
 
 
 class FileJob:
-    """A job made of two functions."""
+    """A job made of functions."""
 
-    def __init__(self, log_dir: str, work: Callable[[], None], commit: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        log_dir: str,
+        work: Callable[[], None],
+        commit: Callable[[], None] = lambda: None,
+        abandon: Callable[[], None] = lambda: None,
+    ) -> None:
         self.log_dir = log_dir
         self.work = work
         self.commit = commit
+        self.abandon = abandon
 
 
-def fsync_job(files: Files, log_dir: str, paths: Sequence[str], commit: Callable[[], None]) -> FileJob:
+def fsync_job(
+    files: Files,
+    log_dir: str,
+    paths: Sequence[str],
+    commit: Callable[[], None] = lambda: None,
+    abandon: Callable[[], None] = lambda: None,
+) -> FileJob:
     """Forces files to the disk; those that were renamed or removed meanwhile are passed over."""
 
     def work() -> None:
@@ -79,7 +95,7 @@ def fsync_job(files: Files, log_dir: str, paths: Sequence[str], commit: Callable
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_path(path)
 
-    return FileJob(log_dir, work, commit)
+    return FileJob(log_dir, work, commit, abandon)
 
 
 def unlink_job(files: Files, log_dir: str, paths: Sequence[str]) -> FileJob:

@@ -19,6 +19,7 @@ from klamm.log import names
 from klamm.log.batch_reader import read_batches
 from klamm.log.checkpoints import decode_partition_metadata
 from klamm.log.files import FileInfo, Files
+from klamm.log.indexes import CorruptIndexError
 from klamm.log.jobs import LogHost
 from klamm.log.leader_epoch_cache import LeaderEpochCache
 from klamm.log.log import Log
@@ -91,6 +92,7 @@ class LogLoader:
         self._epochs.truncate_from_end(log_end_offset)
         self._epochs.truncate_from_start(log_start_offset)
         snapshots.remove_strays(segments.base_offsets)
+        self._check_aborted(segments)
         producers = self._load_producers(segments, snapshots, log_start_offset, log_end_offset)
         has_topic_id = any(i.name == names.PARTITION_METADATA for i in infos)
         return Log(
@@ -212,6 +214,21 @@ class LogLoader:
                 self._drop(segments, unflushed[i + 1 :])
                 return
 
+    def _check_aborted(self, segments: LogSegments) -> None:
+        """From the first segment on whose aborted transactions cannot be read, all are written anew."""
+        for segment in segments:
+            if not segment.txn_index.exists or self._is_recovered(segment):
+                continue
+            try:
+                segment.txn_index.sanity_check()
+            except CorruptIndexError as e:
+                _log.warning("The aborted transactions of %s are collected again: %s", self._dir, e)
+                self._recovered_from = segment.base_offset
+                return
+
+    def _is_recovered(self, segment: LogSegment) -> bool:
+        return self._recovered_from is not None and segment.base_offset >= self._recovered_from
+
     def _read_epochs(self, segments: LogSegments) -> None:
         """The checkpoint of the epochs is gone, but every batch carries its own."""
         recovered_later = [] if self._clean else segments.between(self._recovery_point, _FOREVER)
@@ -268,7 +285,7 @@ class LogLoader:
         self, segments: LogSegments, snapshots: ProducerSnapshots, log_start_offset: int, log_end_offset: int
     ) -> ProducerStateManager:
         producers = ProducerStateManager(self._env.producer_id_expiration_ms)
-        if self._clean and not snapshots.offsets:
+        if self._clean and not snapshots.offsets and self._recovered_from is None:
             return producers
         rebuild_producers(
             producers,

@@ -139,7 +139,7 @@ class LocalLog:
     def _assign_epoch(self, leader_epoch: int, start_offset: int) -> None:
         self.leader_epochs.assign(leader_epoch, start_offset)
         if self.leader_epochs.is_dirty:
-            self.host.submit(fsync_job(self.files, self.log_dir, (self.leader_epochs.path,), lambda: None))
+            self.host.submit(fsync_job(self.files, self.log_dir, (self.leader_epochs.path,)))
 
     # flushing
 
@@ -164,7 +164,10 @@ class LocalLog:
             if self._flush_requested_offset > self.recovery_point and not self.is_failed:
                 self._flush_again()
 
-        self.host.submit(fsync_job(self.files, self.log_dir, paths, commit))
+        def abandon() -> None:
+            self._flush_under_way = False
+
+        self.host.submit(fsync_job(self.files, self.log_dir, paths, commit, abandon))
 
     def _flush_again(self) -> None:
         try:
@@ -307,13 +310,11 @@ class LocalLog:
         self.host.delete_later(self.log_dir, paths, self._config.file_delete_delay_ms)
 
     def replace_segments(self, old: Sequence[LogSegment], new: LogSegment) -> None:
-        """Puts a cleaned segment in the place of others. It has the suffix `.cleaned` and is on the disk.
+        """Puts a cleaned segment in the place of others. It has the suffix `.swap`, and that name is on the disk.
 
-        From the moment its data file is called `.swap` a restart finishes the exchange instead of undoing it.
+        So a restart finishes the exchange instead of undoing it.
         """
         assert self.segments.active not in old, "the active segment is never cleaned"
-        new.change_suffix(names.SWAP)
-        self.files.fsync_path(self.dir)
         for segment in old:
             self.segments.remove(segment)
         self.segments.add(new)

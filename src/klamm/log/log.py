@@ -14,7 +14,7 @@ from uuid import UUID
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.log import names
 from klamm.log.checkpoints import encode_partition_metadata
-from klamm.log.indexes import TimestampOffset
+from klamm.log.indexes import CorruptIndexError, TimestampOffset
 from klamm.log.jobs import fsync_job
 from klamm.log.leader_epoch_cache import EpochEndOffset
 from klamm.log.local_log import LocalLog
@@ -209,7 +209,7 @@ class Log(LocalLog):
         self.host.failed(self.log_dir, error, f"{doing} to {self.dir}")
         return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk failed: {error.strerror or error}")
 
-    def _guard(self, doing: str, action: Callable[[], T]) -> T | ErrorCode:
+    def guard(self, doing: str, action: Callable[[], T]) -> T | ErrorCode:
         """Runs `action`; a failing disk becomes KAFKA_STORAGE_ERROR and takes the directory offline."""
         if self.is_failed:
             return ErrorCode.KAFKA_STORAGE_ERROR
@@ -217,8 +217,8 @@ class Log(LocalLog):
             return action()
         except OSError as e:
             self._storage_failure(e, doing)
-        except ProtocolError as e:
-            _log.error("%s holds bytes that are no record batches, found while %s: %s", self.dir, doing, e)
+        except (ProtocolError, CorruptIndexError) as e:
+            _log.error("%s holds bytes that are not what was written, found while %s: %s", self.dir, doing, e)
             return ErrorCode.CORRUPT_MESSAGE
         return ErrorCode.KAFKA_STORAGE_ERROR
 
@@ -236,7 +236,7 @@ class Log(LocalLog):
         """Whole batches from the one that holds `offset`, none of them reaching `max_offset`."""
         if not self.is_failed and not self.log_start_offset <= offset <= self.log_end_offset:
             return ErrorCode.OFFSET_OUT_OF_RANGE
-        return self._guard(
+        return self.guard(
             "reading", lambda: self._read(offset, max_bytes, max_offset, min_one_message, include_aborted)
         )
 
@@ -291,7 +291,16 @@ class Log(LocalLog):
                         return TimestampOffsetResult(*found)
             return None
 
-        return self._guard("searching by time", search)
+        return self.guard("searching by time", search)
+
+    def segment_starts(self, timestamp: int | None = None) -> list[int] | ErrorCode:
+        """Where segments begin, of those with nothing newer than `timestamp` (ListOffsets v0)."""
+
+        def search() -> list[int]:
+            found = [s for s in self.segments if timestamp is None or s.largest_timestamp() <= timestamp]
+            return [max(s.base_offset, self.log_start_offset) for s in found]
+
+        return self.guard("searching by time", search)
 
     def max_timestamp_offset(self) -> TimestampOffsetResult | ErrorCode | None:
         """The record with the newest timestamp (ListOffsets -3), None for an empty log."""
@@ -301,7 +310,7 @@ class Log(LocalLog):
             found = newest.find_max_timestamp()
             return TimestampOffsetResult(*found) if found is not None else None
 
-        return self._guard("searching by time", search)
+        return self.guard("searching by time", search)
 
     def assign_epoch_start_offset(self, leader_epoch: int, start_offset: int) -> ErrorCode:
         """Notes that an epoch begins: a new leader does so at the end of its log."""
@@ -340,9 +349,9 @@ class Log(LocalLog):
 
         def write() -> None:
             self.files.write_atomic(path, encode_partition_metadata(topic_id), sync=False)
-            self.host.submit(fsync_job(self.files, self.log_dir, (path, self.dir), lambda: None))
+            self.host.submit(fsync_job(self.files, self.log_dir, (path, self.dir)))
 
-        done = self._guard("writing the topic id", write)
+        done = self.guard("writing the topic id", write)
         if isinstance(done, ErrorCode):
             return done
         self.topic_id = topic_id
@@ -373,9 +382,9 @@ class Log(LocalLog):
 
     def delete_old_segments(self, now_ms: int) -> int:
         """Removes the segments that retention or the log start offset no longer keeps; returns how many."""
-        deleted = self._guard("deleting old segments", lambda: self._delete_old_segments(now_ms))
+        deleted = self.guard("deleting old segments", lambda: self._delete_old_segments(now_ms))
         return 0 if isinstance(deleted, ErrorCode) else deleted
 
     def _done(self, doing: str, action: Callable[[], object]) -> ErrorCode:
-        result = self._guard(doing, action)
+        result = self.guard(doing, action)
         return result if isinstance(result, ErrorCode) else ErrorCode.NONE

@@ -306,19 +306,30 @@ class LogManager:
         """Starts to clean the dirtiest compacted log, one at a time; True when there was one."""
         if self._clean_job is not None:
             return False
-        target = dirtiest((g for tp, g in self._logs.items() if tp not in self._uncleanable), now_ms)
+        target = dirtiest(
+            [log for tp, log in self._logs.items() if tp not in self._uncleanable], now_ms, self._set_uncleanable
+        )
         if target is None:
             return False
-        self._clean_job = CleanJob(self._files, target, now_ms, self._cleaned)
-        self._worker.submit(self._clean_job)
+        job = target.log.guard("planning to clean", lambda: CleanJob(self._files, target, now_ms, self._cleaned))
+        if isinstance(job, ErrorCode):
+            self._set_uncleanable(target.log)
+            return False
+        self._clean_job = job
+        self._worker.submit(job)
         return True
 
-    def _cleaned(self, log: Log, cleaned_to: int | None) -> None:
-        if self._clean_job is not None and self._clean_job.is_uncleanable:
+    def _set_uncleanable(self, log: Log) -> None:
+        if log.topic_partition in self._logs:
             self._uncleanable.add(log.topic_partition)
-        self._clean_job = None
+
+    def _cleaned(self, job: CleanJob, cleaned_to: int | None) -> None:
+        if job.is_uncleanable:
+            self._set_uncleanable(job.log)
+        if self._clean_job is job:
+            self._clean_job = None
         if cleaned_to is not None:
-            log.cleaner_offset = cleaned_to
+            job.log.cleaner_offset = cleaned_to
             self._checkpoint(names.CLEANER_CHECKPOINT, {tp: o.cleaner_offset for tp, o in self._logs.items()})
 
     def producer_expiration_pass(self, now_ms: int) -> None:

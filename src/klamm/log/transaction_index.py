@@ -80,13 +80,14 @@ class TransactionIndex:
         self._entries = []
 
     def sanity_check(self) -> None:
-        if any(t.last_offset < self.base_offset for t in self.all()):
-            raise CorruptIndexError(f"{self.path} names a transaction that ended before the segment begins")
+        """Raises CorruptIndexError when the file names what cannot have happened in the segment."""
+        if any(t.last_offset < self.base_offset or t.first_offset > t.last_offset for t in self.all()):
+            raise CorruptIndexError(f"{self.path} names a transaction that ended before it or the segment began")
 
     def _load(self) -> list[AbortedTxn]:
         data = self._files.read_bytes(self.path)
         data = data[: len(data) // _ENTRY.size * _ENTRY.size]
         entries = list(_ENTRY.iter_unpack(data))
-        if any(e[0] > _VERSION for e in entries):
+        if any(e[0] != _VERSION for e in entries):
             raise CorruptIndexError(f"{self.path} has entries of an unknown version")
         return [AbortedTxn(*e[1:]) for e in entries]

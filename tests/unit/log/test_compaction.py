@@ -199,7 +199,7 @@ def test_a_small_map_cleans_in_several_rounds() -> None:
     log.update_high_watermark(60)
     target = cleaner.dirtiest([log], NOW)
     assert target is not None
-    job = cleaner.CleanJob(log.files, target, NOW, lambda log, to: setattr(log, "cleaner_offset", to))
+    job = cleaner.CleanJob(log.files, target, NOW, lambda job, to: setattr(job.log, "cleaner_offset", to))
     job.plan = replace(job.plan, max_keys=5)
     job.work()
     job.commit()
