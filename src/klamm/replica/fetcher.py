@@ -313,7 +313,7 @@ class ReplicaFetcher:
             return
         ends = await leader_requests.end_offsets_for_epochs(connection, self._config, asked)
         for state in asked:
-            if self._truncating.pop(state.tp, None) is state and state.is_current:
+            if _take(self._truncating, state) and state.is_current:
                 self._on_epoch_end(state, *ends[state.tp])
 
     def _on_epoch_end(self, state: PartitionFetchState, error: ErrorCode, end: EpochEndOffset) -> None:
@@ -331,7 +331,7 @@ class ReplicaFetcher:
         states = [*self._out_of_range.values()]
         resets = await leader_requests.resets(connection, self._config, states)
         for state in states:
-            if self._out_of_range.pop(state.tp, None) is state and state.is_current:
+            if _take(self._out_of_range, state) and state.is_current:
                 self._on_reset(state, resets[state.tp])
 
     def _on_reset(self, state: PartitionFetchState, reset: Reset | ErrorCode) -> None:
@@ -350,6 +350,14 @@ class ReplicaFetcher:
             self._cut(state, reset.fetch_offset)
         else:
             self._delay(state)
+
+
+def _take(waiting: dict[TopicPartition, PartitionFetchState], state: PartitionFetchState) -> bool:
+    """Whether this very state still waited; one that took its place meanwhile goes on waiting."""
+    if waiting.get(state.tp) is not state:
+        return False
+    del waiting[state.tp]
+    return True
 
 
 def code_of(value: int) -> ErrorCode:

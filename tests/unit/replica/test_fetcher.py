@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID
 from klamm.protocol.messages.fetch import FetchRequest
+from klamm.protocol.wire import Message
+from klamm.replica.fetch_state import PartitionFetchState
 from tests.support.followers import TP, Brokers
 
 MODERN = {"fetch_version": 17}
@@ -173,14 +176,34 @@ def test_an_answer_for_an_epoch_that_is_over_changes_nothing(cluster: Brokers) -
     connection = cluster.connections[2]
     ask = connection.send
 
-    def send(request: FetchRequest, version: int) -> object:
+    def send(request: Message, version: int) -> asyncio.Future[Any]:
         answer = ask(request, version)
         cluster.brokers[2].leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2), isr=(1, 2))
         return answer
 
-    connection.send = send  # type: ignore[assignment, method-assign]
+    connection.send = send  # type: ignore[method-assign]
     cluster.brokers[2].loop.run_until_complete(fetcher.do_work())
     assert cluster.values(2) == [] and cluster.partition(2).is_leader
+
+
+@pytest.mark.parametrize("cluster", [OLD], indirect=True)
+def test_a_partition_given_back_while_its_epoch_is_asked_for_is_not_forgotten(cluster: Brokers) -> None:
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.catch_up(2)
+    cluster.elect(1)
+    cluster.append(b"b")
+    fetcher, connection = cluster.fetchers[2], cluster.connections[2]
+    ask = connection.send
+
+    def send(request: Message, version: int) -> asyncio.Future[Any]:
+        connection.send = ask  # type: ignore[method-assign]
+        fetcher.add([PartitionFetchState(cluster.partition(2), truncates_on_fetch=False)])
+        return ask(request, version)
+
+    connection.send = send  # type: ignore[method-assign]
+    cluster.catch_up(2)
+    assert cluster.values(2) == [b"a", b"b"]
 
 
 def test_after_a_lost_connection_everything_is_asked_for_again(cluster: Brokers) -> None:
