@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.topic_waits import await_topics
 from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.errors import ErrorCode
@@ -58,18 +59,14 @@ def _await_leaders(
 ) -> CreatePartitionsResponse | asyncio.Future[CreatePartitionsResponse]:
     grown = [] if req.validate_only else [name for name, r in results.items() if r.error == ErrorCode.NONE]
 
+    def respond(late: set[str]) -> CreatePartitionsResponse:
+        message = "The partitions are created, but not all of them have a leader yet."
+        return _response(results | {name: TopicResult(name, ErrorCode.REQUEST_TIMED_OUT, message) for name in late})
+
     def is_there(name: str) -> bool:
         return broker.metadata.has_leaders(name, range(asked[name].count))
 
-    def try_complete() -> CreatePartitionsResponse | None:
-        return _response(results) if all(map(is_there, grown)) else None
-
-    def on_expire() -> CreatePartitionsResponse:
-        message = "The partitions are created, but not all of them have a leader yet."
-        late = {n: TopicResult(n, ErrorCode.REQUEST_TIMED_OUT, message) for n in grown if not is_there(n)}
-        return _response(results | late)
-
-    return broker.topics.try_complete_else_watch(grown, req.timeout_ms, try_complete, on_expire)
+    return await_topics(broker, grown, req.timeout_ms, is_there, respond)
 
 
 def _response(results: dict[str, TopicResult]) -> CreatePartitionsResponse:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Final
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
-from klamm.config import TOPIC_KEYS, effective_topic_config, validate_topic_config
-from klamm.config.values import to_text
+from klamm.apis.topic_waits import await_topics
+from klamm.config import validate_topic_config
+from klamm.config.entries import topic_entries
 from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.errors import ErrorCode
@@ -24,9 +24,6 @@ from klamm.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-
-_DEFAULT_CONFIG: Final = 5
-_DYNAMIC_TOPIC_CONFIG: Final = 1
 
 
 def handle(
@@ -80,19 +77,14 @@ def _event_topic(topic: CreatableTopic) -> events.CreatableTopic:
 def _await_leaders(
     broker: Broker, req: CreateTopicsRequest, results: dict[str, TopicResult]
 ) -> CreateTopicsResponse | asyncio.Future[CreateTopicsResponse]:
-    created = [] if req.validate_only else [r for r in results.values() if r.error == ErrorCode.NONE]
-
-    def is_there(result: TopicResult) -> bool:
-        return broker.metadata.has_leaders(result.name, range(result.num_partitions))
-
-    def try_complete() -> CreateTopicsResponse | None:
-        return _response(broker, req, results, set()) if all(is_there(result) for result in created) else None
-
-    def on_expire() -> CreateTopicsResponse:
-        return _response(broker, req, results, {result.name for result in created if not is_there(result)})
-
-    names = [result.name for result in created]
-    return broker.topics.try_complete_else_watch(names, req.timeout_ms, try_complete, on_expire)
+    created = {} if req.validate_only else {n: r for n, r in results.items() if r.error == ErrorCode.NONE}
+    return await_topics(
+        broker,
+        list(created),
+        req.timeout_ms,
+        lambda name: broker.metadata.has_leaders(name, range(created[name].num_partitions)),
+        lambda late: _response(broker, req, results, late),
+    )
 
 
 def _response(
@@ -125,16 +117,15 @@ def _result(broker: Broker, topic: CreatableTopic, result: TopicResult, is_late:
 
 def _configs(broker: Broker, topic: CreatableTopic) -> list[CreatableTopicConfigs]:
     overrides = {config.name: config.value for config in topic.configs if config.value is not None}
-    effective = effective_topic_config(overrides, broker.config)
     return [
         CreatableTopicConfigs(
-            name=name,
-            value=None if value is None else to_text(value),
-            read_only=False,
-            config_source=_DYNAMIC_TOPIC_CONFIG if name in overrides else _DEFAULT_CONFIG,
-            is_sensitive=TOPIC_KEYS[name].is_sensitive,
+            name=entry.name,
+            value=entry.value,
+            read_only=entry.is_read_only,
+            config_source=entry.source,
+            is_sensitive=entry.is_sensitive,
         )
-        for name, value in effective.items()
+        for entry in topic_entries(broker.configs, overrides)
     ]
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.topic_waits import await_topics
 from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.errors import ErrorCode
@@ -78,18 +79,12 @@ def _await_gone(
 ) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
     deleted = [name for name, result in results.items() if result.error == ErrorCode.NONE]
 
-    def try_complete() -> DeleteTopicsResponse | None:
-        return None if any(broker.metadata.contains(name) for name in deleted) else _response(asked, results)
+    def respond(late: set[str]) -> DeleteTopicsResponse:
+        message = "The topic is still being deleted."
+        timed_out = {name: TopicResult(name, ErrorCode.REQUEST_TIMED_OUT, message) for name in late}
+        return _response(asked, results | timed_out)
 
-    def on_expire() -> DeleteTopicsResponse:
-        late = {
-            name: TopicResult(name, ErrorCode.REQUEST_TIMED_OUT, "The topic is still being deleted.")
-            for name in deleted
-            if broker.metadata.contains(name)
-        }
-        return _response(asked, results | late)
-
-    return broker.topics.try_complete_else_watch(deleted, req.timeout_ms, try_complete, on_expire)
+    return await_topics(broker, deleted, req.timeout_ms, lambda name: not broker.metadata.contains(name), respond)
 
 
 def _response(asked: list[_Asked], results: dict[str, TopicResult]) -> DeleteTopicsResponse:

@@ -20,6 +20,7 @@ from klamm.apis import (
     elect_leaders,
     list_partition_reassignments,
 )
+from klamm.config.entries import ConfigSource
 from klamm.controller import events
 from klamm.controller.replies import (
     AlterPartitionResult,
@@ -101,6 +102,18 @@ class TestCreateTopics:
         assert event == events.CreateTopics(
             (events.CreatableTopic("t", 2, 1, (), (("retention.ms", "1000"),)),), validate_only=False
         )
+
+    def test_configurations_tell_where_they_come_from(self, tmp_path: Path) -> None:
+        one = OneBroker(tmp_path / "other", {"log.retention.hours": "2"})
+        one.broker.configs.set_broker("1", {"log.segment.bytes": "1000000"})
+        one.controller.script = one.create_as_asked
+        result = only(one.ask(create_topics.API, create(topic(max_message_bytes="7000")), 7))
+        configs = {config.name: (config.value, config.config_source) for config in result.configs or ()}
+        assert configs["max.message.bytes"] == ("7000", ConfigSource.DYNAMIC_TOPIC_CONFIG)
+        assert configs["retention.ms"] == ("7200000", ConfigSource.STATIC_BROKER_CONFIG)
+        assert configs["segment.bytes"] == ("1000000", ConfigSource.DYNAMIC_BROKER_CONFIG)
+        assert configs["cleanup.policy"] == ("delete", ConfigSource.DEFAULT_CONFIG)
+        one.close()
 
     def test_it_waits_for_every_leader(self, one: OneBroker) -> None:
         one.controller.script = lambda event: TopicResults((TopicResult("t", num_partitions=2),))
