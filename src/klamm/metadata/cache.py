@@ -1,11 +1,11 @@
-"""The broker's view of the cluster. Owner of the snapshot; `update` (from UpdateMetadata) is its only writer."""
+"""The broker's view of the cluster. Owner of the snapshot; its writers are `update`, from UpdateMetadata, and `forget`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from uuid import UUID
 
-from klamm.metadata.snapshot import MetadataSnapshot, PartitionState
+from klamm.metadata.snapshot import MetadataSnapshot, PartitionState, TopicState
 from klamm.metadata.update import MetadataUpdate
 from klamm.model import BrokerEndPoints, EndPoint, TopicPartition
 
@@ -25,6 +25,11 @@ class MetadataCache:
             waiting, self._waiting = self._waiting, []
             for broker_id, then in waiting:
                 self.when_alive(broker_id, then)
+        return deleted
+
+    def forget(self, topics: Iterable[TopicState]) -> tuple[TopicPartition, ...]:
+        """Takes out topics that are known to be deleted, unless they came back since; returns what is gone."""
+        self.snapshot, deleted = self.snapshot.without(topics)
         return deleted
 
     def when_alive(self, broker_id: int, then: Callable[[], None]) -> None:

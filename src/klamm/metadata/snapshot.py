@@ -71,6 +71,27 @@ class MetadataSnapshot:
         )
         return after_snapshot, tuple(deleted)
 
+    def without(self, topics: Iterable[TopicState]) -> tuple[MetadataSnapshot, tuple[TopicPartition, ...]]:
+        """The snapshot without `topics`, and the partitions that went with them.
+
+        A topic that has come back under its name since `topics` were taken is kept. Without ids an update tells so.
+        """
+        known = ((topic, self.topics.get(topic.name)) for topic in topics)
+        gone = [now for then, now in known if now is not None and _is_same_incarnation(then, now)]
+        deleted = tuple(TopicPartition(topic.name, index) for topic in gone for index in sorted(topic.partitions))
+        if not gone:
+            return self, ()
+        names: dict[UUID, str | None] = {}
+        for topic in gone:
+            _change_name(names, topic, None)
+        after = replace(
+            self,
+            topics=self.topics.with_changes(dict.fromkeys((topic.name for topic in gone), None)),
+            topic_names=self.topic_names.with_changes(names),
+            partition_count=self.partition_count - len(deleted),
+        )
+        return after, deleted
+
     def _brokers_after(self, live: Iterable[BrokerEndPoints]) -> Mapping[int, BrokerEndPoints]:
         brokers = {broker.id: broker for broker in live}
         return self.brokers if brokers == self.brokers else MappingProxyType(brokers)
@@ -111,14 +132,16 @@ def _size(topic: TopicState | None) -> int:
 def _change_topic(
     before: TopicState | None, change: TopicUpdate
 ) -> tuple[TopicState | None, tuple[TopicPartition, ...]]:
-    """The topic after the change (None: it is gone) and its deleted partitions."""
+    """The topic after the change (None: it is gone) and its deleted partitions.
+
+    Another incarnation means that all partitions of the one before are deleted, also those that have a namesake now.
+    """
     if before is not None and _is_other_incarnation(before, change):
         if all(state.is_deletion for state in change.partitions):
             return before, ()
         lost = tuple(TopicPartition(before.name, index) for index in sorted(before.partitions))
         after, gone = _change_topic(None, change)
-        kept = after.partitions if after is not None else TrieMap[int, PartitionState]()
-        return after, tuple(tp for tp in (*lost, *gone) if tp.partition not in kept)
+        return after, tuple(dict.fromkeys((*lost, *gone)))
     known: TrieMap[int, PartitionState] = before.partitions if before is not None else TrieMap()
     changes: dict[int, PartitionState | None] = {}
     deleted: list[TopicPartition] = []
@@ -140,6 +163,10 @@ def _change_topic(
 def _is_other_incarnation(before: TopicState, change: TopicUpdate) -> bool:
     """A topic deleted and created again under its name has another id; its epochs start anew."""
     return change.topic_id != before.topic_id and ZERO_UUID not in (change.topic_id, before.topic_id)
+
+
+def _is_same_incarnation(then: TopicState, now: TopicState) -> bool:
+    return now is then or (now.topic_id == then.topic_id and now.topic_id != ZERO_UUID)
 
 
 def _change_name(names: dict[UUID, str | None], before: TopicState | None, after: TopicState | None) -> None:

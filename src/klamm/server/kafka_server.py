@@ -38,6 +38,7 @@ from klamm.server import identity, registration, settings
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.coordination import Coordination
 from klamm.server.dynamic_config import follow_topic_configs
+from klamm.server.missed_deletions import MissedDeletions
 from klamm.server.replication import Replication
 from klamm.server.schedules import Scheduler
 from klamm.zk import paths
@@ -66,6 +67,7 @@ class KafkaServer:
         self._changes: ConfigChangeListener | None = None
         self._scheduler: Scheduler | None = None
         self._replication: Replication | None = None
+        self._missed_deletions: MissedDeletions | None = None
         self._metrics_server: MetricsServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_joined = False
@@ -104,6 +106,7 @@ class KafkaServer:
         had_predecessor = await coordination.take_over([Path(d.path) for d in self._logs.dirs.live])
         self._broker = self._build(loop, broker_id, cluster_id, configs)
         self._replication = Replication(self._broker)
+        self._missed_deletions = MissedDeletions(self._broker)
         await self._open_listeners()
         address = await self._join(
             config.zookeeper_session_timeout_ms + registration.MARGIN_MS if had_predecessor else 0
@@ -278,6 +281,8 @@ class KafkaServer:
 
     def _on_broker_epoch(self, broker_epoch: int) -> None:
         self.broker.broker_epoch = broker_epoch
+        if self._missed_deletions is not None:
+            self._spawn(self._missed_deletions.catch_up())
 
     async def _purge_config_changes(self) -> None:
         assert self._changes is not None

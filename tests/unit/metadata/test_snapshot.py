@@ -92,12 +92,37 @@ def test_a_topic_created_again_starts_anew() -> None:
     old, new = {"t": UUID(int=7)}, {"t": UUID(int=8)}
     before = applied(update(state("t", 0, epoch=9), state("t", 1, epoch=9), ids=old))
     after, deleted = before.apply(update(state("t", 0), ids=new))
-    assert deleted == (TopicPartition("t", 1),)
+    assert deleted == (TopicPartition("t", 0), TopicPartition("t", 1)), "what was known of the old ones holds no more"
     assert after.partition("t", 0) == state("t", 0) and after.partition("t", 1) is None
     assert after.topic_name(UUID(int=7)) is None and after.topic_name(UUID(int=8)) == "t"
     late = replace(state("t", 0), leader=LEADER_DURING_DELETE)
     unchanged, deleted = after.apply(update(late, ids=old))
     assert deleted == () and unchanged.partition("t", 0) == state("t", 0)
+
+
+def test_topics_whose_deletion_was_missed_are_taken_out() -> None:
+    cache = MetadataCache(1)
+    cache.update(update(state("t", 1), state("t", 0), state("kept", 0), ids={"t": UUID(int=7), "kept": UUID(int=9)}))
+    known = list(cache.snapshot.topics.values())
+    before = cache.snapshot
+    assert cache.forget([topic for topic in known if topic.name == "t"]) == (
+        TopicPartition("t", 0),
+        TopicPartition("t", 1),
+    )
+    assert not cache.contains("t") and cache.topic_name(UUID(int=7)) is None and cache.snapshot.partition_count == 1
+    assert cache.contains("kept") and cache.topic_name(UUID(int=9)) == "kept"
+    assert before.partition_count == 3 and before.topic("t") is not None
+    assert cache.forget(topic for topic in known if topic.name == "t") == ()
+
+
+def test_a_topic_that_came_back_meanwhile_is_not_taken_out() -> None:
+    for before, after, is_gone in ((7, 8, False), (0, 0, False), (7, 7, True)):
+        cache = MetadataCache(1)
+        cache.update(update(state("t", 0), ids={"t": UUID(int=before)}))
+        known = list(cache.snapshot.topics.values())
+        cache.update(update(state("t", 0, epoch=1), state("t", 1), ids={"t": UUID(int=after)}))
+        gone = (TopicPartition("t", 0), TopicPartition("t", 1)) if is_gone else ()
+        assert cache.forget(known) == gone and cache.contains("t") is not is_gone
 
 
 def test_readers_of_the_cache_keep_the_snapshot_they_took() -> None:

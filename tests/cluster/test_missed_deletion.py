@@ -1,0 +1,33 @@
+"""A broker that stood still while a topic was deleted forgets it when it is back."""
+
+from __future__ import annotations
+
+from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from klamm.testing import LocalCluster
+from tests.support.raw_client import RawClient, eventually
+
+
+def topics(cluster: LocalCluster, broker_id: int) -> set[str]:
+    everything = MetadataRequest(topics=None, allow_auto_topic_creation=False)
+    found = RawClient(cluster.port(broker_id)).ask(everything, 7, MetadataResponse)
+    return {topic.name for topic in found.topics if topic.name is not None}
+
+
+def brokers(cluster: LocalCluster, broker_id: int) -> set[int]:
+    return {broker.node_id for broker in RawClient(cluster.port(broker_id)).metadata().brokers}
+
+
+def test_a_topic_deleted_during_a_pause() -> None:
+    with LocalCluster(brokers=2) as cluster:
+        cluster.create_topic("deleted")
+        here = cluster.leader("deleted")
+        other = 3 - here
+        cluster.create_topic("kept")
+        eventually(lambda: topics(cluster, other) == {"deleted", "kept"}, "the topics are not known everywhere")
+        cluster.pause(other)
+        eventually(lambda: brokers(cluster, here) == {here}, "the session of the broker that stands still never ended")
+        cluster.delete_topic("deleted")
+        cluster.resume(other)
+        eventually(lambda: brokers(cluster, here) == {1, 2}, "it did not come back")
+        eventually(lambda: topics(cluster, other) == {"kept"}, "it never learned of the deletion")
+        assert "1 topics were deleted while this broker had no session: deleted" in cluster.logs(other).read_text()
