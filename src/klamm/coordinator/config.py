@@ -20,8 +20,6 @@ class GroupConfig:
     offsets_retention_check_interval_ms: int = 600_000
     offsets_commit_timeout_ms: int = 5_000
     offsets_topic_num_partitions: int = 50
-    offsets_topic_replication_factor: int = 3
-    offsets_topic_segment_bytes: int = 100 * 1024 * 1024
     offsets_topic_compression_codec: int = 0
 
     @classmethod
@@ -37,16 +35,5 @@ class GroupConfig:
             offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
             offsets_commit_timeout_ms=config.offsets_commit_timeout_ms,
             offsets_topic_num_partitions=config.offsets_topic_num_partitions,
-            offsets_topic_replication_factor=config.offsets_topic_replication_factor,
-            offsets_topic_segment_bytes=config.offsets_topic_segment_bytes,
             offsets_topic_compression_codec=config.offsets_topic_compression_codec,
         )
-
-    @property
-    def offsets_topic_configs(self) -> dict[str, str]:
-        """What `__consumer_offsets` is created with."""
-        return {
-            "cleanup.policy": "compact",
-            "segment.bytes": str(self.offsets_topic_segment_bytes),
-            "compression.type": "producer",
-        }

@@ -155,10 +155,6 @@ class RecordBatch:
         return bool(self.attributes & CONTROL_BIT)
 
     @property
-    def has_producer_id(self) -> bool:
-        return self.producer_id > NO_PRODUCER_ID
-
-    @property
     def delete_horizon_ms(self) -> int | None:
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
