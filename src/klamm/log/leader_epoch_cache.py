@@ -109,8 +109,9 @@ class LeaderEpochCache:
             self._replace([])
 
     def _replace(self, entries: list[EpochEntry]) -> None:
-        self.entries = entries
+        """The file first: when the disk refuses, memory says what the file does."""
         self._files.write_atomic(
             self.path, encode_checkpoint(f"{e.epoch} {e.start_offset}" for e in entries), sync=False
         )
+        self.entries = entries
         self.is_dirty = True

@@ -136,7 +136,8 @@ class LocalLog:
         if offset > (self.snapshots.latest_offset or 0):
             self._unsynced_snapshots.append(self.snapshots.write(offset, self.producers.entries.values()))
 
-    def _assign_epoch(self, leader_epoch: int, start_offset: int) -> None:
+    def assign_epoch(self, leader_epoch: int, start_offset: int) -> None:
+        """Notes that an epoch begins: a new leader does so at the end of its log, a follower with the first batch."""
         self.leader_epochs.assign(leader_epoch, start_offset)
         if self.leader_epochs.is_dirty:
             self.host.submit(fsync_job(self.files, self.log_dir, (self.leader_epochs.path,)))

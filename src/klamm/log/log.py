@@ -95,7 +95,7 @@ class Log(LocalLog):
         try:
             segment = self._maybe_roll(size, batch.max_timestamp, base_offset, last_offset, now_ms)
             if batch.partition_leader_epoch != self.leader_epochs.latest_epoch:
-                self._assign_epoch(batch.partition_leader_epoch, base_offset)
+                self.assign_epoch(batch.partition_leader_epoch, base_offset)
             newest = TimestampOffset(batch.max_timestamp, last_offset)
             segment.append((prefix, view[PREFIX.size :]), size, last_offset, base_offset, newest)
             self.log_end_offset = last_offset + 1
@@ -167,7 +167,7 @@ class Log(LocalLog):
             size, last_offset = batch.size_bytes, batch.last_offset
             segment = self._maybe_roll(size, batch.max_timestamp, batch.base_offset, last_offset, now_ms)
             if batch.partition_leader_epoch != self.leader_epochs.latest_epoch:
-                self._assign_epoch(batch.partition_leader_epoch, batch.base_offset)
+                self.assign_epoch(batch.partition_leader_epoch, batch.base_offset)
             newest = TimestampOffset(batch.max_timestamp, last_offset)
             segment.append((batch.view,), size, last_offset, batch.base_offset, newest)
             self.log_end_offset = last_offset + 1
@@ -311,10 +311,6 @@ class Log(LocalLog):
             return TimestampOffsetResult(*found) if found is not None else None
 
         return self.guard("searching by time", search)
-
-    def assign_epoch_start_offset(self, leader_epoch: int, start_offset: int) -> ErrorCode:
-        """Notes that an epoch begins: a new leader does so at the end of its log."""
-        return self._done("noting a leader epoch", lambda: self._assign_epoch(leader_epoch, start_offset))
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEndOffset:
         return self.leader_epochs.end_offset_for(leader_epoch, self.log_end_offset)

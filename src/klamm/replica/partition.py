@@ -115,7 +115,7 @@ class Partition:
         was_leader = self.is_leader
         is_new_epoch = state.leader_epoch > self.leader_epoch
         if is_new_epoch:
-            log.leader_epochs.assign(state.leader_epoch, log.log_end_offset)
+            log.assign_epoch(state.leader_epoch, log.log_end_offset)
         self._assign(state, topic_id, log)
         self.isr = tuple(state.isr)
         if is_new_epoch:
