@@ -49,6 +49,17 @@ from klamm.model import EndPoint, SecurityProtocol
 
 _PER_LISTENER: Final = re.compile(r"listener\.name\.([a-z0-9_.-]+)\.(max\.connections)")
 _HOUR_MS: Final = 3_600_000
+_COMMA_SEPARATED: Final = frozenset(
+    {
+        "advertised.listeners",
+        "listener.security.protocol.map",
+        "listeners",
+        "log.dirs",
+        "max.connections.per.ip.overrides",
+        "zookeeper.connect",
+    }
+)
+"""Text to Kafka, but lists to whoever writes them: in TOML they may be one."""
 
 
 class _Frozen:
@@ -91,7 +102,7 @@ class KafkaConfig(
         sources: Mapping[str, str] | None = None,
         dynamic: Mapping[str, str] | None = None,
     ) -> None:
-        given = properties or {}
+        given = {name: _joined(name, value) for name, value in (properties or {}).items()}
         sources = sources or {}
         for name in given:
             _refuse_unknown(name, sources.get(name))
@@ -213,7 +224,9 @@ class KafkaConfig(
                 self._fail("advertised.listeners", f"only names that are in listeners, but {endpoint.listener} is not")
             if endpoint.host in ("0.0.0.0", "::"):
                 wanted = f"an address that clients can connect to, which {endpoint.host} is not"
-                self._fail("advertised.listeners" if self.advertised_listeners else "listeners", wanted)
+                if self.advertised_listeners:
+                    self._fail("advertised.listeners", wanted)
+                self._fail("listeners", f"{wanted}; to bind it, set advertised.listeners to one that is")
         control = self.control_plane_listener
         if self.inter_broker_listener not in bound:
             self._fail("inter.broker.listener.name", "the name of one of the listeners")
@@ -237,6 +250,12 @@ class KafkaConfig(
 
 
 BROKER_KEYS: Final[Mapping[str, AnyKey]] = MappingProxyType(collect_keys(*KafkaConfig.__bases__))
+
+
+def _joined(name: str, value: object) -> object:
+    if name in _COMMA_SEPARATED and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
+    return value
 
 
 def _refuse_unknown(name: str, source: str | None) -> None:

@@ -18,6 +18,8 @@ Validator = Callable[[object], str | None]
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 DOUBLE_MAX: Final = 1.7976931348623157e308
+OLDEST_RELEASE: Final = (2, 4)
+NEWEST_RELEASE: Final = (3, 9)
 
 
 class ConfigType(IntEnum):
@@ -53,7 +55,7 @@ def parse(kind: ConfigType, raw: object) -> Value:
         return None
     if isinstance(raw, list | tuple):
         if kind is not ConfigType.LIST:
-            raise ValueError(expected(kind))
+            raise ValueError(f"{expected(kind)}, not a list")
         return tuple(str(item).strip() for item in raw)
     text = to_text(raw).strip()
     if kind is ConfigType.BOOLEAN:
@@ -148,6 +150,7 @@ def throttled_replicas(value: object) -> str | None:
 
 
 def release(value: object) -> str | None:
-    """A release of Kafka, with or without the internal version that opens it."""
-    good = re.fullmatch(r"[0-9]{1,2}\.[0-9]{1,2}(\.[0-9]{1,2})?(\.[0-9]{1,2})?(-IV[0-9]{1,2})?", str(value))
-    return None if good else "a Kafka release such as 3.9 or 3.9-IV0"
+    """A release of Kafka whose requests between brokers klamm knows, with or without its internal version."""
+    found = re.fullmatch(r"([0-9]{1,2})\.([0-9]{1,2})(\.[0-9]{1,2})?(-IV[0-9]{1,2})?", str(value))
+    good = found is not None and OLDEST_RELEASE <= (int(found[1]), int(found[2])) <= NEWEST_RELEASE
+    return None if good else "a Kafka release from 2.4 to 3.9, such as 3.9 or 3.9-IV0"

@@ -1,4 +1,4 @@
-"""The broker's view of the cluster. Owner of the snapshot; its writers are `update`, from UpdateMetadata, and `forget`."""
+"""The broker's view of the cluster. Owner of the snapshot; `update`, from UpdateMetadata, and `forget` write it."""
 
 from __future__ import annotations
 

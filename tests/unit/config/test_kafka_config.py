@@ -9,6 +9,7 @@ import pytest
 
 from klamm.config import BROKER_KEYS, KafkaConfig
 from klamm.config.values import ConfigType
+from klamm.controller.config import InterBrokerProtocol
 from klamm.errors import ConfigError
 from klamm.model import EndPoint
 
@@ -115,11 +116,15 @@ def test_properties_escapes_and_continuations(tmp_path: Path) -> None:
         ("listeners=PLAINTEXT://:1,PLAINTEXT://:2", "every listener name only once"),
         ("advertised.listeners=PLAINTEXT://0.0.0.0:9092", "an address that clients can connect to"),
         ("listeners=PLAINTEXT://0.0.0.0:9092", r"properties:2: listeners .*an address that clients can connect to"),
+        ("listeners=PLAINTEXT://0.0.0.0:9092", r"which 0\.0\.0\.0 is not; to bind it, set advertised\.listeners"),
         ("control.plane.listener.name=PLAINTEXT", "a listener that is not the inter-broker listener"),
         ("inter.broker.listener.name=OTHER", "the name of one of the listeners"),
         ("broker.id.generation.enable=false", "broker.id cannot be '-1'"),
         ("max.connections.per.ip.overrides=127.0.0.1", "max.connections.per.ip.overrides cannot be"),
         ("inter.broker.protocol.version=new", "expected a Kafka release"),
+        ("inter.broker.protocol.version=9.9", r"expected a Kafka release from 2\.4 to 3\.9"),
+        ("inter.broker.protocol.version=2.3", r"expected a Kafka release from 2\.4 to 3\.9"),
+        ("inter.broker.protocol.version=0.10.2.1", r"expected a Kafka release from 2\.4 to 3\.9"),
     ],
 )
 def test_a_wrong_key_names_itself_its_source_and_what_was_expected(tmp_path: Path, text: str, message: str) -> None:
@@ -127,6 +132,31 @@ def test_a_wrong_key_names_itself_its_source_and_what_was_expected(tmp_path: Pat
     path.write_text(f"num.partitions=1\n{text}\n")
     with pytest.raises(ConfigError, match=message):
         KafkaConfig.from_file(path)
+
+
+def test_toml_lists(tmp_path: Path) -> None:
+    path = tmp_path / "b.toml"
+    path.write_text(
+        'log.dirs = ["/tmp/a", "/tmp/b"]\nlisteners = ["A://h:1", "B://h:2"]\n'
+        'listener.security.protocol.map = ["A:PLAINTEXT", "B:PLAINTEXT"]\nzookeeper.connect = ["z1:1", "z2:1/x"]\n'
+        'inter.broker.listener.name = "A"\n'
+    )
+    config = KafkaConfig.from_file(path)
+    assert config.log_directories == (Path("/tmp/a"), Path("/tmp/b"))
+    assert [e.listener for e in config.endpoints] == ["A", "B"] and config.zookeeper_connect == "z1:1,z2:1/x"
+    assert config.with_dynamic({}).log_directories == config.log_directories
+    path.write_text('broker.rack = ["a", "b"]\n')
+    with pytest.raises(ConfigError, match=r"b\.toml:1: broker\.rack cannot be 'a,b': expected text, not a list"):
+        KafkaConfig.from_file(path)
+    path.write_text('log.dirs = ["a", 1]\n')
+    with pytest.raises(ConfigError, match=r"log\.dirs cannot be 'a,1': expected text, not a list"):
+        KafkaConfig.from_file(path)
+
+
+@pytest.mark.parametrize("text", ["2.4", "2.4-IV0", "2.8.1", "3.0", "3.9", "3.9.1", "3.9-IV0"])
+def test_every_accepted_release_is_a_protocol(text: str) -> None:
+    config = KafkaConfig({"inter.broker.protocol.version": text})
+    assert str(InterBrokerProtocol.parse(config.inter_broker_protocol_version)).startswith(text[:3])
 
 
 def test_toml_errors_name_the_line(tmp_path: Path) -> None:
