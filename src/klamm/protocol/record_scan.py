@@ -15,6 +15,9 @@ from klamm.protocol.record_batch import RECORD_BATCH_OVERHEAD, TIMESTAMP_TYPE_BI
 from klamm.protocol.record_varint import read_varint
 
 MIN_RECORD_BYTES: Final = 7
+_OFFSET_WIDTHS: Final = (1 << 6, 1 << 13, 1 << 20, 1 << 31)
+"""Where offset deltas take one byte more, so that records of one size change their length."""
+_MANY: Final = 8
 _INT64_MIN: Final = -(1 << 63)
 _INT64_MAX: Final = (1 << 63) - 1
 
@@ -24,23 +27,14 @@ def check_framing(data: memoryview, position: int, count: int) -> None:
 
     Of the records in the middle only the lengths are looked at.
     """
-    last = position
-    first = position
+    first = last = position
+    done = 0
     try:
-        for _ in range(count):
-            last = position
-            byte = data[position]
-            if byte < 0x80:
-                position += 1 + (byte >> 1)
-                continue
-            second = data[position + 1]
-            if second < 0x80:
-                position += 2 + ((byte & 0x7F | second << 7) >> 1)
-            else:
-                length, position = read_varint(data, position)
-                if length < 0:
-                    break
-                position += length
+        for width in _OFFSET_WIDTHS:
+            last, position = _walk(data, position, min(width, count) - done)
+            if count <= width:
+                break
+            done = width
         if position == len(data):
             _outline(data, first, 0)
             if last != first:
@@ -49,6 +43,39 @@ def check_framing(data: memoryview, position: int, count: int) -> None:
     except IndexError as e:
         raise ProtocolError("a record ends in the middle of a field") from e
     raise ProtocolError(f"the lengths of {count} records do not add up to the bytes there are")
+
+
+def _common_step(data: memoryview, position: int, count: int) -> int:
+    """From one record to the next when `count` records begin with the same length, else 0."""
+    length, body = read_varint(data, position)
+    step = body - position + length
+    end = position + step * count
+    if length <= 0 or end > len(data):
+        return 0
+    same = all(data[i:end:step] == bytes((data[i],)) * count for i in range(position, body))
+    return step if same else 0
+
+
+def _walk(data: memoryview, position: int, count: int) -> tuple[int, int]:
+    """Where the last of `count` records begins, and where it ends. Equal lengths are compared all at once."""
+    if count >= _MANY and (step := _common_step(data, position, count)):
+        return position + step * (count - 1), position + step * count
+    last = position
+    for _ in range(count):
+        last = position
+        byte = data[position]
+        if byte & 1:
+            raise ProtocolError("a record has a negative length")
+        if byte < 0x80:
+            position += 1 + (byte >> 1)
+            continue
+        second = data[position + 1]
+        if second < 0x80:
+            position += 2 + ((byte & 0x7F | second << 7) >> 1)
+        else:
+            length, position = read_varint(data, position)
+            position += length
+    return last, position
 
 
 def unpacked(batch: RecordBatch, max_decompressed_bytes: int) -> memoryview:
