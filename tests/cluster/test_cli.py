@@ -196,4 +196,6 @@ def test_up_with_a_port_in_use(data_dir: Path) -> None:
 def test_demo() -> None:
     done = subprocess.run([sys.executable, "-m", "klamm.cli.main", "demo"], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
-    assert "kill -9, start" in done.stdout
+    assert "failover" in done.stdout
+    assert "came back exactly once, across the kill" in done.stdout
+    assert "in sync: [1, 2, 3]" in done.stdout

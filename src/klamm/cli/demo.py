@@ -6,10 +6,13 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from klamm.cli.client import client_config, result
 from klamm.cli.output import fail, say, table
+
+if TYPE_CHECKING:
+    from klamm.testing import LocalCluster
 
 TOPIC = "orders"
 CITIES = ("Innsbruck", "Bozen", "Trento", "Garmisch", "Meran")
@@ -17,29 +20,48 @@ COUNT = 1000
 
 
 def demo() -> None:
-    """Start a broker, create a topic, produce, consume in a group, restart, and show what happened."""
+    """Start three brokers, replicate a topic, kill a leader in the middle, and show that nothing is lost."""
     from klamm.testing import LocalCluster
 
     steps: list[tuple[str, str, str]] = []
     with tempfile.TemporaryDirectory(prefix="klamm-demo-") as directory:
         begun = time.monotonic()
-        with LocalCluster(data_dir=Path(directory)) as cluster:
-            broker_id = cluster.broker_ids[0]
-            _step(steps, begun, "start", f"1 broker, process {cluster.pid(broker_id)}, {cluster.bootstrap_servers}")
-            _create(cluster.bootstrap_servers, steps)
-            _produce(cluster.bootstrap_servers, steps)
-            first = _consume(cluster.bootstrap_servers, steps, COUNT // 2)
+        with LocalCluster(brokers=3, data_dir=Path(directory)) as cluster:
+            _step(steps, begun, "start", f"3 brokers on {cluster.bootstrap_servers}; {cluster.controller_id} controls")
+            _play(cluster, steps)
             begun = time.monotonic()
-            cluster.kill(broker_id)
-            cluster.start(broker_id)
-            _step(steps, begun, "kill -9, start", "the log recovered, offsets reloaded")
-            second = _consume(cluster.bootstrap_servers, steps, COUNT - COUNT // 2)
-            _compare(first + second, steps)
-            begun = time.monotonic()
-            cluster.stop(broker_id)
-            _step(steps, begun, "stop", "controlled shutdown")
+        _step(steps, begun, "stop", "controlled shutdown of all brokers")
     say()
     table(("Step", "Seconds", "What happened"), steps)
+
+
+def _play(cluster: LocalCluster, steps: list[tuple[str, str, str]]) -> None:
+    servers = cluster.bootstrap_servers
+    _create(servers, steps)
+    _produce(servers, steps, range(COUNT // 2))
+    first = _consume(servers, steps, COUNT // 4)
+    begun = time.monotonic()
+    victim = cluster.leader(TOPIC, 0)
+    cluster.kill(victim)
+    _step(steps, begun, "kill -9", f"broker {victim}, which led {TOPIC}-0")
+    _produce(servers, steps, range(COUNT // 2, COUNT))
+    begun = time.monotonic()
+    leader, controller_id = cluster.leader(TOPIC, 0), cluster.controller_id
+    _step(steps, begun, "failover", f"broker {leader} leads {TOPIC}-0 now, broker {controller_id} controls")
+    second = _consume(servers, steps, COUNT - COUNT // 4)
+    _compare(first + second, steps)
+    begun = time.monotonic()
+    cluster.start(victim)
+    _wait_in_sync(cluster)
+    _step(steps, begun, "start again", f"broker {victim} caught up; in sync: {sorted(cluster.isr(TOPIC, 0))}")
+
+
+def _wait_in_sync(cluster: LocalCluster) -> None:
+    deadline = time.monotonic() + 60
+    while any(len(cluster.isr(TOPIC, partition)) < 3 for partition in range(3)):
+        if time.monotonic() > deadline:
+            fail("The restarted broker did not come back into the in-sync replicas within a minute.")
+        time.sleep(0.05)
 
 
 def _step(steps: list[tuple[str, str, str]], begun: float, name: str, text: str) -> None:
@@ -52,17 +74,17 @@ def _create(servers: str, steps: list[tuple[str, str, str]]) -> None:
 
     begun = time.monotonic()
     admin = AdminClient(client_config(servers))
-    result(admin.create_topics([NewTopic(TOPIC, 3, 1, config={"retention.ms": "3600000"})])[TOPIC])
-    _step(steps, begun, "create topic", f"{TOPIC}, 3 partitions, retention.ms=3600000")
+    result(admin.create_topics([NewTopic(TOPIC, 3, 3, config={"min.insync.replicas": "2"})])[TOPIC])
+    _step(steps, begun, "create topic", f"{TOPIC}, 3 partitions on 3 brokers, min.insync.replicas=2")
 
 
-def _produce(servers: str, steps: list[tuple[str, str, str]]) -> None:
+def _produce(servers: str, steps: list[tuple[str, str, str]], numbers: range) -> None:
     from confluent_kafka import Producer
 
     begun = time.monotonic()
     problems: list[Any] = []
     producer = Producer(client_config(servers, compression_type="lz4", enable_idempotence=True, linger_ms=5))
-    for number in range(COUNT):
+    for number in numbers:
         city = CITIES[number % len(CITIES)]
         producer.produce(
             TOPIC,
@@ -73,7 +95,7 @@ def _produce(servers: str, steps: list[tuple[str, str, str]]) -> None:
     producer.flush()
     if problems:
         fail(f"{len(problems)} records were not accepted: {problems[0].str()}.")
-    _step(steps, begun, "produce", f"{COUNT} records, idempotent, acks=all, lz4")
+    _step(steps, begun, "produce", f"{len(numbers)} records, idempotent, acks=all, lz4")
 
 
 def _consume(servers: str, steps: list[tuple[str, str, str]], count: int) -> list[bytes]:
