@@ -49,7 +49,8 @@ class ControllerMetrics:
     def _replicas_to_delete(self) -> int:
         context = self._controller.context
         return sum(
-            sum(context.replica_state_counts.get(topic, {}).values()) for topic in list(context.topics_to_be_deleted)
+            sum(tuple(context.replica_state_counts.get(topic, {}).values()))  # a copy: the control loop goes on
+            for topic in tuple(context.topics_to_be_deleted)
         )
 
     def _replicas_ineligible(self) -> int:

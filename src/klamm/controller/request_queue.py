@@ -3,12 +3,15 @@
 What a broker ends up with depends only on the order of what concerns one partition, so requests that wait are merged:
 
 - UpdateMetadata: one at most waits. The last state of a partition and the last list of live brokers win. It touches
-  the metadata cache only and may pass a StopReplica. A partition's end is told before its name comes back.
+  the metadata cache only and may pass a StopReplica. When a topic's name comes back while its end waits to be told,
+  the end goes into a request of its own before it; of many ends of a name the first is told.
 - LeaderAndIsr: the last state of a partition wins (leader epochs only grow), `is_new` sticks. One that was put behind
   a waiting UpdateMetadata is sent behind it: the broker must know the leaders that it names.
 - StopReplica is a barrier for its partitions: what was put before it stays before it, what comes later stays behind.
+  One that deletes supersedes all that waits for its partition; one that only stops is superseded by the next state.
 
-The oldest is sent first, so nothing starves, and the length is bounded by the size of the cluster and not by time.
+The oldest is sent first, so nothing starves. Of one partition a deletion, two states (before and behind a waiting
+UpdateMetadata) and a stop wait at most: the length is bounded by the size of the cluster and not by time.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from klamm.controller.requests import (
     UpdateMetadataRequest,
 )
 from klamm.frozen import dataclass
-from klamm.model import LEADER_DURING_DELETE, ZERO_UUID, TopicPartition
+from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, ZERO_UUID, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class QueueItem:
     enqueue_s: float
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Phase:
     """Partitions that wait for requests of one kind; `number` orders by the oldest of them."""
 
@@ -60,6 +63,14 @@ class _Phase:
         return LeaderAndIsrRequest(head, tuple(self.states.values()), ids, leaders)
 
 
+def _merged_stop(waiting: StopReplicaPartition | None, stop: StopReplicaPartition) -> StopReplicaPartition:
+    """A deletion stays one; the end of a topic, which no epoch of the broker's can refuse, stays that as well."""
+    if waiting is None or not waiting.delete:
+        return stop
+    ends_topic = waiting.leader_epoch == EPOCH_DURING_DELETE
+    return replace(stop, delete=True, leader_epoch=EPOCH_DURING_DELETE if ends_topic else stop.leader_epoch)
+
+
 class RequestQueue:
     """`stop_flags`: whether one StopReplica can both stop and delete (version 3 on)."""
 
@@ -67,24 +78,27 @@ class RequestQueue:
         self._stop_flags = stop_flags
         self._head: RequestHead | None = None
         self._ready: deque[QueueItem] = deque()
+        self._ends: UpdateMetadataRequest | None = None
         self._update: tuple[int, float, UpdateMetadataRequest] | None = None
         self._phases: deque[_Phase] = deque()
         self._number = 0
+        self.oldest_s: float | None = None
+        """When the oldest waiting request was put. Written on the control loop only; others may read it."""
         self.coalesced = 0
         """Requests that were put and are not sent on their own."""
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._phases) + (self._update is not None)
+        updates = (self._update is not None) + (self._ends is not None)
+        return len(self._ready) + len(self._phases) + updates
 
-    @property
-    def oldest_s(self) -> float | None:
-        """When the oldest waiting request was put."""
-        times = [item.enqueue_s for item in self._ready] + [phase.enqueue_s for phase in self._phases]
-        return min([*times, self._update[1]] if self._update is not None else times, default=None)
+    def _note_oldest(self) -> None:
+        """Each of the three is in order of time: the first is the oldest."""
+        times = [item[0].enqueue_s for item in (self._ready, self._phases) if item]
+        self.oldest_s = min([*times, self._update[1]] if self._update is not None else times, default=None)
 
     def put(self, request: ControlRequest, now_s: float) -> None:
-        """Another incarnation, another term, or a name that comes back is never merged with what waits."""
-        if request.head != self._head or self._recreates(request):
+        """Another incarnation or another term is never merged with what waits."""
+        if request.head != self._head:
             while self._update is not None or self._phases:
                 self._ready.append(self._take_oldest())
             self._head = request.head
@@ -96,28 +110,27 @@ class RequestQueue:
             self._put_states(request, now_s)
         else:
             self._put_stops(request, now_s)
-        self.coalesced += len(self) == before
-
-    def _recreates(self, request: ControlRequest) -> bool:
-        """Whether it brings back a partition whose end waits to be told: the broker must hear of the end first."""
-        if self._update is None or not isinstance(request, UpdateMetadataRequest):
-            return False
-        ended = {s.partition for s in self._update[2].body.partitions if s.leader == LEADER_DURING_DELETE}
-        return any(s.partition in ended and s.leader != LEADER_DURING_DELETE for s in request.body.partitions)
+        self.coalesced += max(0, before + 1 - len(self))
+        self._note_oldest()
 
     def take(self) -> QueueItem:
         """The oldest request. Raises IndexError when nothing waits."""
-        return self._ready.popleft() if self._ready else self._take_oldest()
+        item = self._ready.popleft() if self._ready else self._take_oldest()
+        self._note_oldest()
+        return item
 
     def clear(self) -> None:
         self._ready.clear()
         self._phases.clear()
-        self._update = None
+        self._ends = self._update = self.oldest_s = None
 
     def _take_oldest(self) -> QueueItem:
         assert self._head is not None
         update = self._update
         if update is not None and (not self._phases or update[0] < self._phases[0].number):
+            ends, self._ends = self._ends, None
+            if ends is not None:
+                return QueueItem(ends, update[1])
             self._update = None
             for phase in self._phases:
                 phase.behind_update = False
@@ -132,24 +145,53 @@ class RequestQueue:
         if self._update is None:
             self._update = (self._number, now_s, request)
             return
+        self._split_ends(request)
         number, enqueue_s, waiting = self._update
         partitions = {state.partition: state for state in waiting.body.partitions}
         partitions.update((state.partition, state) for state in request.body.partitions)
-        ids = dict(waiting.body.topic_ids) | dict(request.body.topic_ids)
+        ended = {s.partition.topic for s in waiting.body.partitions if s.leader == LEADER_DURING_DELETE}
+        ids = dict(waiting.body.topic_ids)
+        ids.update(pair for pair in request.body.topic_ids if pair[0] not in ended)
         body = UpdateMetadataBody(tuple(partitions.values()), tuple(ids.items()), request.body.live_brokers)
+        self._update = (number, enqueue_s, UpdateMetadataRequest(request.head, body))
+
+    def _split_ends(self, request: UpdateMetadataRequest) -> None:
+        """The waiting ends of topics that `request` brings back are told before it, by themselves."""
+        assert self._update is not None
+        number, enqueue_s, waiting = self._update
+        ended = [state for state in waiting.body.partitions if state.leader == LEADER_DURING_DELETE]
+        back = {s.partition.topic for s in request.body.partitions if s.leader != LEADER_DURING_DELETE} if ended else ()
+        ended = [state for state in ended if state.partition.topic in back]
+        if not ended:
+            return
+        topics = {state.partition.topic for state in ended}
+        first = () if self._ends is None else self._ends.body.partitions
+        first_ids = () if self._ends is None else self._ends.body.topic_ids
+        ends = {state.partition: state for state in (*ended, *first)}
+        ids = {topic: topic_id for topic, topic_id in waiting.body.topic_ids if topic in topics} | dict(first_ids)
+        body = UpdateMetadataBody(tuple(ends.values()), tuple(ids.items()), waiting.body.live_brokers)
+        self._ends = UpdateMetadataRequest(request.head, body)
+        kept = tuple(s for s in waiting.body.partitions if s.partition.topic not in topics)
+        kept_ids = tuple(pair for pair in waiting.body.topic_ids if pair[0] not in topics)
+        body = UpdateMetadataBody(kept, kept_ids, waiting.body.live_brokers)
         self._update = (number, enqueue_s, UpdateMetadataRequest(request.head, body))
 
     def _put_states(self, request: LeaderAndIsrRequest, now_s: float) -> None:
         ids = dict(request.topic_ids)
+        used: dict[int, _Phase] = {}
         for state in request.partitions:
             tp = state.partition
+            self._drop_waiting_stop(tp)
             topic_id = ids.get(tp.topic, ZERO_UUID)
+            self._drop_other_incarnations(tp, topic_id)
             phase = self._phase_for_state(tp, topic_id) or self._new_phase(now_s)
             waiting = phase.states.get(tp)
             merged = replace(state, is_new=True) if waiting is not None and waiting.is_new else state
             phase.states[tp] = merged
             if topic_id != ZERO_UUID:
                 phase.topic_ids[tp.topic] = topic_id
+            used[id(phase)] = phase
+        for phase in used.values():
             phase.live_leaders.update((leader.id, leader) for leader in request.live_leaders)
 
     def _phase_for_state(self, tp: TopicPartition, topic_id: UUID) -> _Phase | None:
@@ -166,10 +208,9 @@ class RequestQueue:
     def _put_stops(self, request: StopReplicaRequest, now_s: float) -> None:
         for stop in request.partitions:
             tp = stop.partition
+            earlier = self._drop_all(tp) if stop.delete else None
             phase = self._phase_for_stop(tp, stop.delete) or self._new_phase(now_s)
-            waiting = phase.stops.get(tp)
-            sticky = waiting is not None and waiting.delete
-            phase.stops[tp] = replace(stop, delete=True) if sticky else stop
+            phase.stops[tp] = _merged_stop(earlier or phase.stops.get(tp), stop)
 
     def _phase_for_stop(self, tp: TopicPartition, delete: bool) -> _Phase | None:
         found = None
@@ -180,6 +221,36 @@ class RequestQueue:
             if tp in phase.states or tp in phase.stops:
                 break
         return found
+
+    def _drop_waiting_stop(self, tp: TopicPartition) -> None:
+        """A stop without deletion, last of what waits for the partition: the state that comes now supersedes it."""
+        for phase in reversed(self._phases):
+            if tp in phase.states or tp in phase.stops:
+                stop = phase.stops.get(tp)
+                if stop is not None and not stop.delete:
+                    self._drop(phase, tp)
+                return
+
+    def _drop_other_incarnations(self, tp: TopicPartition, topic_id: UUID) -> None:
+        """States of a topic that had this name before: it is gone, perhaps by another hand than the controller's."""
+        for phase in [phase for phase in self._phases if tp in phase.states]:
+            if phase.topic_ids.get(tp.topic, topic_id) != topic_id:
+                self._drop(phase, tp)
+
+    def _drop_all(self, tp: TopicPartition) -> StopReplicaPartition | None:
+        """Everything that waits for the partition; returns the deletion among it."""
+        deletion = None
+        for phase in [phase for phase in self._phases if tp in phase.states or tp in phase.stops]:
+            stop = phase.stops.get(tp)
+            deletion = stop if stop is not None and stop.delete else deletion
+            self._drop(phase, tp)
+        return deletion
+
+    def _drop(self, phase: _Phase, tp: TopicPartition) -> None:
+        phase.states.pop(tp, None)
+        phase.stops.pop(tp, None)
+        if not phase.states and not phase.stops:
+            self._phases.remove(phase)
 
     def _new_phase(self, now_s: float) -> _Phase:
         phase = _Phase(self._number, now_s, behind_update=self._update is not None)

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm.apis.update_metadata import to_update
+from klamm.controller.config import InterBrokerProtocol
 from klamm.controller.request_queue import RequestQueue
 from klamm.controller.requests import (
     ControlRequest,
@@ -20,65 +22,125 @@ from klamm.controller.requests import (
     UpdateMetadataPartition,
     UpdateMetadataRequest,
 )
-from klamm.model import BrokerEndPoints, LeaderAndIsr, TopicPartition
+from klamm.controller.wire import encode_request
+from klamm.metadata.snapshot import MetadataSnapshot
+from klamm.metadata.update import MetadataUpdate
+from klamm.model import EPOCH_DURING_DELETE, BrokerEndPoints, LeaderAndIsr, TopicPartition
+from klamm.protocol.messages import request_class
+from klamm.protocol.messages.update_metadata import UpdateMetadataRequest as WireUpdateMetadata
+from klamm.protocol.wire import decode
 from klamm.sim.broker_model import BrokerModel, Disk
 
 HEAD = RequestHead(1, 1, 1)
-TOPICS = {"a": UUID(int=11), "b": UUID(int=12)}
+TOPICS = ("a", "b")
 PARTITIONS = [TopicPartition(topic, p) for topic in TOPICS for p in range(2)]
+KINDS = ["update", "delete metadata", "broker joins", "new epoch", "same epoch", "stop", "stop and delete"]
 
 
 class Controller:
-    """Makes sequences of requests as a controller would: epochs grow, leaders are told of before they lead."""
+    """Makes sequences of requests as a controller would: epochs grow, leaders are told of before they lead.
+
+    A leader epoch has one leader. A topic that was deleted comes back with another id, and its epochs begin anew.
+    """
 
     def __init__(self) -> None:
         self.epochs = dict.fromkeys(PARTITIONS, 0)
+        self.leaders = dict.fromkeys(PARTITIONS, 2)
         self.live = [1, 2]
+        self.ids = {topic: UUID(int=11 + i) for i, topic in enumerate(TOPICS)}
+        self.gone: set[str] = set()
+
+    def steps(self, kind: str, chosen: list[TopicPartition], step: int) -> list[ControlRequest]:
+        """What a controller sends together: it deletes the replicas of a topic whose end it tells."""
+        requests = [self.make(kind, chosen, step)]
+        if kind == "delete metadata":
+            topics = {tp.topic for tp in chosen}
+            doomed = [tp for tp in PARTITIONS if tp.topic in topics]
+            stops = tuple(StopReplicaPartition(tp, EPOCH_DURING_DELETE, True) for tp in doomed)
+            requests.append(StopReplicaRequest(HEAD, stops))
+        return requests
 
     def make(self, kind: str, chosen: list[TopicPartition], step: int) -> ControlRequest:
         if kind == "broker joins":
             self.live.append(len(self.live) + 1)
-        if kind in ("update", "delete metadata", "broker joins"):
-            return self._update(chosen, deleted=kind == "delete metadata", step=step)
+        if kind == "delete metadata":
+            return self._delete({tp.topic for tp in chosen})
         if kind in ("stop", "stop and delete"):
             stops = tuple(StopReplicaPartition(tp, self.epochs[tp], kind != "stop") for tp in chosen)
             return StopReplicaRequest(HEAD, stops)
+        for topic in {tp.topic for tp in chosen} & self.gone:
+            self._recreate(topic, step)
+        if kind in ("update", "broker joins"):
+            return self._update(chosen, step)
+        if kind == "new epoch":
+            for tp in chosen:
+                self.epochs[tp] += 1
+                self.leaders[tp] = self.live[-1]
+        return self._states(chosen, step)
+
+    def _recreate(self, topic: str, step: int) -> None:
+        self.gone.discard(topic)
+        self.ids[topic] = UUID(int=1000 + step)
+        for tp in PARTITIONS:
+            if tp.topic == topic:
+                self.epochs[tp], self.leaders[tp] = 0, self.live[-1]
+
+    def _topic_ids(self, tps: list[TopicPartition]) -> tuple[tuple[str, UUID], ...]:
+        return tuple((topic, self.ids[topic]) for topic in TOPICS if any(tp.topic == topic for tp in tps))
+
+    def _states(self, chosen: list[TopicPartition], step: int) -> LeaderAndIsrRequest:
         states = []
         for tp in chosen:
-            self.epochs[tp] += kind == "new epoch"
-            state = LeaderAndIsr(self.live[-1], self.epochs[tp], (self.live[-1],), step)
-            states.append(LeaderAndIsrPartition(tp, state, 1, (1, *self.live[-1:])))
-        return LeaderAndIsrRequest(HEAD, tuple(states), tuple(TOPICS.items()))
+            leader = self.leaders[tp]
+            state = LeaderAndIsr(leader, self.epochs[tp], (leader,), step)
+            states.append(LeaderAndIsrPartition(tp, state, 1, (1, leader)))
+        return LeaderAndIsrRequest(HEAD, tuple(states), self._topic_ids(chosen))
 
-    def _update(self, chosen: list[TopicPartition], *, deleted: bool, step: int) -> UpdateMetadataRequest:
-        states = tuple(
-            UpdateMetadataPartition(tp, 1, -2 if deleted else self.live[-1], self.epochs[tp], (1,), step, (1,))
-            for tp in chosen
-        )
+    def _update(self, chosen: list[TopicPartition], step: int) -> UpdateMetadataRequest:
+        states = [UpdateMetadataPartition(tp, 1, self.leaders[tp], self.epochs[tp], (1,), step, (1,)) for tp in chosen]
+        return self._request(states)
+
+    def _delete(self, topics: set[str]) -> UpdateMetadataRequest:
+        self.gone |= topics
+        ended = [tp for tp in PARTITIONS if tp.topic in topics]
+        return self._request([UpdateMetadataPartition(tp, 1, -2, 0, (1,), 0, (1,)) for tp in ended])
+
+    def _request(self, states: list[UpdateMetadataPartition]) -> UpdateMetadataRequest:
         live = tuple(BrokerEndPoints(broker, ()) for broker in self.live)
-        return UpdateMetadataRequest(HEAD, UpdateMetadataBody(states, tuple(TOPICS.items()), live))
+        ids = self._topic_ids([state.partition for state in states])
+        return UpdateMetadataRequest(HEAD, UpdateMetadataBody(tuple(states), ids, live))
 
 
 class Broker:
-    """A model of a broker that starts with an update, as every channel does."""
+    """A model of a broker that starts with an update, as every channel does, and the real metadata cache."""
 
     def __init__(self) -> None:
         self.model = BrokerModel(1, Disk(), lambda *_: None)
         self.model.broker_epoch = 1
+        self.metadata = MetadataSnapshot()
 
     def handle(self, request: ControlRequest) -> None:
         if isinstance(request, LeaderAndIsrRequest):
             unknown = [s.partition for s in request.partitions if s.leader_and_isr.leader not in self.model.live]
             assert not unknown, f"the leaders of {unknown} are not known to live"
+        if isinstance(request, UpdateMetadataRequest):
+            self.metadata, _ = self.metadata.apply(as_received(request))
         self.model.handle(request)
 
     def state(self) -> object:
         model = self.model
         hosted = {tp: (it.leader, it.leader_epoch, it.isr) for tp, it in model.hosted.items()}
-        return hosted, model.cache, model.live, model.disk.logs, model.controller_epoch
+        topics = {t.name: (t.topic_id, t.sorted_partitions()) for t in self.metadata.sorted_topics()}
+        return hosted, model.cache, model.live, model.disk.logs, model.controller_epoch, topics, self.metadata.brokers
 
 
-KINDS = ["update", "delete metadata", "broker joins", "new epoch", "same epoch", "stop", "stop and delete"]
+def as_received(request: UpdateMetadataRequest) -> MetadataUpdate:
+    api_key, version, parts = encode_request(request, InterBrokerProtocol.parse("3.9"))
+    message, _ = decode(request_class(api_key), version, b"".join(bytes(part) for part in parts))
+    assert isinstance(message, WireUpdateMetadata)
+    return to_update(version, message)
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(KINDS), st.lists(st.sampled_from(PARTITIONS), min_size=1, unique=True), st.integers(0, 3)
@@ -97,10 +159,10 @@ def test_coalesced_delivery_ends_as_plain_delivery(
     first = controller.make("update", PARTITIONS, 0)
     for broker in (plain, coalesced):
         broker.handle(first)
-    for number, (kind, chosen, takes) in enumerate(steps):
-        request = controller.make(kind, chosen, number)
-        plain.handle(request)
-        queue.put(request, float(number))
+    for number, (kind, chosen, takes) in enumerate(steps, start=1):
+        for request in controller.steps(kind, chosen, number):
+            plain.handle(request)
+            queue.put(request, float(number))
         for _ in range(min(takes - 1, len(queue))):
             coalesced.handle(queue.take().request)
     while len(queue):
@@ -111,15 +173,33 @@ def test_coalesced_delivery_ends_as_plain_delivery(
     assert coalesced.state() == plain.state()
 
 
-@given(STEPS)
+@settings(deadline=None)
+@given(STEPS, st.booleans())
 def test_the_queue_is_bounded_by_the_cluster_and_not_by_time(
-    steps: list[tuple[str, list[TopicPartition], int]],
+    steps: list[tuple[str, list[TopicPartition], int]], flags: bool
 ) -> None:
-    controller, queue = Controller(), RequestQueue()
-    safe = [step for step in steps if "stop" not in step[0] and "delete" not in step[0]]
-    for number, (kind, chosen, _) in enumerate(safe * 10):
+    controller, queue = Controller(), RequestQueue(stop_flags=flags)
+    for number, (kind, chosen, _) in enumerate(steps * 10):
         queue.put(controller.make(kind, chosen, number), float(number))
-    assert len(queue) <= 3
+        assert (queue.oldest_s is not None) == (len(queue) > 0)
+    assert len(queue) <= 4 * len(PARTITIONS) + 2
+
+
+@pytest.mark.parametrize(
+    ("cycle", "length"),
+    [
+        (["new epoch", "stop"], 2),
+        (["new epoch", "stop and delete"], 1),
+        (["delete metadata", "new epoch"], 2),
+        (["update", "new epoch", "delete metadata", "stop and delete"], 3),
+        (["delete metadata", "stop and delete", "update", "new epoch"], 4),
+    ],
+)
+def test_what_happens_again_and_again_waits_once(cycle: list[str], length: int) -> None:
+    controller, queue = Controller(), RequestQueue()
+    for number, kind in enumerate(cycle * 1_000):
+        queue.put(controller.make(kind, PARTITIONS[:2], number), float(number))
+    assert len(queue) == length
 
 
 def test_a_request_that_waits_alone_is_sent_as_it_is() -> None:
@@ -137,7 +217,7 @@ def test_the_end_of_a_topic_is_told_before_its_name_comes_back() -> None:
     for number, kind in enumerate(["update", "delete metadata", "delete metadata", "update", "update"]):
         queue.put(controller.make(kind, PARTITIONS[:1], number), 0.0)
     told = [queue.take().request for _ in range(len(queue))]
-    assert [[s.leader for s in request.body.partitions] for request in told] == [[-2], [2]]  # type: ignore[union-attr]
+    assert [[s.leader for s in request.body.partitions] for request in told] == [[-2, -2], [2]]  # type: ignore[union-attr]
 
 
 def test_another_incarnation_is_never_merged() -> None:
