@@ -26,7 +26,7 @@ $(STAMP): requirements/test.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-demo: $(STAMP) ## start a broker, use it with a real client, say what happened
+demo: $(STAMP) ## three brokers, a real client, a kill in the middle, and what came of it
 	$(BIN)/klamm demo
 
 test: $(STAMP) java ## every test: format, lint, types, and all of tests/
