@@ -24,7 +24,7 @@ ID = UUID(int=7)
 NAMES = ("t", "u", "__consumer_offsets", "", "a b")
 EPOCH = 2**31 - 1
 """The controller's: the highest there is, so that no request of a random one makes the broker deaf to it."""
-ROUNDS = 12
+ROUNDS = 50
 MIXED_ROUNDS = 1_500
 
 
@@ -104,7 +104,7 @@ class Client:
             return rng.choice(NAMES)
         elif isinstance(value, UUID) and rng.random() < 0.7:
             return ID
-        elif isinstance(value, int) and not isinstance(value, bool) and rng.random() < 0.6:
+        elif isinstance(value, int) and not isinstance(value, bool) and rng.random() < 0.5:
             return rng.randint(-2, 2)
         return value
 
@@ -117,8 +117,10 @@ class Client:
         match name:
             case "records":
                 return rng.choice((None, b"", *RECORDS))
-            case "member_id" if self._members and value is not None:
-                return rng.choice(self._members)
+            case "member_id" if value is not None:
+                return rng.choice(("", *self._members[-3:]))
+            case "generation_id" | "generation_id_or_member_epoch":
+                return rng.choice((-1, 1, 2))
             case "session_id" if isinstance(value, int):
                 return rng.choice(self._sessions)
             case "controller_epoch":
