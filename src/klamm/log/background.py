@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
+from klamm.log.files import is_exhausted
 from klamm.log.jobs import Job
 
+_ATTEMPTS: Final = 50
+_RETRY_SECONDS: Final = 0.1
 _log = logging.getLogger(__name__)
 
 
 class BackgroundWorker:
     """Works jobs off in the order they came; commits each on the loop. Without a loop everything happens at once."""
 
-    def __init__(self, on_failure: Callable[[str, OSError, str], None]) -> None:
+    def __init__(
+        self, on_failure: Callable[[str, OSError, str], None], let_go: Callable[[], bool] = lambda: False
+    ) -> None:
         self._on_failure = on_failure
+        self._let_go = let_go
+        self._is_stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._pending: dict[Job, Future[None]] = {}
@@ -30,17 +39,31 @@ class BackgroundWorker:
             self._run_now(job)
             return
         loop = self._loop
-        future = self._executor.submit(job.work)
+        future = self._executor.submit(self._work, job, loop)
         self._pending[job] = future
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._finish, job))
 
     def stop(self) -> None:
         """Waits for what was submitted and commits it; later jobs are done at once."""
         executor, self._executor, self._loop = self._executor, None, None
+        self._is_stopping.set()
         if executor is not None:
             executor.shutdown(wait=True)
             for job in tuple(self._pending):
                 self._finish(job)
+
+    def _work(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
+        """Waits for files to be closed when too many are open; the jobs that come after it wait as well."""
+        for _ in range(_ATTEMPTS):
+            try:
+                job.work()
+                return
+            except OSError as e:
+                if not is_exhausted(e) or self._is_stopping.is_set():
+                    raise
+            loop.call_soon_threadsafe(self._let_go)
+            self._is_stopping.wait(_RETRY_SECONDS)
+        job.work()
 
     def _run_now(self, job: Job) -> None:
         error: BaseException | None = None

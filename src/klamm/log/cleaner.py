@@ -109,6 +109,7 @@ class CleanJob:
         )
 
     def work(self) -> None:
+        discard(self._files, self.plan)
         try:
             self._result = clean(self._files, self.plan)
         except FileNotFoundError as e:

@@ -6,15 +6,22 @@ Reads and writes name their position, so a handle has no state of its own. A wri
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from klamm.errors import LogDirError
 
 Data = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+
+def is_exhausted(error: OSError) -> bool:
+    """Whether there are too many open files, which says nothing about the disk."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class FileInfo(NamedTuple):
@@ -136,21 +143,33 @@ class OsLock:
 
 
 class OsFiles:
-    """The file system of the machine."""
+    """The file system of the machine. `let_go` closes files that can be opened again, if it knows of any."""
 
     _MODE: Final = 0o644
 
+    def __init__(self, let_go: Callable[[], bool] = lambda: False) -> None:
+        self._let_go = let_go
+
+    def _opening(self, opener: Callable[[], T]) -> T:
+        """Opens a file; when too many are open, once more after some were closed."""
+        try:
+            return opener()
+        except OSError as e:
+            if not is_exhausted(e) or not self._let_go():
+                raise
+        return opener()
+
     def open(self, path: str, *, create: bool = False) -> FileHandle:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return OsFileHandle(os.open(path, flags, self._MODE))
+        return OsFileHandle(self._opening(lambda: os.open(path, flags, self._MODE)))
 
     def read_bytes(self, path: str) -> bytes:
-        with open(path, "rb") as f:
+        with self._opening(lambda: open(path, "rb")) as f:
             return f.read()
 
     def write_atomic(self, path: str, data: bytes, *, sync: bool = True) -> None:
         tmp = path + ".tmp"
-        with open(tmp, "wb") as f:
+        with self._opening(lambda: open(tmp, "wb")) as f:
             f.write(data)
             if sync:
                 f.flush()
@@ -171,7 +190,7 @@ class OsFiles:
 
     def list_dir(self, path: str) -> list[FileInfo]:
         infos = []
-        with os.scandir(path) as entries:
+        with self._opening(lambda: os.scandir(path)) as entries:
             for entry in entries:
                 stat = entry.stat()
                 infos.append(FileInfo(entry.name, stat.st_size, entry.is_dir(), stat.st_mtime_ns // 1_000_000))
@@ -185,7 +204,7 @@ class OsFiles:
             shutil.rmtree(path)
 
     def fsync_path(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._opening(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         try:
             os.fsync(fd)
         finally:

@@ -14,6 +14,7 @@ from uuid import UUID
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.log import names
 from klamm.log.checkpoints import encode_partition_metadata
+from klamm.log.files import is_exhausted
 from klamm.log.indexes import CorruptIndexError, TimestampOffset
 from klamm.log.jobs import fsync_job
 from klamm.log.leader_epoch_cache import EpochEndOffset
@@ -205,6 +206,10 @@ class Log(LocalLog):
         return AppendResult(error, log_start_offset=self.log_start_offset, error_message=message)
 
     def _storage_failure(self, error: OSError, doing: str) -> AppendResult:
+        if is_exhausted(error):
+            _log.warning("%s: too many open files while %s: the client may try again", self.dir, doing)
+            self.pool.let_go()
+            return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, "the broker has too many open files")
         self.is_failed = True
         self.host.failed(self.log_dir, error, f"{doing} to {self.dir}")
         return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk failed: {error.strerror or error}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
@@ -21,7 +22,7 @@ from klamm.log import names
 from klamm.log.background import BackgroundWorker
 from klamm.log.checkpoints import MetaProperties, encode_offsets
 from klamm.log.cleaner import CleanJob, dirtiest
-from klamm.log.files import Files, OsFiles
+from klamm.log.files import Files, OsFiles, is_exhausted
 from klamm.log.jobs import FileJob, Job, unlink_job
 from klamm.log.loader import LogEnvironment, LogLoader
 from klamm.log.log import Log
@@ -56,12 +57,13 @@ class LogManager:
     ) -> None:
         self.default_config = default_config or LogConfig()
         self._topic_config = topic_config or (lambda topic: self.default_config)
-        self._files: Files = files or OsFiles()
+        self._files: Files = files or OsFiles(self._let_go)
         self._clock = clock
         self._rng = rng
         self._on_dir_failure = on_dir_failure
         self._on_flushed = on_flushed
-        self._worker = BackgroundWorker(self.failed)
+        self._worker = BackgroundWorker(self.failed, self._let_go)
+        self._owner = threading.get_ident()
         self.dirs = LogDirs(log_dirs, self._files)
         self._logs: dict[TopicPartition, Log] = {}
         self._by_topic: dict[str, dict[TopicPartition, Log]] = {}
@@ -94,7 +96,7 @@ class LogManager:
                 log_dir.take_into_use()
                 self._load_dir(log_dir)
             except OSError as e:
-                self.failed(log_dir.path, e, "loading its logs")
+                self._take_offline(log_dir.path, e, "loading its logs")
         if not self.dirs.live:
             raise LogDirError("no log directory can be used: " + "; ".join(self.dirs.failures.values()))
 
@@ -165,7 +167,7 @@ class LogManager:
         try:
             action(log_dir)
         except OSError as e:
-            self.failed(log_dir.path, e, "shutting down")
+            self._take_offline(log_dir.path, e, "shutting down")
 
     def abandon(self) -> None:
         """Lets go of everything without completing it, as a killed process does."""
@@ -276,8 +278,21 @@ class LogManager:
     def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
         self._on_flushed(tp, recovery_point)
 
+    def _let_go(self) -> bool:
+        """Too many files are open: closes segments that are not in use. Those belong to the thread of the loop."""
+        return threading.get_ident() == self._owner and self._env.pool.let_go() > 0
+
     def failed(self, log_dir: str, error: OSError, doing: str) -> None:
-        """Takes a directory offline: its logs answer KAFKA_STORAGE_ERROR until the broker starts again."""
+        """Takes a directory offline: its logs answer KAFKA_STORAGE_ERROR until the broker starts again.
+
+        Too many open files are no failure of a directory.
+        """
+        if is_exhausted(error):
+            _log.error("%s was given up in %s: raise the limit of open files", doing, log_dir)
+        else:
+            self._take_offline(log_dir, error, doing)
+
+    def _take_offline(self, log_dir: str, error: OSError, doing: str) -> None:
         sentence = f"{log_dir} has failed while {doing}: {error.strerror or error}"
         if not self.dirs.fail(log_dir, sentence):
             return

@@ -27,6 +27,7 @@ class OpenSegments:
         self._max_index_bytes = max_index_bytes
         self._index_bytes = 0
         self._open: dict[Releasable, int] = {}
+        self._is_letting_go = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -40,6 +41,20 @@ class OpenSegments:
             attempts -= 1
             self._try_oldest(segment)
 
+    def let_go(self) -> int:
+        """Closes some of those that were not used for longest, when files are needed elsewhere; returns how many."""
+        if self._is_letting_go:
+            return 0
+        self._is_letting_go = True
+        before = len(self._open)
+        wanted = max(before // 4, 1)
+        attempts = 2 * before
+        while attempts > 0 and before - len(self._open) < wanted:
+            attempts -= 1
+            self._try_oldest(None)
+        self._is_letting_go = False
+        return before - len(self._open)
+
     def closed(self, segment: Releasable) -> None:
         self._index_bytes -= self._open.pop(segment, 0)
 
@@ -48,7 +63,7 @@ class OpenSegments:
         self._open[segment] = index_bytes
         self._index_bytes += index_bytes
 
-    def _try_oldest(self, keep: Releasable) -> None:
+    def _try_oldest(self, keep: Releasable | None) -> None:
         segment, index_bytes = next(iter(self._open.items()))
         if segment is not keep and not segment.used:
             try:

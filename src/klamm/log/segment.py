@@ -86,11 +86,15 @@ class LogSegment:
     def create(self, *, preallocate_bytes: int = 0) -> None:
         """Makes the files of a new segment."""
         handle = self._files.open(self.path(names.LOG), create=True)
-        handle.truncate(preallocate_bytes)
-        self.offset_index.create()
-        self.time_index.create()
-        self.offset_index.write_out()
-        self.time_index.write_out()
+        try:
+            handle.truncate(preallocate_bytes)
+            self.offset_index.create()
+            self.time_index.create()
+            self.offset_index.write_out()
+            self.time_index.write_out()
+        except OSError:
+            handle.close()
+            raise
         self._max_timestamp = TimestampOffset(NO_TIMESTAMP, self.base_offset)
         self._handle = handle
         self._pool.opened(self)
@@ -132,9 +136,10 @@ class LogSegment:
         """Lets go of the file and of the memory of the indexes; the next use gets them back."""
         if self._handle is not None:
             self.max_timestamp_so_far()
+            # first, so that the indexes can be written when there are no more files to open
+            self._close_handle()
             self.offset_index.release()
             self.time_index.release()
-            self._close_handle()
 
     def _close_handle(self) -> None:
         if self._handle is not None:
@@ -214,13 +219,12 @@ class LogSegment:
 
     def become_inactive(self, *, trim: bool = False) -> None:
         """Completes the indexes of a segment that will not grow any more."""
-        handle = self.open()
         newest = self.max_timestamp_so_far()
         self.time_index.maybe_append(newest.timestamp, newest.offset)
         self.offset_index.write_out()
         self.time_index.write_out()
         if trim:
-            handle.truncate(self.size_bytes)
+            self.open().truncate(self.size_bytes)
 
     # reading
 
@@ -306,7 +310,7 @@ class LogSegment:
         handle = self._handle or self._open_for_recovery()
         file_bytes = handle.size()
         valid_bytes = self._rebuild_indexes(handle, file_bytes, on_batch)
-        self._cut_file(handle, valid_bytes)
+        self._cut_file(self._handle or self._open_for_recovery(), valid_bytes)
         return file_bytes - valid_bytes
 
     def _rebuild_indexes(

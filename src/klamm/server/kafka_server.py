@@ -34,7 +34,7 @@ from klamm.purgatory import DelayedOperationPurgatory
 from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.producer_ids import ProducerIdBlock, ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
-from klamm.server import identity, registration, settings
+from klamm.server import file_limit, identity, registration, settings
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.coordination import Coordination
 from klamm.server.dynamic_config import follow_topic_configs
@@ -125,6 +125,7 @@ class KafkaServer:
             default_config=LogConfig.from_properties(configs.topic_config("")),
             topic_config=lambda topic: LogConfig.from_properties(configs.topic_config(topic)),
             producer_id_expiration_ms=config.producer_id_expiration_ms,
+            max_open_segments=file_limit.open_segments(),
             on_dir_failure=self._on_dir_failure,
             on_flushed=self._on_flushed,
         )

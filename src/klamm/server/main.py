@@ -13,6 +13,7 @@ from pathlib import Path
 
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
+from klamm.server import file_limit
 from klamm.server.kafka_server import KafkaServer
 
 
@@ -89,6 +90,7 @@ def main() -> int:
         config = KafkaConfig.from_file(args.config, args.override)
         for warning in config.warnings:
             logging.getLogger("klamm").warning("%s", warning)
+        file_limit.raise_to_hard_limit()
         run_loop(config, args.ready_file)
     except KlammError as error:
         print(f"klamm broker: {error}", file=sys.stderr)
