@@ -13,7 +13,11 @@ from klamm.controller.config import ControllerConfig, InterBrokerProtocol
 from klamm.controller.controller import KafkaController
 from klamm.controller.effects import (
     ActiveControllerChanged,
+    AddChannel,
+    AskSessionId,
     BrokerRegistered,
+    CloseAllChannels,
+    CloseChannel,
     Enqueue,
     Reply,
     Send,
@@ -80,6 +84,7 @@ class Harness:
         self.queue: deque[ControllerEvent] = deque()
         self.sent: list[tuple[int, ControlRequest]] = []
         self.lines: list[str] = []
+        self.channels: set[int] = set()
         self.replies: list[EventReply] = []
         self.clock = FrozenClock()
 
@@ -122,6 +127,9 @@ class Harness:
             if isinstance(effect, ZkRead):
                 value = tuple(map(self._read, effect.ops))
                 continue
+            if isinstance(effect, AskSessionId):
+                value = self.session_id()
+                continue
             if isinstance(effect, ZkMulti):
                 try:
                     value = self._multi(effect.ops)
@@ -129,6 +137,8 @@ class Harness:
                     error = failed
             elif isinstance(effect, Send):
                 self.sent.append((effect.broker_id, effect.request))
+            elif isinstance(effect, AddChannel | CloseChannel | CloseAllChannels):
+                self._change_channels(effect)
             elif isinstance(effect, Enqueue):
                 self.queue.append(effect.event)
             elif isinstance(effect, Reply):
@@ -141,6 +151,17 @@ class Harness:
             shown.append(line)
         if shown:
             self.lines += [f"{type(event).__name__}:", *shown]
+
+    def _change_channels(self, effect: AddChannel | CloseChannel | CloseAllChannels) -> None:
+        if isinstance(effect, AddChannel):
+            self.channels.add(effect.broker.id)
+        elif isinstance(effect, CloseChannel):
+            self.channels.discard(effect.broker_id)
+        else:
+            self.channels.clear()
+
+    def session_id(self) -> int:
+        return self.me + 1
 
     def _read(self, op: ReadOp) -> ReadResult | None:
         try:

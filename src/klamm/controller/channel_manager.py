@@ -181,6 +181,10 @@ class ControllerChannelManager:
             sender.close()
             self._metrics.remove_tagged("broker-id", str(broker_id))
 
+    def remove_all(self) -> None:
+        for broker_id in list(self._senders):
+            self.remove_broker(broker_id)
+
     def send_request(self, broker_id: int, request: ControlRequest) -> None:
         sender = self._senders.get(broker_id)
         if sender is None:
@@ -190,8 +194,7 @@ class ControllerChannelManager:
 
     async def shutdown(self) -> None:
         tasks = [sender._task for sender in self._senders.values()]
-        for broker_id in list(self._senders):
-            self.remove_broker(broker_id)
+        self.remove_all()
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task

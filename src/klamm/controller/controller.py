@@ -181,7 +181,7 @@ class KafkaController:
         old = self.context
         self.context = ControllerContext(old.config, old.clock, old.rng, broker_epoch=old.broker_epoch)
         self.context.unclean_elections = old.unclean_elections
-        yield from failover.resign(old)
+        yield from failover.resign()
         yield ActiveControllerChanged(NO_CONTROLLER, 0)
 
     # ---- everything else ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -43,11 +44,19 @@ class Session(Protocol):
 
     def forget_change(self, path: str) -> None: ...
 
+    @property
+    def session_id(self) -> int: ...
+
 
 class ZkCoordination:
     def __init__(self, session: Session, put: Callable[[ControllerEvent], object]) -> None:
         self._session = session
         self._put = put
+        self._reading: Counter[str] = Counter()
+
+    @property
+    def session_id(self) -> int:
+        return self._session.session_id
 
     async def read(self, ops: tuple[ReadOp, ...]) -> ReadResults:
         """Data without a watch comes by multiRead, many at once; the rest one by one, pipelined."""
@@ -68,16 +77,31 @@ class ZkCoordination:
         if op.watch:
             register = self._session.on_children if isinstance(op, GetChildren) else self._session.on_change
             register(op.path, self._on_watch)
+            self._reading[op.path] += 1
+        is_missing = False
         try:
             return await self._session.read(op)
         except NoNode:
+            is_missing = True
             return None
+        finally:
+            if op.watch:
+                self._end_read(op, is_missing)
+
+    def _end_read(self, op: ReadOp, is_missing: bool) -> None:
+        """Reading the data of a znode that is not there arms no watch: its handler would never be called."""
+        self._reading[op.path] -= 1
+        if not self._reading[op.path]:
+            del self._reading[op.path]
+            if is_missing and isinstance(op, GetData):
+                self._session.forget_change(op.path)
 
     async def multi(self, ops: tuple[WriteOp, ...]) -> MultiResults:
         return await self._session.multi(ops)
 
     def _on_watch(self, watch: WatchEvent) -> None:
-        if watch.type is EventType.DELETED and watch.path != CONTROLLER:
+        """The handler of a znode that went is forgotten, but not while it is read again: it may have come back."""
+        if watch.type is EventType.DELETED and watch.path != CONTROLLER and watch.path not in self._reading:
             self._session.forget_change(watch.path)
         event = event_of(watch)
         if event is not None:

@@ -1,8 +1,9 @@
 """What the controller asks of the world: frozen values that `process` yields and its driver carries out.
 
-Only `ZkRead` and `ZkMulti` are answered with something: results, or an exception of `klamm.zk.ops` thrown at the yield
-(`MultiFailed`, `ConnectionLoss` when a multi's outcome is unknown, `SessionExpired`). A driver retries reads
-over a lost connection itself. All other effects are carried out in the order they are yielded and answered with None.
+`ZkRead` and `ZkMulti` are answered with results, or an exception of `klamm.zk.ops` thrown at the yield (`MultiFailed`,
+`ConnectionLoss` when a multi's outcome is unknown, `SessionExpired`); `AskSessionId` with a number. A driver retries
+reads over a lost connection itself. All other effects are carried out in the order they are yielded and answered with
+None.
 """
 
 from __future__ import annotations
@@ -52,6 +53,16 @@ class CloseChannel:
     """Stop sending to a broker and drop what is queued for it."""
 
     broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseAllChannels:
+    """Stop sending to anybody: this broker is not the controller any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskSessionId:
+    """Answered with the id of the session with ZooKeeper that requests are made in now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +120,8 @@ Effect: TypeAlias = (
     | Send
     | AddChannel
     | CloseChannel
+    | CloseAllChannels
+    | AskSessionId
     | Reply
     | Enqueue
     | Schedule

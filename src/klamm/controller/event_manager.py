@@ -17,8 +17,10 @@ from klamm.controller.controller import KafkaController
 from klamm.controller.effects import (
     ActiveControllerChanged,
     AddChannel,
+    AskSessionId,
     BrokerRegistered,
     CancelScheduled,
+    CloseAllChannels,
     CloseChannel,
     Effect,
     Enqueue,
@@ -56,6 +58,9 @@ class Coordination(Protocol):
 
     async def multi(self, ops: tuple[WriteOp, ...]) -> MultiResults: ...
 
+    @property
+    def session_id(self) -> int: ...
+
 
 class Channels(Protocol):
     """What the manager needs of the ControllerChannelManager."""
@@ -63,6 +68,8 @@ class Channels(Protocol):
     def add_broker(self, broker: BrokerEndPoints) -> None: ...
 
     def remove_broker(self, broker_id: int) -> None: ...
+
+    def remove_all(self) -> None: ...
 
     def send_request(self, broker_id: int, request: ControlRequest) -> None: ...
 
@@ -217,6 +224,8 @@ class ControllerEventManager:
                     value = await self._coordination.read(effect.ops)
                 elif isinstance(effect, ZkMulti):
                     value = await self._coordination.multi(effect.ops)
+                elif isinstance(effect, AskSessionId):
+                    value = self._coordination.session_id
                 else:
                     self._carry_out(effect, queued)
             except ZkError as caught:
@@ -230,6 +239,8 @@ class ControllerEventManager:
                 self._channels.add_broker(broker)
             case CloseChannel(broker_id):
                 self._channels.remove_broker(broker_id)
+            case CloseAllChannels():
+                self._channels.remove_all()
             case Reply(value):
                 queued.reply(value)
             case Enqueue(event):
@@ -244,7 +255,7 @@ class ControllerEventManager:
                 self._on_controller(controller_id, epoch)
             case Note(text):
                 state_change_log.info("%s", text)
-            case ZkRead() | ZkMulti():
+            case ZkRead() | ZkMulti() | AskSessionId():
                 raise AssertionError(f"{effect} is awaited elsewhere")
 
     def _schedule(self, delay_ms: int, event: ControllerEvent) -> None:

@@ -7,6 +7,7 @@ znode is the fence of everything that this controller writes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from klamm.controller import (
     deletion,
@@ -23,16 +24,17 @@ from klamm.controller.context import ControllerContext
 from klamm.controller.effects import (
     ActiveControllerChanged,
     AddChannel,
+    AskSessionId,
     BrokerRegistered,
     CancelScheduled,
-    CloseChannel,
+    CloseAllChannels,
     MultiResults,
     Note,
     Schedule,
     Steps,
     ZkMulti,
 )
-from klamm.controller.events import AutoPreferredReplicaLeaderElection
+from klamm.controller.events import AutoPreferredReplicaLeaderElection, Reelect
 from klamm.controller.replies import BrokerRegistration
 from klamm.controller.store import ControllerMoved
 from klamm.controller.topics import adopt_topics
@@ -41,6 +43,7 @@ from klamm.model import NO_CONTROLLER, BrokerEndPoints, TopicPartition
 from klamm.zk import paths
 from klamm.zk.broker_znode import encode_broker
 from klamm.zk.ops import (
+    Check,
     ConnectionLoss,
     Create,
     Delete,
@@ -63,9 +66,15 @@ from klamm.zk.znodes import (
     encode_feature,
 )
 
+CLAIM_RETRY_MS: Final = 100
+
 
 def register_broker(ctx: ControllerContext) -> Steps[BrokerRegistration]:
-    """Creates this broker's znode; its czxid is the broker epoch. A znode of another session is left alone."""
+    """Creates this broker's znode; its czxid is the broker epoch. A znode of another session is left alone.
+
+    One that this session owns is ours: the answer to its creation was lost, or it was asked for twice. What tells is
+    the owner: a znode of this broker's last session looks the same, and will be gone soon.
+    """
     config = ctx.config
     path = paths.broker_path(config.broker_id)
     me = BrokerEndPoints(config.broker_id, config.endpoints, config.rack)
@@ -77,22 +86,25 @@ def register_broker(ctx: ControllerContext) -> Steps[BrokerRegistration]:
             stat = results[1]
             assert isinstance(stat, SetDataResult)
             epoch = stat.stat.czxid
-        except ConnectionLoss:
-            (found,) = yield from store.read_data([path])
-            if found is None or found.data != data:
-                continue
-            epoch = found.stat.czxid
-        except MultiFailed as failed:
-            if not isinstance(failed.error, NodeExists):
+        except (ConnectionLoss, MultiFailed) as failed:
+            if isinstance(failed, MultiFailed) and not isinstance(failed.error, NodeExists):
                 raise
             (found,) = yield from store.read_data([path])
-            if found is not None and found.stat.czxid == ctx.broker_epoch:
-                return BrokerRegistration(ctx.broker_epoch)
+            if found is None:
+                continue
+            session_id: int = yield AskSessionId()
+            if found.stat.ephemeral_owner == session_id:
+                return (yield from _registered(ctx, found.stat.czxid))
             message = f"{path} exists already: another broker with id {config.broker_id} lives, or lived until now"
             return BrokerRegistration(error=ErrorCode.DUPLICATE_BROKER_REGISTRATION, message=message)
+        return (yield from _registered(ctx, epoch))
+
+
+def _registered(ctx: ControllerContext, epoch: int) -> Steps[BrokerRegistration]:
+    if epoch != ctx.broker_epoch:
         ctx.broker_epoch = epoch
         yield BrokerRegistered(epoch)
-        return BrokerRegistration(epoch)
+    return BrokerRegistration(epoch)
 
 
 def read_controller_id() -> Steps[int]:
@@ -109,8 +121,14 @@ def read_controller_id() -> Steps[int]:
 
 def elect(ctx: ControllerContext) -> Steps[bool]:
     """Competes for the role. True: this broker is the controller now and must fail over."""
-    ctx.active_controller_id = yield from read_controller_id()
-    if ctx.active_controller_id != NO_CONTROLLER:
+    controller_id = yield from read_controller_id()
+    if (
+        controller_id == ctx.config.broker_id
+    ):  # a claim of our own that could not be dropped: it must not make us active
+        yield Schedule(CLAIM_RETRY_MS, Reelect())
+        return False
+    ctx.active_controller_id = controller_id
+    if controller_id != NO_CONTROLLER:
         yield ActiveControllerChanged(ctx.active_controller_id, ctx.epoch)
         return False
     epoch, version = yield from _read_or_create_epoch()
@@ -229,18 +247,24 @@ def _slices(ctx: ControllerContext, size: int) -> Iterator[list[TopicPartition]]
     return (tps[i : i + size] for i in range(0, len(tps), size))
 
 
-def resign(ctx: ControllerContext) -> Steps[None]:
+def resign() -> Steps[None]:
     """Stops every sender and timer; the caller forgets the context. Nothing is written."""
-    for broker in ctx.broker_ids():
-        yield CloseChannel(broker)
+    yield CloseAllChannels()
     yield CancelScheduled()
 
 
 def drop_orphaned_claim(ctx: ControllerContext) -> Steps[None]:
-    """`/controller` names this broker, which is not active: an election whose outcome was not known at the time."""
-    yield Note(f"broker {ctx.config.broker_id} holds {paths.CONTROLLER} without being active: the znode is deleted")
+    """`/controller` names this broker, which is not active: an election whose outcome was not known at the time.
+
+    The epoch is read first: if it is still the same when the znode is deleted, nobody was elected after the reading.
+    """
+    me = ctx.config.broker_id
+    (epoch,) = yield from store.read_data([paths.CONTROLLER_EPOCH])
+    if epoch is None or (yield from read_controller_id()) != me:
+        return
+    yield Note(f"broker {me} holds {paths.CONTROLLER} without being active: the znode is deleted")
     try:
-        yield ZkMulti((Delete(paths.CONTROLLER),))
+        yield ZkMulti((Check(paths.CONTROLLER_EPOCH, epoch.stat.version), Delete(paths.CONTROLLER)))
     except (MultiFailed, ConnectionLoss):
         yield Note(f"{paths.CONTROLLER} is gone already, or its deletion is not certain")
 

@@ -32,10 +32,12 @@ def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[N
         return
     results: dict[int, AlterPartitionResult] = {}
     wanted: dict[TopicPartition, tuple[int, LeaderAndIsr]] = {}
+    seen: set[TopicPartition] = set()
     for index, item in enumerate(event.partitions):
         topic = item.topic or ctx.topic_names.get(item.topic_id, "")
         tp = TopicPartition(topic, item.partition)
-        outcome = _judge(ctx, event, item, tp)
+        outcome = ErrorCode.INVALID_REQUEST if tp in seen else _judge(ctx, event, item, tp)
+        seen.add(tp)
         if isinstance(outcome, ErrorCode) or outcome is None:
             results[index] = _result(ctx, item, tp, outcome or ErrorCode.NONE)
         else:
@@ -64,17 +66,26 @@ def _judge(
         return ErrorCode.NOT_CONTROLLER
     if item.leader_epoch < current.leader_epoch or event.broker_id != current.leader:
         return ErrorCode.FENCED_LEADER_EPOCH
+    if not _is_well_formed(item, current.leader):
+        return ErrorCode.INVALID_REQUEST
     recovery = item.leader_recovery_state
     if set(item.new_isr) == set(current.isr) and recovery == current.leader_recovery_state:
         return None
     if item.partition_epoch < current.partition_epoch:
         return ErrorCode.INVALID_UPDATE_VERSION
     recovering = recovery is LeaderRecoveryState.RECOVERING
-    if not item.new_isr or (recovering and (len(item.new_isr) > 1 or recovery != current.leader_recovery_state)):
+    if recovering and (len(item.new_isr) > 1 or recovery != current.leader_recovery_state):
         return ErrorCode.INVALID_REQUEST
     if not _is_eligible(ctx, item, tp):
         return ErrorCode.INELIGIBLE_REPLICA if event.version >= 2 else ErrorCode.OPERATION_NOT_ATTEMPTED
     return replace(current, isr=item.new_isr, leader_recovery_state=recovery)
+
+
+def _is_well_formed(item: AlterPartitionItem, leader: int) -> bool:
+    """An ISR has the leader, nobody twice, and, where broker epochs are given, one a member."""
+    epochs = item.isr_broker_epochs
+    once = len(set(item.new_isr)) == len(item.new_isr)
+    return leader in item.new_isr and once and (not epochs or len(epochs) == len(item.new_isr))
 
 
 def _is_eligible(ctx: ControllerContext, item: AlterPartitionItem, tp: TopicPartition) -> bool:

@@ -30,7 +30,7 @@ _CHILDREN: dict[str, ControllerEvent] = {
     paths.ISR_CHANGE_NOTIFICATION: IsrChangeNotification(),
     paths.LOG_DIR_EVENT_NOTIFICATION: LogDirEventNotification(),
 }
-_CREATED: dict[str, ControllerEvent] = {
+_ORDERS: dict[str, ControllerEvent] = {
     paths.REASSIGN_PARTITIONS: ZkPartitionReassignment(),
     paths.PREFERRED_REPLICA_ELECTION: ReplicaLeaderElection(None, ElectionType.PREFERRED, ElectionTrigger.ZK),
 }
@@ -42,8 +42,8 @@ def event_of(watch: WatchEvent) -> ControllerEvent | None:
         return _CHILDREN.get(watch.path)
     if watch.path == paths.CONTROLLER:
         return Reelect() if watch.type is EventType.DELETED else ControllerChange()
-    if watch.path in _CREATED:
-        return _CREATED[watch.path] if watch.type is EventType.CREATED else None
+    if watch.path in _ORDERS:  # whatever happened: the watch is spent, and only reading arms it again
+        return _ORDERS[watch.path]
     if watch.type is EventType.DATA_CHANGED:
         return _data_changed(watch.path)
     return None

@@ -16,8 +16,10 @@ from klamm.controller.controller import KafkaController
 from klamm.controller.effects import (
     ActiveControllerChanged,
     AddChannel,
+    AskSessionId,
     BrokerRegistered,
     CancelScheduled,
+    CloseAllChannels,
     CloseChannel,
     Effect,
     Enqueue,
@@ -164,6 +166,8 @@ class Node:
             if isinstance(effect, ZkRead | ZkMulti):
                 self._ask_zookeeper(running, effect)
                 return
+            if isinstance(effect, AskSessionId):
+                value = -1 if self.session is None else self.session.id
             self._carry_out(effect)
 
     def _ask_zookeeper(self, running: Steps[None], effect: ZkRead | ZkMulti) -> None:
@@ -193,9 +197,9 @@ class Node:
                 if broker.id not in self.channels:
                     self.channels[broker.id] = self._channel(broker.id)
             case CloseChannel(broker_id):
-                closed = self.channels.pop(broker_id, None)
-                if closed is not None:
-                    closed.close()
+                self._close_channels([broker_id])
+            case CloseAllChannels():
+                self._close_channels(list(self.channels))
             case Reply(value):
                 self._reply(value)
             case Enqueue(event):
@@ -211,6 +215,10 @@ class Node:
                     self.world.checkers.on_controller(self.id, epoch)
             case _:
                 pass
+
+    def _close_channels(self, targets: list[int]) -> None:
+        for channel in [self.channels.pop(target) for target in targets if target in self.channels]:
+            channel.close()
 
     def _channel(self, target: int) -> Channel:
         generation = self.generation

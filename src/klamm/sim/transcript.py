@@ -7,8 +7,10 @@ from dataclasses import fields
 from klamm.controller.effects import (
     ActiveControllerChanged,
     AddChannel,
+    AskSessionId,
     BrokerRegistered,
     CancelScheduled,
+    CloseAllChannels,
     CloseChannel,
     Effect,
     Enqueue,
@@ -108,6 +110,13 @@ def _item(item: object) -> str:
     return str(item)
 
 
+_WITHOUT_DETAILS: dict[type[Effect], str] = {
+    CloseAllChannels: "close all channels",
+    AskSessionId: "ask for the id of the session",
+    CancelScheduled: "cancel scheduled events",
+}
+
+
 def show_effect(effect: Effect) -> str:
     """One line an effect."""
     match effect:
@@ -127,8 +136,8 @@ def show_effect(effect: Effect) -> str:
             return f"enqueue {show_value(event)}"
         case Schedule(delay_ms, event):
             return f"schedule {show_value(event)} in {delay_ms} ms"
-        case CancelScheduled():
-            return "cancel scheduled events"
+        case CloseAllChannels() | AskSessionId() | CancelScheduled():
+            return _WITHOUT_DETAILS[type(effect)]
         case BrokerRegistered(epoch):
             return f"registered with broker epoch {epoch}"
         case ActiveControllerChanged(controller, epoch):

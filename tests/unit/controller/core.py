@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from klamm.controller.events import ControllerEvent
 from klamm.controller.replies import EventReply
 from klamm.zk.ops import (
@@ -24,6 +26,7 @@ class Core(Harness):
     def __init__(self, *commands: str) -> None:
         super().__init__()
         self.refused: dict[str, ZkError] = {}
+        self.before_multi: Callable[[tuple[WriteOp, ...]], None] = lambda _: None
         self.multis: list[tuple[WriteOp, ...]] = []
         for command in commands:
             self.run(command)
@@ -48,6 +51,7 @@ class Core(Harness):
 
     def _multi(self, ops: tuple[WriteOp, ...]) -> object:
         self.multis.append(ops)
+        self.before_multi(ops)
         assert len(self.multis) < 1_000, f"{ops} is tried again and again"
         for index, op in enumerate(ops):
             if op.path in self.refused and not isinstance(op, Check):

@@ -39,6 +39,8 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 class Stuck:
     """A ZooKeeper that does not answer until it is told to, and then only with an error."""
 
+    session_id = 1
+
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.error: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -56,6 +58,8 @@ class NoChannels:
     def add_broker(self, broker: BrokerEndPoints) -> None: ...
 
     def remove_broker(self, broker_id: int) -> None: ...
+
+    def remove_all(self) -> None: ...
 
     def send_request(self, broker_id: int, request: ControlRequest) -> None: ...
 

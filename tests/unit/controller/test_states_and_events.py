@@ -39,6 +39,9 @@ def test_refusals_answer_in_the_callers_own_words() -> None:
     assert stopped == ControlledShutdownResult(ErrorCode.STALE_CONTROLLER_EPOCH)
 
 
+ELECTION = e.ReplicaLeaderElection(None, e.ElectionType.PREFERRED, e.ElectionTrigger.ZK)
+
+
 @pytest.mark.parametrize(
     ("kind", "path", "event"),
     [
@@ -55,7 +58,10 @@ def test_refusals_answer_in_the_callers_own_words() -> None:
             e.PartitionReassignmentIsrChange(TopicPartition("t", 3)),
         ),
         (EventType.CREATED, "/admin/reassign_partitions", e.ZkPartitionReassignment()),
-        (EventType.DELETED, "/admin/reassign_partitions", None),
+        (EventType.DELETED, "/admin/reassign_partitions", e.ZkPartitionReassignment()),
+        (EventType.DATA_CHANGED, "/admin/reassign_partitions", e.ZkPartitionReassignment()),
+        (EventType.DELETED, "/admin/preferred_replica_election", ELECTION),
+        (EventType.DATA_CHANGED, "/admin/preferred_replica_election", ELECTION),
         (EventType.CHILDREN_CHANGED, "/config/changes", None),
     ],
 )

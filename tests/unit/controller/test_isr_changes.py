@@ -1,0 +1,49 @@
+"""AlterPartition: what a leader may ask for, and what it is refused without harm to anybody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from klamm.controller.events import AlterPartition, AlterPartitionItem
+from klamm.controller.replies import AlterPartitionResults
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from tests.unit.controller.core import Core
+
+
+def ask(core: Core, *isrs: tuple[int, ...], epochs: tuple[int, ...] = ()) -> list[ErrorCode]:
+    """The leader of t-0 asks for these ISRs in one request."""
+    assert core.controller is not None
+    context = core.controller.context
+    state = context.leadership[TopicPartition("t", 0)].leader_and_isr
+    items = tuple(
+        AlterPartitionItem(0, state.leader_epoch, isr, state.partition_epoch, topic="t", isr_broker_epochs=epochs)
+        for isr in isrs
+    )
+    reply = core.ask(AlterPartition(state.leader, context.live_or_shutting_down[state.leader].epoch, items))
+    assert isinstance(reply, AlterPartitionResults) and reply.error is ErrorCode.NONE
+    assert core.is_active()
+    return [result.error for result in reply.partitions]
+
+
+def isr(core: Core) -> tuple[int, ...]:
+    assert core.controller is not None
+    return core.controller.context.leadership[TopicPartition("t", 0)].leader_and_isr.isr
+
+
+def test_a_partition_given_twice_is_changed_once() -> None:
+    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
+    assert ask(core, (1, 2), (1, 3)) == [ErrorCode.NONE, ErrorCode.INVALID_REQUEST]
+    assert isr(core) == (1, 2)
+
+
+@pytest.mark.parametrize("asked", [(1, 1), (1, 2, 2), (2, 3), ()])
+def test_an_isr_without_the_leader_or_with_a_member_twice_is_refused(asked: tuple[int, ...]) -> None:
+    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
+    assert ask(core, asked) == [ErrorCode.INVALID_REQUEST]
+    assert isr(core) == (1, 2, 3)
+
+
+def test_broker_epochs_of_another_number_than_members_are_refused() -> None:
+    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
+    assert ask(core, (1, 2), epochs=(-1,)) == [ErrorCode.INVALID_REQUEST]
