@@ -277,8 +277,9 @@ class RecordKeys:
     compression_lz4_level = int32(
         "compression.lz4.level",
         9,
-        "The lz4 level when `compression.type` is lz4.",
+        "Kafka's lz4 level when `compression.type` is lz4; klamm's lz4 has one level.",
         check=between(1, 17),
+        support=NO_EFFECT,
         update=CLUSTER_WIDE,
     )
     compression_zstd_level = int32(

@@ -192,8 +192,9 @@ class RecordTopicKeys:
     compression_lz4_level = int32(
         "compression.lz4.level",
         9,
-        "The lz4 level when `compression.type` is lz4.",
+        "Kafka's lz4 level when `compression.type` is lz4; klamm's lz4 has one level.",
         check=between(1, 17),
+        support=NO_EFFECT,
         synonyms=("compression.lz4.level",),
     )
     compression_zstd_level = int32(

@@ -13,6 +13,8 @@ from klamm.protocol.record_batch import TimestampType
 
 INT64_MAX: Final = (1 << 63) - 1
 _WEEK_MS: Final = 7 * 24 * 3600 * 1000
+_OLD_TIMESTAMP_BOUND: Final = "message.timestamp.difference.max.ms"
+"""Both ways at once, for each of the newer keys that is not set."""
 _DAY_MS: Final = 24 * 3600 * 1000
 
 
@@ -42,6 +44,8 @@ class LogConfig:
     unclean_leader_election_enable: bool = False
     min_insync_replicas: int = 1
     compression_type: str = "producer"
+    compression_gzip_level: int = -1
+    compression_zstd_level: int = 3
     preallocate: bool = False
 
     @property
@@ -66,6 +70,11 @@ class LogConfig:
         name = "none" if self.compression_type == "uncompressed" else self.compression_type
         return CompressionType[name.upper()]
 
+    @property
+    def compression_level(self) -> int | None:
+        """Of the codec the broker stores with, if it has levels."""
+        return {"gzip": self.compression_gzip_level, "zstd": self.compression_zstd_level}.get(self.compression_type)
+
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> LogConfig:
         """Reads Kafka's topic keys (`segment.bytes`); keys of other parts are passed over, wrong values named."""
@@ -74,6 +83,11 @@ class LogConfig:
             key = field.name.replace("_", ".")
             if key in properties:
                 values[field.name] = _parse(key, properties[key], _PARSERS.get(field.name, int))
+        if _OLD_TIMESTAMP_BOUND in properties:
+            bound = _parse(_OLD_TIMESTAMP_BOUND, properties[_OLD_TIMESTAMP_BOUND], int)
+            for name in ("message_timestamp_before_max_ms", "message_timestamp_after_max_ms"):
+                if values.get(name, INT64_MAX) == INT64_MAX:
+                    values[name] = bound
         return cls(**values)
 
 

@@ -186,7 +186,7 @@ def prepare(batch: RecordBatch, config: LogConfig, now_ms: int) -> Prepared | Re
         max_timestamp = now_ms
     timestamp_type = config.message_timestamp_type
     if recompress and target is not None:
-        data = with_body(batch, body, target, timestamp_type, max_timestamp)
+        data = with_body(batch, body, target, config.compression_level, timestamp_type, max_timestamp)
         if len(data) > config.max_message_bytes:
             return _too_large_recompressed(len(data), config)
         return Prepared(RecordBatch(memoryview(data)), append_time_ms)

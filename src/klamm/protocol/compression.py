@@ -62,7 +62,12 @@ _SKIPPABLE_MAGIC: Final = 0x184D2A50
 _ZSTD_BLOCK_BYTES: Final = 128 * 1024
 
 
-def compress(codec: CompressionType, data: bytes | bytearray | memoryview) -> bytes:
+def compress(codec: CompressionType, data: bytes | bytearray | memoryview, level: int | None = None) -> bytes:
+    """`level` is gzip's or zstd's; the other codecs have none."""
+    if level is not None and codec is CompressionType.GZIP:
+        return _compress_gzip(data, level)
+    if level is not None and codec is CompressionType.ZSTD:
+        return _compress_zstd(data, level)
     return _COMPRESSORS[codec](data)
 
 
@@ -83,8 +88,8 @@ def _too_large(max_bytes: int) -> UnpackedTooLargeError:
     return UnpackedTooLargeError(f"a record batch unpacks to more than the {max_bytes} bytes allowed")
 
 
-def _compress_gzip(data: bytes | bytearray | memoryview) -> bytes:
-    packer = zlib.compressobj(wbits=31)
+def _compress_gzip(data: bytes | bytearray | memoryview, level: int = -1) -> bytes:
+    packer = zlib.compressobj(level, wbits=31)
     return packer.compress(data) + packer.flush()
 
 
@@ -111,8 +116,8 @@ def _compress_lz4(data: bytes | bytearray | memoryview) -> bytes:
     return b"".join(parts)
 
 
-def _compress_zstd(data: bytes | bytearray | memoryview) -> bytes:
-    return bytes(cramjam.zstd.compress(data, level=3))
+def _compress_zstd(data: bytes | bytearray | memoryview, level: int = 3) -> bytes:
+    return bytes(cramjam.zstd.compress(data, level=level))
 
 
 def _decompress_none(data: memoryview, max_bytes: int) -> memoryview:

@@ -377,11 +377,16 @@ def with_max_timestamp(batch: RecordBatch, timestamp_type: TimestampType, max_ti
 
 
 def with_body(
-    batch: RecordBatch, body: memoryview, codec: CompressionType, timestamp_type: TimestampType, max_timestamp: int
+    batch: RecordBatch,
+    body: memoryview,
+    codec: CompressionType,
+    level: int | None,
+    timestamp_type: TimestampType,
+    max_timestamp: int,
 ) -> bytearray:
     """A copy of the batch with the unpacked `body` packed by another codec; the records stay as they are."""
     out = bytearray(batch.view[:RECORD_BATCH_OVERHEAD])
-    out += compress(codec, body)
+    out += compress(codec, body, level)
     attributes = batch.attributes & ~(TIMESTAMP_TYPE_BIT | COMPRESSION_MASK) | codec
     if timestamp_type is TimestampType.LOG_APPEND_TIME:
         attributes |= TIMESTAMP_TYPE_BIT
