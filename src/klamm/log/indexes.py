@@ -155,10 +155,6 @@ class OffsetIndex(_Index):
         """Removes the entries of `offset` and after."""
         self.truncate_entries(bisect_left(self._offsets, offset - self.base_offset))
 
-    def truncate_positions(self, size_bytes: int) -> None:
-        """Removes the entries that point at or beyond the end of the log file."""
-        self.truncate_entries(bisect_left(self._positions, size_bytes))
-
     def _decode(self, data: bytes) -> None:
         words = array("I", data)
         if sys.byteorder == "little":

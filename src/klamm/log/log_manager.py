@@ -182,9 +182,6 @@ class LogManager:
         """The log, unless there is none or its directory is offline."""
         return self._logs.get(tp)
 
-    def is_offline(self, tp: TopicPartition) -> bool:
-        return tp in self._offline
-
     @property
     def logs(self) -> Mapping[TopicPartition, Log]:
         """The logs that can be used."""
@@ -403,7 +400,3 @@ class LogManager:
 
     def _logs_in(self, log_dir: str) -> Iterator[Log]:
         return (log for log in self._logs.values() if log.log_dir == log_dir)
-
-    def logs_in(self, log_dir: str) -> Iterable[Log]:
-        """The usable logs of one directory (DescribeLogDirs)."""
-        return tuple(self._logs_in(log_dir))

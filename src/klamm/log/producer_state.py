@@ -224,10 +224,6 @@ class ProducerStateManager:
         if self._unreplicated_txns:
             self._unreplicated_txns = {f: e for f, e in self._unreplicated_txns.items() if e >= high_watermark}
 
-    def has_ongoing_transaction(self, producer_id: int) -> bool:
-        entry = self.entries.get(producer_id)
-        return entry is not None and entry.current_txn_first_offset is not None
-
     def remove_expired(self, now_ms: int) -> None:
         expired = [e.producer_id for e in self.entries.values() if self._is_expired(e, now_ms)]
         for producer_id in expired:

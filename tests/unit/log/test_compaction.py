@@ -308,4 +308,4 @@ def test_a_full_disk_while_cleaning_takes_the_directory_offline() -> None:
     bench.files.fault = fault
     manager.compaction_pass(NOW)
     assert log.is_failed
-    assert manager.is_offline(TP)
+    assert manager.get_log(TP) is None

@@ -12,11 +12,11 @@ import pytest
 
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode, LogDirError
-from klamm.log import LogConfig, LogManager
+from klamm.log import AppendOrigin, LogConfig, LogManager
 from klamm.log.memory_files import MemoryFiles
 from klamm.model import TopicPartition
 from klamm.protocol import record_batch
-from tests.unit.log.harness import DIR, TP, Bench, append, batch, read_values
+from tests.unit.log.harness import DIR, TP, Bench, append, batch, marker, read_values
 
 
 class Faults:
@@ -72,7 +72,6 @@ def test_a_full_disk(partial: int, caplog: pytest.LogCaptureFixture) -> None:
     assert log.read(0, 100, max_offset=3) is ErrorCode.KAFKA_STORAGE_ERROR
     assert log.append_as_leader(batch(b"x"), 0).error == ErrorCode.KAFKA_STORAGE_ERROR
     assert manager.get_log(TP) is None
-    assert manager.is_offline(TP)
     with pytest.raises(LogDirError):
         manager.get_or_create_log(TP)
     assert manager.async_delete(TP) == ErrorCode.KAFKA_STORAGE_ERROR
@@ -195,3 +194,45 @@ def test_a_disk_that_is_full_when_flush_messages_is_due(as_leader: bool) -> None
     assert [r.error for r in results] == [ErrorCode.KAFKA_STORAGE_ERROR] * 3
     assert len(failures) == 1
     assert log.log_end_offset <= 2, "a retry is not appended beside what it repeats"
+
+
+@pytest.mark.parametrize(("operation", "part"), [("open", ".txnindex"), ("pwrite", ".txnindex")])
+def test_an_aborted_transaction_that_cannot_be_noted_is_an_answer(operation: str, part: str) -> None:
+    files = MemoryFiles()
+    manager, failures = manager_with(files)
+    log = manager.get_or_create_log(TP)
+    append(log, batch(b"x", producer=(1, 0, 0), transactional=True), origin=AppendOrigin.COORDINATOR)
+    files.fault = Faults(operation, part)
+    result = log.append_as_leader(marker(1, 0, abort=True), 0, origin=AppendOrigin.COORDINATOR)
+    assert result.error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert len(failures) == 1
+    files.fault = None
+    manager.abandon()
+    again, _ = manager_with(files)
+    assert [t.producer_id for t in again.logs[TP].collect_aborted(0, 10)] == [1], "recovery finds it"
+
+
+@pytest.mark.parametrize(
+    ("operation", "part"),
+    [("open", ".log"), ("pwrite", ".cleaned"), ("rename", ".cleaned"), ("fsync", DIR), ("rename", ".swap")],
+)
+@pytest.mark.parametrize("number", range(4))
+def test_an_error_anywhere_in_a_cleaner_pass_loses_nothing(operation: str, part: str, number: int) -> None:
+    files = MemoryFiles()
+    config = LogConfig(segment_bytes=300, cleanup_policy=frozenset({"compact"}), min_cleanable_dirty_ratio=0.0)
+    manager, failures = manager_with(files, config=config)
+    log = manager.get_or_create_log(TP)
+    for i in range(30):
+        append(log, batch(b"%d" % i))
+    log.roll()
+    log.update_high_watermark(30)
+    log.flush()
+    files.fault = Faults(operation, part, number)
+    manager.compaction_pass(1 << 50)
+    files.fault = None
+    assert [f[0] for f in failures] in ([DIR], [])
+    manager.abandon()
+    again, _ = manager_with(files, config=config)
+    values = [v for _, v in read_values(again.logs[TP])]
+    assert values[-1] == b"29"
+    assert again.logs[TP].log_end_offset == 30

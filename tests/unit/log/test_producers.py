@@ -179,7 +179,7 @@ def test_truncation_takes_producers_back() -> None:
     end_txn(log, 1, abort=True)
     log.truncate_to(1)
     assert log.collect_aborted(0, 10) == ()
-    assert log.producers.has_ongoing_transaction(1)
+    assert log.producers.entries[1].current_txn_first_offset == 0
 
 
 def test_a_snapshot_is_kafkas_version_1() -> None:
