@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
@@ -21,12 +22,13 @@ from klamm.protocol.messages.delete_topics import DeletableTopicResult, DeleteTo
 
 
 class _Asked(NamedTuple):
-    """A topic of the request: `name` is None when its id is not known."""
+    """A topic of the request, by name or by id. `name` is None when it was asked for by id and is not known here."""
 
     name: str | None
     topic_id: UUID
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
+    by_id: bool = False
 
 
 def handle(
@@ -37,14 +39,16 @@ def handle(
         asked = [each._replace(error=disabled, message="Topic deletion is disabled.") for each in _asked(broker, req)]
         return _response(asked, {})
     asked = _checked(broker, _asked(broker, req))
-    names = tuple(each.name for each in asked if each.name is not None and each.error == ErrorCode.NONE)
+    sent = [each for each in asked if each.error == ErrorCode.NONE]
+    names = tuple(each.name for each in sent if each.name is not None and not each.by_id)
+    ids = tuple(each.topic_id for each in sent if each.by_id)
 
     def on_reply(reply: TopicResults) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
         if reply.error != ErrorCode.NONE:
             return _response([each._replace(error=reply.error, message=None) for each in asked], {})
-        return _await_gone(broker, req, asked, {result.name: result for result in reply.topics})
+        return _await_gone(broker, req, asked, dict(zip((*names, *ids), reply.topics, strict=True)))
 
-    return then(broker.controller.submit(events.DeleteTopics(names), req.timeout_ms), on_reply)
+    return then(broker.controller.submit(events.DeleteTopics(names, ids), req.timeout_ms), on_reply)
 
 
 def _asked(broker: Broker, req: DeleteTopicsRequest) -> list[_Asked]:
@@ -57,45 +61,47 @@ def _resolve(broker: Broker, name: str | None, topic_id: UUID) -> _Asked:
         return _Asked(name, topic_id, ErrorCode.INVALID_REQUEST, "Give either a topic's name or its id, not both.")
     if name is not None:
         return _Asked(name, broker.metadata.topic_id(name))
-    known = broker.metadata.topic_name(topic_id)
-    if known is None:
-        return _Asked(None, topic_id, ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
-    return _Asked(known, topic_id)
+    return _Asked(broker.metadata.topic_name(topic_id), topic_id, by_id=True)
 
 
 def _checked(broker: Broker, asked: list[_Asked]) -> list[_Asked]:
     """Topics named twice are refused; whether a topic exists is the controller's to say."""
-    counts = Counter(each.name for each in asked if each.name is not None)
+    counts = Counter(each.name or each.topic_id for each in asked)
     return [
         each._replace(error=ErrorCode.INVALID_REQUEST, message="The topic is in the request more than once.")
-        if each.name is not None and counts[each.name] > 1
+        if counts[each.name or each.topic_id] > 1
         else each
         for each in asked
     ]
 
 
 def _await_gone(
-    broker: Broker, req: DeleteTopicsRequest, asked: list[_Asked], results: dict[str, TopicResult]
+    broker: Broker, req: DeleteTopicsRequest, asked: list[_Asked], results: dict[str | UUID, TopicResult]
 ) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
-    deleted = [name for name, result in results.items() if result.error == ErrorCode.NONE]
+    deleted = [result.name for result in results.values() if result.error == ErrorCode.NONE]
 
     def respond(late: set[str]) -> DeleteTopicsResponse:
         message = "The topic is still being deleted."
-        timed_out = {name: TopicResult(name, ErrorCode.REQUEST_TIMED_OUT, message) for name in late}
+        timed_out = {
+            key: replace(result, error=ErrorCode.REQUEST_TIMED_OUT, message=message)
+            for key, result in results.items()
+            if result.name in late
+        }
         return _response(asked, results | timed_out)
 
     return await_topics(broker, deleted, req.timeout_ms, lambda name: not broker.metadata.contains(name), respond)
 
 
-def _response(asked: list[_Asked], results: dict[str, TopicResult]) -> DeleteTopicsResponse:
+def _response(asked: list[_Asked], results: dict[str | UUID, TopicResult]) -> DeleteTopicsResponse:
     responses = []
     for each in asked:
-        error, message = each.error, each.message
-        if error == ErrorCode.NONE and each.name is not None:
-            result = results[each.name]
-            error, message = result.error, result.message
+        name, error, message = each.name, each.error, each.message
+        key = each.topic_id if each.by_id else name
+        if error == ErrorCode.NONE and key is not None:
+            result = results[key]
+            name, error, message = result.name or None, result.error, result.message
         responses.append(
-            DeletableTopicResult(name=each.name, topic_id=each.topic_id, error_code=error, error_message=message)
+            DeletableTopicResult(name=name, topic_id=each.topic_id, error_code=error, error_message=message)
         )
     return DeleteTopicsResponse(responses=responses)
 

@@ -56,6 +56,8 @@ class ControllerContext:
     epoch: int = 0
     epoch_zk_version: int = 0
 
+    next_topic_list_s: float = 0.0
+
     live_or_shutting_down: dict[int, BrokerEndPoints] = field(default_factory=dict)
     shutting_down: set[int] = field(default_factory=set)
 

@@ -6,6 +6,7 @@ that stops resuming it is a crash. The core knows no clock, no chance and no soc
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, assert_never
 
 from klamm.clock import Clock
@@ -89,6 +90,9 @@ class KafkaController:
     def process(self, event: e.ControllerEvent) -> Steps[None]:
         """Every event is answered: by its own handler, or with a refusal when it was not carried out."""
         try:
+            if isinstance(event, e.UncleanLeaderElectionEnable):
+                config = replace(self.context.config, unclean_leader_election_enable=event.enabled)
+                self.context.config = config
             if isinstance(event, _RoleEvent):
                 yield from self._process_role(event)
             elif self.is_active:
@@ -231,8 +235,9 @@ class KafkaController:
                 yield from elections.on_replica_leader_election(ctx, event)
             case e.AutoPreferredReplicaLeaderElection():
                 yield from elections.on_auto_preferred_election(ctx)
-            case e.UncleanLeaderElectionEnable():
-                yield from partition_state_machine.trigger_online(ctx)
+            case e.UncleanLeaderElectionEnable(enabled):
+                if enabled:
+                    yield from partition_state_machine.trigger_online(ctx)
             case e.TopicUncleanLeaderElectionEnable(topic):
                 yield from partition_state_machine.trigger_online(ctx, topic)
             case _:

@@ -48,7 +48,7 @@ state_change_log = logging.getLogger("klamm.state_change")
 
 QUEUE_TIME_RESET_S = 300.0
 MAX_QUEUED_EVENTS = 10_000
-OnReply = Callable[[EventReply], None]
+OnReply = Callable[[EventReply], object]
 
 
 class Coordination(Protocol):
@@ -158,6 +158,10 @@ class ControllerEventManager:
         for queued in dropped:
             queued.preempt()
         return self.put(event)
+
+    @property
+    def is_closing(self) -> bool:
+        return self._closing
 
     async def run(self) -> None:
         """The one consumer. Ends after `close`."""

@@ -184,7 +184,10 @@ class CreatePartitions:
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopics:
+    """Topics by name and by id; the results come in that order. An id never deletes a topic that took the name."""
+
     names: tuple[str, ...]
+    topic_ids: tuple[UUID, ...] = ()
     STATE: ClassVar = ControllerState.TOPIC_DELETION
 
 
@@ -208,6 +211,9 @@ class AutoPreferredReplicaLeaderElection:
 
 @dataclass(frozen=True, slots=True)
 class UncleanLeaderElectionEnable:
+    """The broker default of `unclean.leader.election.enable` changed; brokers that are not active remember it too."""
+
+    enabled: bool = True
     STATE: ClassVar = ControllerState.UNCLEAN_LEADER_ELECTION_ENABLE
 
 
@@ -328,8 +334,9 @@ def refusal(event: ControllerEvent, error: ErrorCode = ErrorCode.NOT_CONTROLLER)
     match event:
         case CreateTopics(topics) | CreatePartitions(topics):
             return _topic_refusals(tuple(topic.name for topic in topics), error)
-        case DeleteTopics(names):
-            return _topic_refusals(names, error)
+        case DeleteTopics(names, topic_ids):
+            by_id = tuple(TopicResult("", error, topic_id=topic_id) for topic_id in topic_ids)
+            return TopicResults((*_topic_refusals(names, error).topics, *by_id), error)
         case ReplicaLeaderElection(partitions):
             return PartitionResults(tuple(PartitionResult(tp, error) for tp in partitions or ()), error)
         case ApiPartitionReassignment(reassignments):

@@ -30,6 +30,7 @@ from klamm.zk.session import SessionListener, ZkSession
 log = logging.getLogger(__name__)
 
 REGISTRATION_RETRY_S: Final = 0.1
+LONGEST_REGISTRATION_RETRY_S: Final = 5.0
 MIN_TIMEOUT_MS: Final = 1_000
 """Whoever will not wait for the outcome at all still hears at once why the controller refuses, as from Kafka."""
 
@@ -39,7 +40,7 @@ class ControllerHandle:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._put: Callable[[ControllerEvent, Callable[[EventReply], None]], None] | None = None
+        self._put: Callable[[ControllerEvent, Callable[[EventReply], object]], bool] | None = None
         self.is_active = False
         self.active_controller_id = NO_CONTROLLER
         self.broker_epoch = UNKNOWN_BROKER_EPOCH
@@ -56,10 +57,8 @@ class ControllerHandle:
             if not future.done():
                 future.set_result(value)
 
-        if self._put is None:
+        if self._put is None or not self._put(event, lambda value: post(self._loop, resolve, value)):
             resolve(refusal(event))
-        else:
-            self._put(event, lambda value: post(self._loop, resolve, value))
         if timeout_ms is not None:
             late = refusal(event, ErrorCode.REQUEST_TIMED_OUT)
             timer = self._loop.call_later(max(timeout_ms, MIN_TIMEOUT_MS) / 1000, resolve, late)
@@ -72,12 +71,19 @@ class ControllerHandle:
             self._put(event, lambda _: None)
 
 
-def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
-    """Runs `call` on `loop`; a loop that is closed has nobody left to be told."""
+def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> bool:
+    """Runs `call` on `loop`. False: the loop is closed, nobody is left to be told."""
     try:
         loop.call_soon_threadsafe(call, *args)
     except RuntimeError:
         log.debug("%s came too late: the loop is closed", call)
+        return False
+    return True
+
+
+def registration_pause_s(attempt: int) -> float:
+    """How long to wait after a registration that failed: a moment first, then longer and longer."""
+    return min(REGISTRATION_RETRY_S * (1 << min(attempt - 1, 16)), LONGEST_REGISTRATION_RETRY_S)
 
 
 class ControllerRunner:
@@ -129,9 +135,10 @@ class ControllerRunner:
         self._thread.join()
         self.handle.is_active = False
 
-    def _put(self, event: ControllerEvent, on_reply: Callable[[EventReply], None]) -> None:
-        assert self._loop is not None and self._manager is not None
-        post(self._loop, self._manager.put, event, on_reply)
+    def _put(self, event: ControllerEvent, on_reply: Callable[[EventReply], object]) -> bool:
+        if self._loop is None or self._manager is None:
+            return False
+        return post(self._loop, self._manager.put, event, on_reply)
 
     # --- on the control loop -----------------------------------------------------------------------------------------
 
@@ -204,17 +211,19 @@ class ControllerRunner:
             await self._manager.clear_and_put(Expire()).await_processing()
 
     def _after_new_session(self) -> None:
-        if self._manager is not None:
-            self._manager.put(RegisterBrokerAndReelect(), self._on_registration)
+        self._register(self._zk.session_id, 1)
 
-    def _on_registration(self, reply: EventReply) -> None:
-        """The old registration may linger for a moment: the broker must be back, so it is tried again."""
-        if isinstance(reply, BrokerRegistration) and reply.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION:
-            log.warning("%s; trying again", reply.message)
-            session = self._zk.session_id
+    def _register(self, session_id: int, attempt: int) -> None:
+        """The broker must be back, so it tries until it is registered or this session is over as well."""
+        if self._manager is None or self._zk.session_id != session_id or self._manager.is_closing:
+            return
 
-            def retry() -> None:
-                if self._zk.session_id == session:
-                    self._after_new_session()
+        def on_reply(reply: EventReply) -> None:
+            if not isinstance(reply, BrokerRegistration) or reply.error is ErrorCode.NONE:
+                return
+            if attempt.bit_count() == 1:
+                log.warning("not registered (attempt %d): %s; trying again", attempt, reply.message or reply.error.name)
+            delay_s = registration_pause_s(attempt)
+            asyncio.get_running_loop().call_later(delay_s, self._register, session_id, attempt + 1)
 
-            asyncio.get_running_loop().call_later(REGISTRATION_RETRY_S, retry)
+        self._manager.put(RegisterBrokerAndReelect(), on_reply)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Final
 from uuid import UUID
 
 from klamm.controller import deletion, partition_state_machine, replica_state_machine, topic_store
 from klamm.controller.context import ControllerContext
-from klamm.controller.effects import Note, Reply, Steps
-from klamm.controller.events import CreatablePartitions, CreatePartitions, DeleteTopics
+from klamm.controller.effects import Note, Reply, Schedule, Steps
+from klamm.controller.events import CreatablePartitions, CreatePartitions, DeleteTopics, TopicChange
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.store import read, read_children
@@ -19,6 +20,10 @@ from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, ReplicaAssignment, TopicPartition
 from klamm.zk import paths
 from klamm.zk.ops import GetChildren, GetChildrenResult
+
+TOPICS_LISTED_PER_S: Final = 30_000
+MANY_TOPICS: Final = 3_000
+"""From so many topics on, lists of all of them have a distance in time."""
 
 
 def broker_racks(ctx: ControllerContext) -> dict[int, str | None]:
@@ -50,7 +55,17 @@ def on_new_partition_creation(ctx: ControllerContext, tps: Iterable[TopicPartiti
 
 
 def on_topic_change(ctx: ControllerContext) -> Steps[None]:
-    """Topics whose znodes appeared or vanished. Those that vanished are forgotten: somebody else deleted them."""
+    """Topics whose znodes appeared or vanished. Those that vanished are forgotten: somebody else deleted them.
+
+    Mostly it is the controller's own work that is told here. A list of very many topics costs ZooKeeper and us some
+    time, so the next one waits a little: until it is read there is no watch, and nothing more is told.
+    """
+    now_s = ctx.clock.monotonic()
+    if now_s < ctx.next_topic_list_s:
+        yield Schedule(int((ctx.next_topic_list_s - now_s) * 1000) + 1, TopicChange())
+        return
+    if len(ctx.topics) >= MANY_TOPICS:
+        ctx.next_topic_list_s = now_s + len(ctx.topics) / TOPICS_LISTED_PER_S
     listed = yield from read_children(paths.TOPICS, watch=True)
     new = [topic for topic in listed if topic not in ctx.topics]
     present = frozenset(listed)
@@ -155,7 +170,11 @@ def _grow_topic(ctx: ControllerContext, spec: CreatablePartitions, validate_only
 def on_delete_topics(ctx: ControllerContext, event: DeleteTopics) -> Steps[None]:
     """Queues topics for deletion in ZooKeeper, answers, and begins; the end is seen in the metadata."""
     results, accepted = [], []
-    for topic in event.names:
+    by_name: list[tuple[str | None, UUID]] = [(name, ZERO_UUID) for name in event.names]
+    for topic, asked_id in (*by_name, *((ctx.topic_names.get(each), each) for each in event.topic_ids)):
+        if topic is None:
+            results.append(_unknown_id(asked_id))
+            continue
         topic_id = ctx.topic_ids.get(topic, ZERO_UUID)
         if not ctx.config.delete_topic_enable:
             results.append(_refuse(topic, ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled."))
@@ -171,6 +190,10 @@ def on_delete_topics(ctx: ControllerContext, event: DeleteTopics) -> Steps[None]
     yield Reply(TopicResults(tuple(results)))
     if accepted:
         yield from deletion.enqueue_topics(ctx, accepted)
+
+
+def _unknown_id(topic_id: UUID) -> TopicResult:
+    return TopicResult("", ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.", topic_id)
 
 
 def duplicates(names: Iterable[str]) -> frozenset[str]:

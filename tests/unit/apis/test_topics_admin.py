@@ -178,9 +178,12 @@ class TestDeleteTopics:
     def deleted(self, one: OneBroker) -> None:
         def script(event: events.ControllerEvent) -> EventReply | None:
             assert isinstance(event, events.DeleteTopics)
-            for name in event.names:
+            results = [TopicResult(name) for name in event.names]
+            unknown = TopicResult("", ErrorCode.UNKNOWN_TOPIC_ID)
+            results += [TopicResult("t") if topic_id == ID else unknown for topic_id in event.topic_ids]
+            for name in {result.name for result in results if not result.error}:
                 one.update_metadata({name: [0]}, leader=-2, topic_id=ID)
-            return TopicResults(tuple(TopicResult(name) for name in event.names))
+            return TopicResults(tuple(results))
 
         one.controller.script = script
 
@@ -208,6 +211,8 @@ class TestDeleteTopics:
             ("t", ID, 0),
             (None, UUID(int=9), ErrorCode.UNKNOWN_TOPIC_ID),
         ]
+        twice = one.ask(delete_topics.API, DeleteTopicsRequest(topics=topics[1:2] * 2, timeout_ms=1000), 6)
+        assert [r.error_code for r in twice.responses] == [ErrorCode.INVALID_REQUEST] * 2
         both = one.ask(delete_topics.API, DeleteTopicsRequest(topics=topics[2:], timeout_ms=1000), 6)
         assert both.responses[0].error_code == ErrorCode.INVALID_REQUEST
 

@@ -8,18 +8,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from klamm.clock import SystemClock
 from klamm.controller.config import ControllerConfig
 from klamm.controller.events import (
     AllocateProducerIds,
+    ControllerEvent,
     CreatableTopic,
     CreateTopics,
     DeleteTopics,
     ListPartitionReassignments,
     Startup,
 )
-from klamm.controller.runner import ControllerRunner
+from klamm.controller.replies import BrokerRegistration, EventReply
+from klamm.controller.runner import ControllerRunner, registration_pause_s
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
 from klamm.zk import paths
@@ -137,4 +142,61 @@ def test_a_stopped_runner_refuses(tmp_path: Path) -> None:
             reply = await it.runner.handle.submit(CreateTopics((CreatableTopic("t", 1, 1),)))
             assert reply.error is ErrorCode.NOT_CONTROLLER
 
+    run(scenario)
+
+
+def test_a_control_loop_that_has_ended_by_itself_refuses(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with cluster(tmp_path) as it:
+            await it.runner.handle.submit(Startup())
+            assert it.runner._loop is not None and it.runner._manager is not None
+            it.runner._loop.call_soon_threadsafe(it.runner._manager.close)
+            await it.until(it.runner._loop.is_closed)
+            reply = await it.runner.handle.submit(CreateTopics((CreatableTopic("t", 1, 1),)))
+            assert reply.error is ErrorCode.NOT_CONTROLLER
+
+    run(scenario)
+
+
+class Registrations:
+    """The event manager as the runner's registration sees it: it refuses a number of times."""
+
+    is_closing = False
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+        self.attempts = 0
+        self.registered = asyncio.Event()
+
+    def put(self, event: ControllerEvent, on_reply: Callable[[EventReply], object]) -> None:
+        self.attempts += 1
+        if self.attempts <= self.refusals:
+            on_reply(BrokerRegistration(error=ErrorCode.UNKNOWN_SERVER_ERROR))
+        else:
+            on_reply(BrokerRegistration(5))
+            self.registered.set()
+
+
+def test_registration_is_tried_until_it_succeeds_and_says_so_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        clock = SystemClock()
+        registry, loop = MetricsRegistry(clock), asyncio.get_running_loop()
+        zk = SimpleNamespace(session_id=7)
+        runner = ControllerRunner(zk=zk, clock=clock, rng=random.Random(1), metrics=registry, loop=loop)  # type: ignore[arg-type]
+        manager = Registrations(20)
+        runner._manager = manager  # type: ignore[assignment]
+        runner._after_new_session()
+        await manager.registered.wait()
+        assert manager.attempts == 21
+        warnings = [record.getMessage() for record in caplog.records]
+        assert len(warnings) == 5 and "attempt 16" in warnings[-1] and "UNKNOWN_SERVER_ERROR" in warnings[0]
+        zk.session_id = 8
+        runner._register(7, 1)
+        assert manager.attempts == 21
+
+    pauses = [registration_pause_s(attempt) for attempt in range(1, 100)]
+    assert pauses == sorted(pauses) and pauses[0] < 1 < pauses[-1]
+    monkeypatch.setattr("klamm.controller.runner.REGISTRATION_RETRY_S", 0.0)
     run(scenario)
