@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -78,3 +79,62 @@ def test_async_with() -> None:
             return cluster.bootstrap_servers
 
     assert asyncio.run(use()).startswith("127.0.0.1:")
+
+
+def test_wait_for_gives_the_first_result_and_says_what_did_not_come(klamm_cluster: LocalCluster) -> None:
+    results = iter([None, False, 0])
+    assert klamm_cluster.wait_for(lambda: next(results)) == 0
+    with pytest.raises(KlammError, match=r"(?s)A second controller: did not come in time.*broker-1.log"):
+        klamm_cluster.wait_for(lambda: klamm_cluster.controller_id == 2, 0.05, what="A second controller")
+
+
+@pytest.mark.parametrize("victim", ["Broker 2", "ZooKeeper"])
+def test_wait_for_ends_early_when_a_process_has_ended_by_itself(victim: str) -> None:
+    with LocalCluster(brokers=2) as cluster:
+        child = cluster._brokers[2] if victim == "Broker 2" else cluster._embedded_zookeeper()
+        os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(KlammError, match=f"(?s)Rain: did not come: {victim} has ended by itself"):
+            cluster.wait_for(lambda: False, 3_600, what="Rain")
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
+def test_zookeeper_comes_back_with_what_it_knew(klamm_cluster: LocalCluster, kill: bool) -> None:
+    topic, address = klamm_cluster.unique_topic_name(), klamm_cluster.zookeeper_connect
+    klamm_cluster.create_topic(topic)
+    klamm_cluster.restart_zookeeper(kill=kill)
+    assert klamm_cluster.zookeeper_connect == address
+    with pytest.raises(KlammError, match="TOPIC_ALREADY_EXISTS"):
+        klamm_cluster.create_topic(topic)
+    klamm_cluster.create_topic(klamm_cluster.unique_topic_name())
+
+
+@pytest.mark.parametrize("paused", [False, True], ids=["awake", "paused"])
+def test_a_broker_whose_session_expired_comes_back_with_another(paused: bool) -> None:
+    with LocalCluster(brokers=3) as cluster:
+        cluster.create_topic("t", partitions=3, replication_factor=3)
+        controller = cluster.controller_id
+        pid, noted = cluster.pid(controller), cluster.data_dir / f"broker-{controller}" / "zookeeper.session"
+        before = noted.read_text()
+        if paused:
+            cluster.pause(controller)
+        cluster.expire_session(controller)
+        if paused:
+            cluster.wait_for(lambda: cluster.controller_id != controller, what="Another controller")
+            cluster.resume(controller)
+        cluster.wait_for(lambda: noted.read_text() != before, what="Another session")
+        cluster.wait_for(
+            lambda: all(sorted(cluster.isr("t", p)) == [1, 2, 3] for p in range(3)), what="All replicas in sync"
+        )
+        assert cluster.pid(controller) == pid
+
+
+def test_a_session_of_nobody_and_a_zookeeper_of_others_are_refused(klamm_cluster: LocalCluster) -> None:
+    klamm_cluster.stop(1)
+    with pytest.raises(KlammError, match="Broker 1 is not running"):
+        klamm_cluster.expire_session(1)
+    klamm_cluster.start(1)
+    with (
+        LocalCluster(zookeeper=klamm_cluster.zookeeper_connect + "/other") as other,
+        pytest.raises(KlammError, match="uses a ZooKeeper that is not its own"),
+    ):
+        other.restart_zookeeper()

@@ -17,16 +17,18 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, TypeVar
 
 from klamm.errors import KlammError
 from klamm.testing.admin import ClusterAdmin
 from klamm.testing.ports import LOOPBACK, ReservedPort
 from klamm.testing.processes import ChildProcess
+from klamm.testing.sessions import expire_session
 
+T = TypeVar("T")
 BrokerConfigs = Mapping[str, object] | Mapping[int, Mapping[str, object]]
 
 TEST_DEFAULTS: Final[Mapping[str, object]] = {
@@ -146,6 +148,52 @@ class LocalCluster:
         assert self._zookeeper_port is not None, "the cluster is not started"
         return f"{LOOPBACK}:{self._zookeeper_port.number}"
 
+    def wait_for(
+        self, condition: Callable[[], T | None], timeout_s: float | None = None, *, what: str = "What was waited for"
+    ) -> T:
+        """Asks until the result is neither None nor False, and returns it.
+
+        `what` says what is waited for: "all replicas in sync". Raises KlammError with the brokers' last words when it
+        does not come within `timeout_s` (the cluster's `start_timeout_s` if not given), and at once when a process has
+        ended by itself.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return self._admin.wait(condition, f"{what}: did not come", deadline)
+
+    # --- ZooKeeper ---
+
+    def stop_zookeeper(self, *, kill: bool = False) -> None:
+        """Ends the embedded server, with SIGTERM or with SIGKILL; the brokers go on without it."""
+        server = self._embedded_zookeeper()
+        if kill:
+            server.kill()
+        else:
+            server.stop(self._stop_timeout_s)
+
+    def start_zookeeper(self) -> None:
+        """Starts the stopped embedded server on its port and its data; returns when it accepts connections."""
+        server = self._embedded_zookeeper()
+        server.spawn()
+        server.wait_ready(time.monotonic() + self._start_timeout_s)
+
+    def restart_zookeeper(self, *, kill: bool = False) -> None:
+        """Ends the embedded server and starts it again; sessions that come back in time go on."""
+        self.stop_zookeeper(kill=kill)
+        self.start_zookeeper()
+
+    def expire_session(self, broker_id: int) -> None:
+        """Ends the broker's ZooKeeper session from outside; its registration goes, and it has to find its way back.
+
+        Works with the embedded server and with a real ensemble, also while the broker is paused.
+        """
+        if not self.is_running(broker_id):
+            raise KlammError(f"Broker {broker_id} is not running.")
+
+        def expire() -> bool:
+            return expire_session(self.zookeeper_connect, self._log_dirs(broker_id), self._start_timeout_s)
+
+        self.wait_for(expire, what=f"A session of broker {broker_id}")
+
     # --- one broker ---
 
     def kill(self, broker_id: int) -> None:
@@ -263,10 +311,14 @@ class LocalCluster:
         )
 
     def _write_config(self, broker_id: int) -> None:
+        text = "".join(f"{key}={_property(value)}\n" for key, value in self._properties(broker_id).items())
+        self._config_file(broker_id).write_text(text, encoding="utf-8")
+
+    def _properties(self, broker_id: int) -> dict[str, object]:
         shared = {key: value for key, value in self._configs.items() if isinstance(key, str)}
         own = self._configs.get(broker_id, {})  # type: ignore[call-overload]
         assert isinstance(own, Mapping)
-        properties = {
+        return {
             "broker.id": broker_id,
             "listeners": f"PLAINTEXT://{LOOPBACK}:{self.port(broker_id)}",
             "log.dirs": self.data_dir / f"broker-{broker_id}",
@@ -276,14 +328,21 @@ class LocalCluster:
             **shared,
             **own,
         }
-        text = "".join(f"{key}={_property(value)}\n" for key, value in properties.items())
-        self._config_file(broker_id).write_text(text, encoding="utf-8")
+
+    def _log_dirs(self, broker_id: int) -> list[Path]:
+        return [Path(path.strip()) for path in str(self._properties(broker_id)["log.dirs"]).split(",")]
 
     def _config_file(self, broker_id: int) -> Path:
         return self.data_dir / f"broker-{broker_id}.properties"
 
     def _ready_file(self, broker_id: int) -> Path:
         return self.data_dir / f"broker-{broker_id}.ready"
+
+    def _embedded_zookeeper(self) -> ChildProcess:
+        if self._zookeeper is None:
+            why = "is not started" if self._external_zookeeper is None else "uses a ZooKeeper that is not its own"
+            raise KlammError(f"The cluster {why}.")
+        return self._zookeeper
 
     def _broker(self, broker_id: int) -> ChildProcess:
         if broker_id not in self._brokers:
@@ -303,7 +362,7 @@ class LocalCluster:
         }
 
     def _on_wait(self, problem: str, is_late: bool) -> None:
-        for process in self._brokers.values():
+        for process in [*self._brokers.values(), *([self._zookeeper] if self._zookeeper is not None else [])]:
             if process.has_crashed:
                 raise KlammError(f"{problem}: {process.name} has ended by itself.\n{process.log_tail()}")
         if is_late:
