@@ -29,15 +29,14 @@ def on_broker_change(ctx: ControllerContext) -> Steps[None]:
     yield Note(f"brokers: new {new}, dead {dead}, bounced {bounced}, live {sorted(now)}")
     for broker in new:
         yield AddChannel(now[broker])
-    for broker in bounced:
-        yield CloseChannel(broker)
-        yield AddChannel(now[broker])
-    for broker in dead:
+    for broker in (*bounced, *dead):
         yield CloseChannel(broker)
     if new:
         yield from _add(ctx, new, now)
     if bounced:
         yield from _remove(ctx, bounced)
+        for broker in bounced:  # only now: its channel is for the new incarnation alone
+            yield AddChannel(now[broker])
         yield from _add(ctx, bounced, now)
     if dead:
         yield from _remove(ctx, dead)

@@ -157,6 +157,14 @@ class ControllerRunner:
             self._finished.set_result(None)
 
     async def _run(self, config: ControllerConfig, ready: threading.Event) -> None:
+        manager, channels = self._open(config)
+        ready.set()
+        try:
+            await manager.run()
+        finally:
+            await channels.shutdown()
+
+    def _open(self, config: ControllerConfig) -> tuple[ControllerEventManager, ControllerChannelManager]:
         self._loop = asyncio.get_running_loop()
         controller = KafkaController(config, self._clock, self._rng)
         self._channels = ControllerChannelManager(
@@ -178,11 +186,7 @@ class ControllerRunner:
         self._zk.add_listener(
             SessionListener(before_new_session=self._before_new_session, after_new_session=self._after_new_session)
         )
-        ready.set()
-        try:
-            await self._manager.run()
-        finally:
-            await self._channels.shutdown()
+        return self._manager, self._channels
 
     def _on_event(self, event: ControllerEvent) -> None:
         if self._manager is not None:

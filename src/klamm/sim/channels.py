@@ -27,6 +27,8 @@ class Channel:
         self._queue = RequestQueue(stop_flags=world.protocol.stop_replica_version >= 3)
         self._in_flight: ControlRequest | None = None
         self.closed = False
+        self.broker_epoch: int | None = None
+        """The incarnation that it is for, from the first request on."""
 
     @property
     def is_idle(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from klamm.controller.events import AlterPartition, BrokerChange, ControllerEvent
+from klamm.controller.events import AlterPartition, BrokerChange, ControllerEvent, Reelect
 from klamm.controller.requests import ControlRequest, LeaderAndIsrPartition
 from klamm.model import NO_LEADER, LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
 from klamm.sim.zookeeper import TOOLS_SESSION
@@ -14,6 +14,7 @@ from klamm.zk.ops import Check, Create, Delete, SetData, WriteOp
 from klamm.zk.znodes import decode_partition_state, decode_topic
 
 if TYPE_CHECKING:
+    from klamm.sim.channels import Channel
     from klamm.sim.node import Node
 
 
@@ -21,7 +22,17 @@ class Violation(AssertionError):
     """A rule of the control plane is broken."""
 
 
-_FENCED = (paths.TOPICS + "/", paths.DELETE_TOPICS + "/", paths.ISR_CHANGE_NOTIFICATION + "/", paths.FEATURE)
+_FENCED = (
+    paths.TOPICS + "/",
+    paths.DELETE_TOPICS + "/",
+    paths.ISR_CHANGE_NOTIFICATION + "/",
+    paths.LOG_DIR_EVENT_NOTIFICATION + "/",
+    paths.FEATURE,
+    paths.REASSIGN_PARTITIONS,
+    paths.PREFERRED_REPLICA_ELECTION,
+    paths.PRODUCER_ID_BLOCK,
+    "/config/",
+)
 
 
 def require(condition: bool, text: str) -> None:
@@ -34,7 +45,6 @@ class Checkers:
         self.controllers: dict[int, int] = {}
         self._leaders: dict[tuple[TopicPartition, UUID, int], int] = {}
         self._states: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
-        self._channel_epochs: dict[tuple[int, int, int, int], int] = {}
         self._replicas: dict[TopicPartition, tuple[int, ...]] = {}
         self.moved_away: set[tuple[TopicPartition, int]] = set()
         self.unfenced_sessions: set[int] = {TOOLS_SESSION}
@@ -51,9 +61,15 @@ class Checkers:
         other = self._leaders.setdefault(key, broker)
         require(other == broker, f"brokers {other} and {broker} both lead {state.partition} in epoch {key[2]}")
 
-    def on_send(self, controller: int, generation: int, broker: int, request: ControlRequest) -> None:
-        """The partition states of a request must be states that are or were in ZooKeeper, under the sender's epoch."""
+    def on_send(self, controller: int, channel: Channel, request: ControlRequest) -> None:
+        """A controller sends in its own name and epoch, and a channel knows one incarnation of its broker."""
         head = request.head
+        if channel.broker_epoch is None:
+            channel.broker_epoch = head.broker_epoch
+        require(
+            channel.broker_epoch == head.broker_epoch,
+            f"a channel of broker {controller} serves broker epochs {channel.broker_epoch} and {head.broker_epoch}",
+        )
         require(head.controller_id == controller, f"broker {controller} sends in the name of {head.controller_id}")
         require(
             self.controllers.get(head.controller_epoch) == controller,
@@ -61,9 +77,15 @@ class Checkers:
         )
 
     def after_event(self, node: Node, event: ControllerEvent) -> None:
-        """A controller knows its epoch, and keeps no dead broker in an ISR that has a living member."""
+        """A controller knows its epoch, and keeps no dead broker in an ISR that has a living member.
+
+        Who is not the controller sends to nobody and waits for nothing, except to compete again.
+        """
         ctx = node.controller.context
         if not ctx.is_active:
+            require(not node.channels, f"broker {node.id} is not active and has channels to {sorted(node.channels)}")
+            waits = [timer for timer in node.scheduled if not isinstance(timer, Reelect)]
+            require(not waits, f"broker {node.id} is not active and waits for {waits}")
             return
         require(ctx.epoch > 0, f"broker {node.id} is active without an epoch")
         decides_isr = ctx.config.inter_broker_protocol.has_alter_partition  # else leaders write it as they like
@@ -78,18 +100,32 @@ class Checkers:
 
     def on_written(self, session_id: int, ops: tuple[WriteOp, ...]) -> None:
         fenced = bool(ops) and isinstance(ops[0], Check) and ops[0].path == paths.CONTROLLER_EPOCH
+        by_controller = session_id not in self.unfenced_sessions
+        if by_controller:
+            self._check_claim(ops, fenced)
         for op in ops:
-            by_controller = session_id not in self.unfenced_sessions
             if by_controller and not isinstance(op, Check) and op.path.startswith(_FENCED):
                 require(fenced, f"{op} was written without the fence of the controller epoch")
             if op.path.endswith("/state"):
                 self._on_state(op)
-            elif isinstance(op, Create | SetData) and op.path.rpartition("/")[0] == paths.TOPICS:
+            elif not isinstance(op, Check) and op.path.rpartition("/")[0] == paths.TOPICS:
                 self._on_topic(op)
 
-    def _on_topic(self, op: Create | SetData) -> None:
+    @staticmethod
+    def _check_claim(ops: tuple[WriteOp, ...], fenced: bool) -> None:
+        """The role is claimed together with the next epoch, and given up under the fence."""
+        counted = any(isinstance(op, SetData) and op.path == paths.CONTROLLER_EPOCH and op.version >= 0 for op in ops)
+        for op in ops:
+            if op.path == paths.CONTROLLER:
+                fine = counted if isinstance(op, Create) else fenced
+                require(fine, f"{op} without the controller epoch")
+
+    def _on_topic(self, op: Create | SetData | Delete) -> None:
         """Remembers which replicas ever left an assignment: a controller that dies then leaves their logs behind."""
         topic = op.path.rpartition("/")[2]
+        if isinstance(op, Delete):
+            self._replicas = {tp: replicas for tp, replicas in self._replicas.items() if tp.topic != topic}
+            return
         for partition, assignment in decode_topic(topic, op.data).assignment.items():
             tp = TopicPartition(topic, partition)
             before = self._replicas.get(tp, ())

@@ -82,6 +82,7 @@ class Node:
         self.current: tuple[ControllerEvent, OnReply | None] | None = None
         self.replied = False
         self.timers = 0
+        self.scheduled: list[ControllerEvent] = []
         self._open_session()
         self.put(Startup())
 
@@ -191,7 +192,7 @@ class Node:
             case Send(broker_id, request):
                 channel = self.channels.get(broker_id)
                 if channel is not None:
-                    self.world.checkers.on_send(self.id, self.generation, broker_id, request)
+                    self.world.checkers.on_send(self.id, channel, request)
                     channel.send(request)
             case AddChannel(broker):
                 if broker.id not in self.channels:
@@ -205,9 +206,11 @@ class Node:
             case Enqueue(event):
                 self.put(event)
             case Schedule(delay_ms, event):
+                self.scheduled.append(event)
                 self.world.scheduler.at(delay_ms, self._fire, self.generation, self.timers, event)
             case CancelScheduled():
                 self.timers += 1
+                self.scheduled.clear()
             case BrokerRegistered(epoch):
                 self.broker.broker_epoch = epoch
             case ActiveControllerChanged(controller_id, epoch):
@@ -231,6 +234,7 @@ class Node:
 
     def _fire(self, generation: int, timers: int, event: ControllerEvent) -> None:
         if (generation, timers) == (self.generation, self.timers):
+            self.scheduled.remove(event)
             self._when_awake(lambda: self.put(event))
 
     def _reply(self, value: EventReply) -> None:

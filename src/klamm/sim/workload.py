@@ -164,8 +164,7 @@ class Workload:
     def _create_topics(self) -> None:
         specs = []
         for _ in range(self.rng.randint(1, 3)):
-            self.topics += 1
-            name = f"t{self.topics}"
+            name = self._free_name()
             if self.rng.random() < 0.5:
                 specs.append(CreatableTopic(name, self.rng.randint(1, 3), self.rng.randint(1, len(self.world.nodes))))
             else:
@@ -176,11 +175,27 @@ class Workload:
             assert isinstance(reply, TopicResults)
             for result in reply.topics:
                 taken = result.error is ErrorCode.TOPIC_ALREADY_EXISTS
-                require(not taken, f"{result.name} was asked for once and is said to exist already")
+                require(not taken, f"{result.name} was free when it was asked for and is said to exist already")
                 if result.error is ErrorCode.NONE:
                     self.created[result.name] = result.topic_id
 
         self._ask(CreateTopics(tuple(specs)), on_reply)
+
+    def _free_name(self) -> str:
+        """A new name, or that of a topic that was deleted and is gone from ZooKeeper.
+
+        Without topic ids, or with a log left behind by a move, a name that comes back is what Kafka cannot handle.
+        """
+        moved = {tp.topic for tp, _ in self.world.checkers.moved_away}
+        nodes = self.world.zookeeper.tree.nodes
+        gone = [name for name in sorted(self.deleted - moved) if paths.topic_path(name) not in nodes]
+        if gone and self.world.protocol.has_topic_ids and self.rng.random() < 0.5:
+            name = self.rng.choice(gone)
+            self.deleted.discard(name)
+            self.created.pop(name, None)
+            return name
+        self.topics += 1
+        return f"t{self.topics}"
 
     def _grow(self) -> None:
         if names := self._names():
@@ -298,10 +313,13 @@ class Workload:
             now = node.broker.hosted.get(tp)
             if reply.error is ErrorCode.NONE and now is mine:
                 state = reply.partitions[0].leader_and_isr
-                if state is not None and state.leader_epoch == mine.leader_epoch:
+                is_newer = state is not None and state.partition_epoch > mine.partition_epoch
+                if state is not None and is_newer and state.leader_epoch == mine.leader_epoch:
                     mine.isr, mine.partition_epoch = state.isr, state.partition_epoch
 
-        self._ask(event, on_reply, controller)
+        copies = 1 + (not self.world.calm and self.rng.random() < 0.2)
+        for _ in range(copies):
+            self.world.later(self.world.network_delay_ms(), lambda: self._ask(event, on_reply, controller))
 
     def _write_isr(self, tp: TopicPartition, mine: Hosted, isr: tuple[int, ...]) -> None:
         """As leaders did before AlterPartition: compare and swap of the state znode, then a note for the controller."""
