@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Final
 
 from klamm.log.files import is_exhausted
@@ -27,12 +27,13 @@ class BackgroundWorker:
         self._let_go = let_go
         self._is_stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: Executor | None = None
         self._pending: dict[Job, Future[None]] = {}
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+    def start(self, loop: asyncio.AbstractEventLoop, executor: Executor | None = None) -> None:
+        """`executor` does one job at a time; a thread of its own without one."""
         self._loop = loop
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="klamm-log")
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="klamm-log")
 
     def submit(self, job: Job) -> None:
         if self._executor is None or self._loop is None:

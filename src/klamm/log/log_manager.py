@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from random import Random
 from typing import Final
 from uuid import UUID
@@ -79,9 +80,9 @@ class LogManager:
 
     # starting and stopping
 
-    def start_background(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on file work goes to a thread, and is committed on `loop`."""
-        self._worker.start(loop)
+    def start_background(self, loop: asyncio.AbstractEventLoop, executor: Executor | None = None) -> None:
+        """From now on file work goes to a thread (or `executor`), and is committed on `loop`."""
+        self._worker.start(loop, executor)
 
     def load_logs(self, owner: MetaProperties | None = None) -> None:
         """Locks and reads every log directory. LogDirError when another broker uses one, or none can be used.

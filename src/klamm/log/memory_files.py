@@ -100,6 +100,16 @@ class MemoryFiles:
             kept.modified_ms = file.modified_ms
         return after
 
+    def after_kill(self) -> MemoryFiles:
+        """What the next process finds when this one was killed: all that it wrote, and no locks."""
+        after = MemoryFiles()
+        after.now_ms = self.now_ms
+        after._dirs = set(self._dirs)
+        for path, file in self._files.items():
+            kept = after._files[path] = _File()
+            kept.data, kept.synced, kept.modified_ms = bytearray(file.data), file.synced, file.modified_ms
+        return after
+
     def open(self, path: str, *, create: bool = False) -> FileHandle:
         self.check("open", path)
         if path not in self._files:

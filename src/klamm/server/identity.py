@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import logging
-import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from uuid import UUID
 
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.log.checkpoints import read_meta_properties
-from klamm.log.files import OsFiles
+from klamm.log.files import Files
 from klamm.zk import paths, znodes
 from klamm.zk.ops import Create, GetData, NodeExists, NoNode, SetData
 from klamm.zk.session import ZkSession
@@ -18,13 +18,13 @@ from klamm.zk.session import ZkSession
 log = logging.getLogger(__name__)
 
 
-async def cluster_id(zk: ZkSession) -> str:
+async def cluster_id(zk: ZkSession, new_uuid: Callable[[], UUID]) -> str:
     """The id under /cluster/id; the first broker of a cluster makes it up."""
     while True:
         try:
             return znodes.decode_cluster_id((await zk.read(GetData(paths.CLUSTER_ID))).data)
         except NoNode:
-            proposed = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            proposed = base64.urlsafe_b64encode(new_uuid().bytes).decode().rstrip("=")
             await zk.ensure_paths([paths.CLUSTER_ID.rpartition("/")[0]])
         try:
             await zk.create(Create(paths.CLUSTER_ID, znodes.encode_cluster_id(proposed)))
@@ -33,11 +33,9 @@ async def cluster_id(zk: ZkSession) -> str:
         log.info("This is a new cluster: its id is %s", proposed)
 
 
-async def broker_id(zk: ZkSession, config: KafkaConfig, log_dirs: Sequence[str]) -> int:
+async def broker_id(zk: ZkSession, config: KafkaConfig, files: Files, log_dirs: Sequence[str]) -> int:
     """`broker.id` if it is given, else the one this directory had before, else one that ZooKeeper counts."""
-    known = {
-        meta.broker_id for path in log_dirs if (meta := read_meta_properties(OsFiles(), path)) and meta.broker_id >= 0
-    }
+    known = {meta.broker_id for path in log_dirs if (meta := read_meta_properties(files, path)) and meta.broker_id >= 0}
     if config.broker_id >= 0:
         return config.broker_id
     if len(known) > 1:

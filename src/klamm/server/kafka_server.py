@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from klamm import apis
 from klamm.apis.registry import bind
 from klamm.broker import Broker
-from klamm.clock import Clock, SystemClock
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.config_changes import ConfigChangeListener
 from klamm.controller.runner import ControllerRunner
@@ -25,6 +22,7 @@ from klamm.coordinator.shell import create_group_coordinator
 from klamm.errors import ErrorCode, KlammError
 from klamm.log import LogConfig, LogManager
 from klamm.log.checkpoints import MetaProperties
+from klamm.log.files import OsFiles
 from klamm.metadata import MetadataCache
 from klamm.metrics import MetricsRegistry
 from klamm.metrics.http import MetricsServer
@@ -38,6 +36,7 @@ from klamm.server import file_limit, identity, registration, settings
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.coordination import Coordination
 from klamm.server.dynamic_config import follow_topic_configs
+from klamm.server.environment import Environment
 from klamm.server.missed_deletions import MissedDeletions
 from klamm.server.replication import Replication
 from klamm.server.schedules import Scheduler
@@ -53,12 +52,16 @@ class KafkaServer:
     """Owner of everything that runs in a broker process; lives on the broker loop."""
 
     def __init__(
-        self, config: KafkaConfig, clock: Clock | None = None, on_failure: Callable[[str], None] | None = None
+        self,
+        config: KafkaConfig,
+        environment: Environment | None = None,
+        on_failure: Callable[[str], None] | None = None,
     ) -> None:
         """`on_failure` hears why the broker cannot go on; whoever started it stops it then."""
         self._static_config = config
         self._on_failure = on_failure
-        self._clock = clock or SystemClock()
+        self._environment = environment or Environment()
+        self._clock = self._environment.clock
         self._coordination: Coordination | None = None
         self._broker: Broker | None = None
         self._logs: LogManager | None = None
@@ -92,12 +95,13 @@ class KafkaServer:
     async def start(self) -> None:
         """Returns when the broker answers clients. Raises KlammError with a sentence when it cannot start."""
         loop = asyncio.get_running_loop()
-        config = self._static_config
-        self._coordination = coordination = Coordination(config, self._on_failure)
+        config, environment = self._static_config, self._environment
+        self._coordination = coordination = environment.coordination(config, self._on_failure)
         zk = await coordination.start()
         await zk.ensure_paths(paths.PERSISTENT_PATHS)
-        cluster_id = await identity.cluster_id(zk)
-        broker_id = await identity.broker_id(zk, config, [str(path) for path in config.log_directories])
+        cluster_id = await identity.cluster_id(zk, environment.new_uuid)
+        log_dirs = [str(path) for path in config.log_directories]
+        broker_id = await identity.broker_id(zk, config, environment.files or OsFiles(), log_dirs)
         configs = ConfigRepository(config, broker_id)
         self._changes = ConfigChangeListener(zk, configs, broker_id)
         self._changes.start()
@@ -121,7 +125,8 @@ class KafkaServer:
         logs = LogManager(
             [str(path) for path in config.log_directories],
             clock=self._clock,
-            rng=random.Random(),
+            rng=self._environment.new_rng(),
+            files=self._environment.files,
             default_config=LogConfig.from_properties(configs.topic_config("")),
             topic_config=lambda topic: LogConfig.from_properties(configs.topic_config(topic)),
             producer_id_expiration_ms=config.producer_id_expiration_ms,
@@ -155,13 +160,13 @@ class KafkaServer:
             clock=self._clock,
             loop=loop,
             metrics=metrics,
-            new_uuid=lambda: str(uuid.uuid4()),
+            new_uuid=lambda: str(self._environment.new_uuid()),
         )
-        self._logs.start_background(loop)
-        self._controller = ControllerRunner(
+        self._logs.start_background(loop, self._environment.file_worker)
+        self._controller = self._environment.controller_runner(
             zk=self._coordination.zk,
             clock=self._clock,
-            rng=random.Random(),
+            rng=self._environment.new_rng(),
             metrics=metrics,
             loop=loop,
             on_broker_epoch=self._on_broker_epoch,
@@ -181,7 +186,7 @@ class KafkaServer:
             controller=handle,
             metrics=metrics,
             fetch_sessions=FetchSessionCache(
-                config.max_incremental_fetch_session_cache_slots, self._clock, random.Random(), metrics
+                config.max_incremental_fetch_session_cache_slots, self._clock, self._environment.new_rng(), metrics
             ),
             producer_ids=ProducerIdManager(loop, self._allocate_producer_ids),
             topics=DelayedOperationPurgatory("Topic", loop),

@@ -38,7 +38,7 @@ class WatchHandlers:
         self._armed_data.clear()
         self._armed_child.clear()
 
-    def restore(self, connection: kz.KazooConnection) -> None:
+    def restore(self, connection: kz.Connection) -> None:
         """Asks a new connection of the same session for everything that was armed."""
         there = [path for path, was_there in self._armed_data.items() if was_there]
         missing = [path for path, was_there in self._armed_data.items() if not was_there]

@@ -52,6 +52,34 @@ class Result(Protocol):
     def set_exception(self, exception: BaseException) -> None: ...
 
 
+class Connection(Protocol):
+    """What a session needs of its client: `KazooConnection`, or a simulator's."""
+
+    @property
+    def session_id(self) -> int: ...
+    @property
+    def password(self) -> bytes: ...
+    @property
+    def has_expired(self) -> bool: ...
+    def start(self) -> None: ...
+    def stop(self) -> bool: ...
+    def submit(self, request: Any, result: Result) -> None: ...
+    def fail_pending(self) -> None: ...
+    def drop_connection(self) -> None: ...
+    def restore_watches(
+        self,
+        data: Sequence[str],
+        exist: Sequence[str],
+        child: Sequence[str],
+        on_data: Callable[[Any], None],
+        on_child: Callable[[Any], None],
+    ) -> None: ...
+
+
+Connect = Callable[[str, int, Callable[[str], None]], Connection]
+"""Makes the client of a session out of hosts, timeout in ms, and who hears of its state."""
+
+
 class Multi:
     """A transaction; its reply is a list with one result an operation."""
 

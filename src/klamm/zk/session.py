@@ -64,6 +64,8 @@ MAX_REQUEST_BYTES: Final = 1_000_000
 _SHORT_TIMEOUT_MS: Final = 3_000
 """kazoo pings by a clock with 0.4 s of chance in it; below this timeout we keep the session alive ourselves."""
 T = TypeVar("T")
+Running = tuple[asyncio.AbstractEventLoop, ThreadFuture[None]]
+"""A listener that was called: where it runs, and what says that it has ended."""
 
 
 class SessionState(Enum):
@@ -85,11 +87,11 @@ class SessionListener:
 class ZkSession:
     """One session at a time. `hosts` is `host:port,host:port/chroot`; the chroot is created when it is missing."""
 
-    def __init__(self, hosts: str, session_timeout_ms: int = 18_000) -> None:
+    def __init__(self, hosts: str, session_timeout_ms: int = 18_000, connect: kz.Connect = kz.KazooConnection) -> None:
         self.hosts, prefix = split_hosts(hosts)
         self._chroot = Chroot(prefix)
         self._timeout_ms = session_timeout_ms
-        self._connection = kz.KazooConnection(self.hosts, session_timeout_ms, self._on_kazoo_state)
+        self._connection = connect(self.hosts, session_timeout_ms, self._on_kazoo_state)
         self.state = SessionState.SUSPENDED
         self.session_id = 0
         self.previous_session_id = 0
@@ -366,7 +368,7 @@ class ZkSession:
         if is_first and self._first_connect is not None:
             self._inbox(self._first_connect.get_loop()).post(resolve, self._first_connect, None)
         elif not is_same:
-            self._run_listeners([(loop, each.after_new_session) for loop, each in self._listeners], wait=False)
+            self._run_listeners([(loop, each.after_new_session) for loop, each in self._listeners])
 
     def _on_expired(self) -> None:
         """Nothing of the old session may still be under way when listeners prepare for the next one."""
@@ -375,7 +377,7 @@ class ZkSession:
         self._watches.disarm()
         self._connection.fail_pending()
         self._set_state(SessionState.EXPIRED)
-        self._run_listeners([(loop, each.before_new_session) for loop, each in self._listeners], wait=True)
+        self._wait_for(self._run_listeners([(loop, each.before_new_session) for loop, each in self._listeners]))
 
     def _set_state(self, state: SessionState) -> None:
         self.state = state
@@ -384,17 +386,21 @@ class ZkSession:
                 self._inbox(loop).post(listener.on_state, state)
 
     def _run_listeners(
-        self,
-        callbacks: list[tuple[asyncio.AbstractEventLoop, Callable[[], Awaitable[None] | None] | None]],
-        *,
-        wait: bool,
-    ) -> None:
+        self, callbacks: list[tuple[asyncio.AbstractEventLoop, Callable[[], Awaitable[None] | None] | None]]
+    ) -> list[Running]:
+        """Starts them all, each on its loop; they are under way."""
+        running = []
         for loop, callback in callbacks:
-            if callback is None:
-                continue
-            done: ThreadFuture[None] = ThreadFuture()
-            self._inbox(loop).post(start_callback, loop, callback, done)
-            while wait and not self._closing and not loop.is_closed():
+            if callback is not None:
+                done: ThreadFuture[None] = ThreadFuture()
+                self._inbox(loop).post(start_callback, loop, callback, done)
+                running.append((loop, done))
+        return running
+
+    def _wait_for(self, running: list[Running]) -> None:
+        """Blocks kazoo's thread, which makes no new session meanwhile."""
+        for loop, done in running:
+            while not self._closing and not loop.is_closed():
                 with contextlib.suppress(TimeoutError):
                     done.result(0.1)
                     break

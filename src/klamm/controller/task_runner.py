@@ -1,0 +1,35 @@
+"""The controller on the broker loop, as a task: for a simulator, where one loop is everything."""
+
+from __future__ import annotations
+
+import asyncio
+
+from klamm.controller.channel_manager import ControllerChannelManager
+from klamm.controller.config import ControllerConfig
+from klamm.controller.event_manager import ControllerEventManager
+from klamm.controller.runner import ControllerRunner
+
+
+class ControllerTaskRunner(ControllerRunner):
+    """No thread: `start` is called on the broker loop, which is the control loop too."""
+
+    _task: asyncio.Task[None] | None = None
+
+    def start(self, config: ControllerConfig) -> None:
+        manager, channels = self._open(config)
+        self._task = self._broker_loop.create_task(_serve(manager, channels))
+        self.handle._put = self._put
+
+    async def stop(self) -> None:
+        self.handle._put = None
+        if self._manager is not None and self._task is not None:
+            self._manager.close()
+            await self._task
+            self.handle.is_active = False
+
+
+async def _serve(manager: ControllerEventManager, channels: ControllerChannelManager) -> None:
+    try:
+        await manager.run()
+    finally:
+        await channels.shutdown()

@@ -1,0 +1,33 @@
+"""What a broker takes from the world around it: time, chance, files, threads, ZooKeeper. A simulator gives its own."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from klamm.clock import Clock, SystemClock
+from klamm.config import KafkaConfig
+from klamm.controller.runner import ControllerRunner
+from klamm.log.files import Files
+from klamm.server.coordination import Coordination
+
+OnFailure = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The machine that the process runs on, unless something else is given.
+
+    `files` None is the file system, `file_worker` None a thread of the log manager's own.
+    """
+
+    clock: Clock = field(default_factory=SystemClock)
+    new_rng: Callable[[], random.Random] = random.Random
+    new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
+    files: Files | None = None
+    file_worker: Executor | None = None
+    coordination: Callable[[KafkaConfig, OnFailure | None], Coordination] = Coordination
+    controller_runner: type[ControllerRunner] = ControllerRunner
