@@ -120,6 +120,7 @@ def test_a_broker_whose_session_expired_comes_back_with_another(paused: bool) ->
         cluster.expire_session(controller)
         if paused:
             cluster.wait_for(lambda: cluster.controller_id != controller, what="Another controller")
+            cluster.wait_for(lambda: controller not in cluster.live_brokers, what="Two brokers")
             cluster.resume(controller)
         cluster.wait_for(lambda: noted.read_text() != before, what="Another session")
         cluster.wait_for(

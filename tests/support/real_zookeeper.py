@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from klamm.testing.ports import ReservedPort
+
 NEEDED_JARS = ("zookeeper-", "netty-", "slf4j-api-", "metrics-core-", "snappy-java-", "commons-io-")
 MAIN_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"
 START_TIMEOUT_S = 60
@@ -18,41 +20,54 @@ START_TIMEOUT_S = 60
 class RealZooKeeper:
     """`with RealZooKeeper(directory) as zookeeper: ... zookeeper.address`. Says why when it cannot start."""
 
-    def __init__(self, directory: Path, *, min_session_timeout_ms: int = 500) -> None:
+    def __init__(self, directory: Path, *, min_session_timeout_ms: int = 500, tick_time_ms: int = 3000) -> None:
         self._directory = directory
         self._min_session_timeout_ms = min_session_timeout_ms
-        self.port = 0
+        self._tick_time_ms = tick_time_ms
+        self._reserved = ReservedPort()
+        self.port = self._reserved.number
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> RealZooKeeper:
-        java = shutil.which("java")
-        if java is None:
-            raise AssertionError("This test compares with a real ZooKeeper and finds no java: install Java 17.")
-        self.port = _free_port()
-        self._log = self._directory / "zookeeper.log"
-        with self._log.open("wb") as log:
-            command = [java, "-Xmx64m", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no", "-cp", _classpath()]
-            command += [MAIN_CLASS, str(self._write_config())]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self._await_start()
+        self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
+        self.stop()
+        self._reserved.close()
+
+    def start(self) -> None:
+        """At first, and again after `stop`: on the same port and the same data."""
+        java = shutil.which("java")
+        if java is None:
+            raise AssertionError("This test compares with a real ZooKeeper and finds no java: install Java 17.")
+        self._log = self._directory / "zookeeper.log"
+        with self._log.open("ab") as log:
+            command = [java, "-Xmx64m", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no", "-cp", _classpath()]
+            command += [MAIN_CLASS, str(self._write_config())]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._await_start()
+
+    def stop(self, *, kill: bool = True) -> None:
+        if kill:
+            self._process.kill()
+        else:
+            self._process.terminate()
         self._process.wait()
 
     def _write_config(self) -> Path:
         data = self._directory / "data"
-        data.mkdir()
+        data.mkdir(exist_ok=True)
         config = self._directory / "zoo.cfg"
         config.write_text(
             f"dataDir={data}\nclientPort={self.port}\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n"
             f"4lw.commands.whitelist=*\nminSessionTimeout={self._min_session_timeout_ms}\nmaxClientCnxns=0\n"
+            f"tickTime={self._tick_time_ms}\n"
         )
         return config
 
@@ -82,9 +97,3 @@ def _classpath() -> str:
         )
     jars = sorted((Path(spec.submodule_search_locations[0]) / "jars").glob("*.jar"))
     return ":".join(str(jar) for jar in jars if jar.name.startswith(NEEDED_JARS))
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

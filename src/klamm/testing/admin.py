@@ -75,6 +75,9 @@ class ClusterAdmin:
     def controller_id(self) -> int:
         return self.wait(self._controller, "There is no controller")
 
+    def live_brokers(self) -> set[int]:
+        return {broker.node_id for view in self._views() for broker in view.brokers}
+
     def leader(self, topic: str, partition: int) -> int:
         def find() -> int | None:
             found = self._partition(topic, partition)

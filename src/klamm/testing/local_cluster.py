@@ -254,6 +254,11 @@ class LocalCluster:
         """The broker that is the controller now; waits for an election to end."""
         return self._admin.controller_id()
 
+    @property
+    def live_brokers(self) -> set[int]:
+        """The brokers that any of those who can be asked believes to be alive: a paused one until its session ends."""
+        return self._admin.live_brokers()
+
     def leader(self, topic: str, partition: int = 0) -> int:
         """The leader of a partition now; waits for an election to end."""
         return self._admin.leader(topic, partition)

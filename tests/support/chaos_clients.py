@@ -1,0 +1,271 @@
+"""What works while things break: producers at a steady rate, a group of consumers, and the account of what they saw.
+
+A record's value says who wrote it, and its number among that producer's records of its partition.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+TICK_S: Final = 0.01
+MESSAGE_TIMEOUT_MS: Final = 240_000
+MAY_FAIL: Final = (KafkaError._MSG_TIMED_OUT,)
+"""Nobody knows of a record that timed out whether it was written; every other failure is a mistake of the cluster."""
+
+CLIENT: Final[Mapping[str, Any]] = {
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 200,
+    "retry.backoff.ms": 20,
+    "retry.backoff.max.ms": 200,
+    "socket.timeout.ms": 10_000,
+    "topic.metadata.refresh.interval.ms": 5_000,
+    "log_level": 0,
+}
+
+
+class Written(NamedTuple):
+    """A record: the `number`-th of `writer` in its partition."""
+
+    writer: int
+    number: int
+
+    def encode(self) -> bytes:
+        return b"%d:%d" % self
+
+    @staticmethod
+    def decode(value: bytes | None) -> Written:
+        writer, number = (value or b"").split(b":")
+        return Written(int(writer), int(number))
+
+
+@dataclass
+class Account:
+    """What the clients were told. Every entry is written by one thread, and all is read when they have ended."""
+
+    partitions: int
+    acked: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Numbers by writer and partition, in the order of acknowledgement."""
+    timed_out: set[tuple[int, int, int]] = field(default_factory=set)
+    produced: Counter[tuple[int, int]] = field(default_factory=Counter)
+    ack_times: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    consumed: dict[tuple[int, int], dict[int, Written]] = field(default_factory=lambda: defaultdict(dict))
+    """By consumer and partition, what was read at an offset."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def acked_count(self) -> int:
+        return sum(map(len, self.acked.values()))
+
+    def gaps(self, partition: int, start: float, end: float) -> Iterator[float]:
+        """The times without any acknowledgement of one partition that began between start and end."""
+        times = sorted(moment for key, times in self.ack_times.items() if key[1] == partition for moment in times)
+        return (after - before for before, after in pairwise(times) if start <= before < end)
+
+    def longest_gap(self, start: float, end: float) -> float:
+        return max((gap for p in range(self.partitions) for gap in self.gaps(p, start, end)), default=0.0)
+
+
+class Worker:
+    """A thread that works until it is told to stop; what it raises is a problem of the account."""
+
+    def __init__(self, name: str, account: Account) -> None:
+        self.account = account
+        self.name = name
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def run(self, is_stopped: Callable[[], bool]) -> None:
+        raise NotImplementedError
+
+    def _guarded(self) -> None:
+        try:
+            self.run(self._stop.is_set)
+        except Exception as error:
+            self.account.problems.append(f"{self.name}: {type(error).__name__}: {error}")
+
+
+class Writer(Worker):
+    """An idempotent producer with acks=all that goes round all partitions. It ends when nothing is under way."""
+
+    def __init__(self, servers: str, topic: str, writer: int, per_second: float, account: Account) -> None:
+        super().__init__(f"writer-{writer}", account)
+        self._topic, self._writer, self._per_second = topic, writer, per_second
+        settings = {"enable.idempotence": True, "acks": "all", "linger.ms": 5, "request.timeout.ms": 5_000}
+        limits = {"message.timeout.ms": MESSAGE_TIMEOUT_MS, "queue.buffering.max.messages": 1_000_000}
+        self._producer = Producer(
+            {"bootstrap.servers": servers, **CLIENT, **settings, **limits, "error_cb": self._on_error}
+        )
+
+    def run(self, is_stopped: Callable[[], bool]) -> None:
+        begin, count = time.monotonic(), 0
+        while not is_stopped():
+            while count < (time.monotonic() - begin) * self._per_second:
+                self._write(count % self.account.partitions)
+                count += 1
+            self._producer.poll(TICK_S)
+        if (left := self._producer.flush(2 * MESSAGE_TIMEOUT_MS / 1000)) != 0:
+            self.account.problems.append(f"{self.name}: {left} records are neither acknowledged nor timed out")
+
+    def _write(self, partition: int) -> None:
+        key = self._writer, partition
+        number = self.account.produced[key]
+        self.account.produced[key] += 1
+        value = Written(self._writer, number).encode()
+        self._producer.produce(self._topic, value, partition=partition, on_delivery=partial(self._done, key, number))
+
+    def _done(self, key: tuple[int, int], number: int, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.account.acked[key].append(number)
+            self.account.ack_times[key].append(time.monotonic())
+        elif error.code() in MAY_FAIL:
+            self.account.timed_out.add((*key, number))
+        else:
+            self.account.problems.append(f"{self.name}: record {number} of partition {key[1]} failed: {error}")
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.account.problems.append(f"{self.name}: {error}")
+
+
+class Reader(Worker):
+    """A member of a group that commits what it has read. It never begins anywhere else than at a committed offset."""
+
+    def __init__(self, servers: str, topic: str, group: str, reader: int, account: Account) -> None:
+        super().__init__(f"reader-{reader}", account)
+        self._reader = reader
+        self._consumer = Consumer(
+            {
+                **group_settings(servers, group),
+                "auto.commit.interval.ms": 300,
+                "auto.offset.reset": "error",
+                "session.timeout.ms": 6_000,
+                "heartbeat.interval.ms": 500,
+                "fetch.wait.max.ms": 100,
+                "check.crcs": True,
+            }
+        )
+        self._consumer.subscribe([topic])
+
+    def run(self, is_stopped: Callable[[], bool]) -> None:
+        while not is_stopped():
+            for message in self._consumer.consume(500, 0.1):
+                self._take(message)
+        self._consumer.close()
+
+    def _take(self, message: Message) -> None:
+        error = message.error()
+        if error is not None:
+            if error.code() == KafkaError._AUTO_OFFSET_RESET or error.fatal():
+                self.account.problems.append(f"{self.name}: {error}")
+            return
+        partition, offset = message.partition(), message.offset()
+        assert partition is not None and offset is not None
+        read = Written.decode(message.value())
+        before = self.account.consumed[self._reader, partition].setdefault(offset, read)
+        if before != read:
+            self.account.problems.append(f"{self.name}: offset {offset} of {partition} was {before}, now {read}")
+
+
+def group_settings(servers: str, group: str) -> dict[str, Any]:
+    return {"bootstrap.servers": servers, "group.id": group, **CLIENT}
+
+
+def commit_zero(servers: str, topic: str, group: str, partitions: int) -> None:
+    """So that the group has an offset everywhere, and whoever finds none has lost one."""
+    consumer = Consumer({**group_settings(servers, group), "enable.auto.commit": False})
+    offsets = [TopicPartition(topic, partition, 0) for partition in range(partitions)]
+    consumer.commit(offsets=offsets, asynchronous=False)
+    consumer.close()
+
+
+def committed(servers: str, topic: str, group: str, partitions: int) -> dict[int, int] | None:
+    """The group's offsets by partition; None when nobody could say now."""
+    consumer = Consumer({**group_settings(servers, group), "enable.auto.commit": False})
+    try:
+        found = consumer.committed([TopicPartition(topic, partition) for partition in range(partitions)], timeout=10)
+        return {each.partition: each.offset for each in found}
+    except KafkaException:
+        return None
+    finally:
+        consumer.close()
+
+
+def read_log(servers: str, topic: str, partitions: int, timeout_s: float) -> dict[int, list[Written]]:
+    """Every partition from its beginning to its end; the place in the list is the offset."""
+    consumer = Consumer({**group_settings(servers, "audit"), "enable.auto.commit": False, "check.crcs": True})
+    ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=timeout_s) for p in range(partitions)}
+    out: dict[int, list[Written]] = {partition: [] for partition in ends}
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
+    deadline = time.monotonic() + timeout_s
+    while any(len(out[partition]) < high for partition, (_, high) in ends.items()):
+        assert time.monotonic() < deadline, f"read { ({p: len(read) for p, read in out.items()}) } of {ends}"
+        for message in consumer.consume(10_000, 0.5):
+            if message.error() is None:
+                read = out[message.partition() or 0]
+                assert message.offset() == len(read), f"offset {message.offset()} came where {len(read)} was expected"
+                read.append(Written.decode(message.value()))
+    consumer.close()
+    return out
+
+
+def check(account: Account, log: Mapping[int, list[Written]]) -> list[str]:
+    """What is wrong with a log, by what the clients were told; nothing if all is well."""
+    problems = list(account.problems)
+    for partition, records in log.items():
+        by_writer: dict[int, list[int]] = defaultdict(list)
+        for record in records:
+            by_writer[record.writer].append(record.number)
+        for (writer, _), numbers in ((key, n) for key, n in account.produced.items() if key[1] == partition):
+            problems += _check_writer(account, writer, partition, by_writer.pop(writer, []), numbers)
+        problems += [f"partition {partition}: nobody is writer {writer}" for writer in by_writer]
+    for (reader, partition), seen in account.consumed.items():
+        wrong = [o for o, read in seen.items() if o >= len(log[partition]) or log[partition][o] != read]
+        if wrong:
+            problems.append(f"reader-{reader} read at {_few(wrong)} of {partition} what is not there any more")
+    return problems
+
+
+def _check_writer(account: Account, writer: int, partition: int, found: list[int], produced: int) -> Iterator[str]:
+    who = f"writer-{writer}, partition {partition}"
+    acked, known = account.acked[writer, partition], set(found)
+    if lost := sorted(set(acked) - known):
+        yield f"{who}: {len(lost)} acknowledged records are lost: {_few(lost)}"
+    if len(known) != len(found):
+        yield f"{who}: {_few([n for n, count in Counter(found).items() if count > 1])} are there more than once"
+    if found != sorted(found):
+        yield f"{who}: out of order after {_few([a for a, b in pairwise(found) if a > b])}"
+    if acked != sorted(set(acked)):
+        yield f"{who}: acknowledged out of order or twice"
+    unknown = {n for n in known - set(acked) if n >= produced or (writer, partition, n) not in account.timed_out}
+    if unknown:
+        yield f"{who}: never acknowledged, not timed out, but there: {_few(sorted(unknown))}"
+
+
+def unread(account: Account, log: Mapping[int, list[Written]]) -> dict[int, int]:
+    """By partition, how many offsets no member of the group has read."""
+    seen: dict[int, set[int]] = defaultdict(set)
+    for (_, partition), offsets in account.consumed.items():
+        seen[partition] |= offsets.keys()
+    return {p: missing for p, records in log.items() if (missing := len(records) - len(seen[p])) > 0}
+
+
+def _few(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:5])) + (" ..." if len(numbers) > 5 else "")
