@@ -94,14 +94,15 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _C + "deletion",
         "    return broker is not None and (",
         "    return True or broker is not None and (",
-        10,
-        first=280,
+        5,
+        first=645,
     ),
     "stop_replica_is_no_barrier": Mutant(
         _C + "request_queue",
         "            if tp in phase.states or tp in phase.stops:\n                break\n",
         "",
         200,
+        also=(("self._drop_all(tp) if stop.delete else None", "None"),),
     ),
     "older_states_win_when_merged": Mutant(
         _C + "request_queue",
@@ -109,7 +110,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "[partitions.setdefault(state.partition, state) for state in request.body.partitions]",
     ),
     "queued_events_not_answered": Mutant(
-        "klamm.sim.node", "                on_reply(refusal(event))", "                pass"
+        "klamm.sim.node", "                on_reply(refusal(event))", "                pass", 10, first=120
     ),
     "topic_id_lost_on_rewrite": Mutant(_C + "topic_store", "stored.znode.topic_id or ctx.topic_ids.get(topic)", "None"),
     "dead_broker_joins_isr": Mutant(_C + "isr_changes", "if not _is_eligible(ctx, item, tp):", "if False:", 200),
