@@ -1,0 +1,102 @@
+"""The chaos test's judge: it must see every way in which a log can be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.chaos import replicas_that_differ
+from tests.support.chaos_clients import Account, Written, check, unread
+
+Log = dict[int, list[Written]]
+
+
+def account_of(acked: Sequence[int], timed_out: Sequence[int] = ()) -> Account:
+    """One writer, one partition, one reader who has seen what was acknowledged."""
+    account = Account(1)
+    account.acked[0, 0] = list(acked)
+    account.timed_out = {(0, 0, number) for number in timed_out}
+    account.produced[0, 0] = len(acked) + len(timed_out)
+    return account
+
+
+def log_of(*numbers: int, writer: int = 0) -> Log:
+    return {0: [Written(writer, number) for number in numbers]}
+
+
+def test_a_value_says_who_wrote_it() -> None:
+    assert Written.decode(Written(3, 12345).encode()) == Written(3, 12345)
+
+
+@pytest.mark.parametrize("found", [(0, 1, 2, 4), (0, 1, 2, 3, 4)], ids=["not written", "written"])
+def test_a_record_that_timed_out_may_be_there_or_not(found: tuple[int, ...]) -> None:
+    assert check(account_of([0, 1, 2, 4], timed_out=[3]), log_of(*found)) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        ((0, 1, 3), "1 acknowledged records are lost: 2"),
+        ((), "4 acknowledged records are lost: 0, 1, 2, 3"),
+        ((0, 1, 1, 2, 3), "1 are there more than once"),
+        ((0, 2, 1, 3), "out of order after 2"),
+        ((0, 1, 2, 3, 4), "never acknowledged, not timed out, but there: 4"),
+    ],
+)
+def test_a_wrong_log(found: tuple[int, ...], problem: str) -> None:
+    assert [each for each in check(account_of([0, 1, 2, 3]), log_of(*found)) if problem in each]
+
+
+def test_other_problems() -> None:
+    assert "acknowledged out of order" in check(account_of([0, 2, 1]), log_of(0, 1, 2))[0]
+    assert "nobody is writer 7" in check(account_of([]), log_of(0, writer=7))[0]
+    account = account_of([0])
+    account.problems.append("reader-0: lost its way")
+    assert check(account, log_of(0)) == ["reader-0: lost its way"]
+
+
+def _changed(read: dict[int, Written]) -> None:
+    read[1] = Written(0, 5)
+
+
+def _beyond_the_end(read: dict[int, Written]) -> None:
+    read[3] = Written(0, 3)
+
+
+@pytest.mark.parametrize("change", [_changed, _beyond_the_end])
+def test_what_a_consumer_has_read_must_stay(change: Callable[[dict[int, Written]], None]) -> None:
+    account, log = account_of([0, 1, 2]), log_of(0, 1, 2)
+    account.consumed[0, 0] = dict(enumerate(log[0]))
+    assert check(account, log) == [] and unread(account, log) == {}
+    change(account.consumed[0, 0])
+    assert "what is not there any more" in check(account, log)[0]
+
+
+def test_what_nobody_of_the_group_has_read() -> None:
+    account, log = account_of([0, 1, 2]), log_of(0, 1, 2)
+    account.consumed[0, 0] = {0: log[0][0]}
+    account.consumed[1, 0] = {0: log[0][0], 2: log[0][2]}
+    assert unread(account, log) == {0: 1}
+
+
+def test_the_longest_gap_is_of_one_partition_and_counts_where_it_began() -> None:
+    account = Account(2)
+    account.ack_times[0, 0] = [0.0, 1.0, 7.0, 7.5]
+    account.ack_times[1, 0] = [4.0]
+    account.ack_times[0, 1] = [0.0, 0.5, 3.0, 7.5]
+    assert account.longest_gap(0, 2) == 3.0
+    assert account.longest_gap(2, 8) == 4.5
+    assert account.longest_gap(9, 10) == 0.0
+
+
+def test_replicas_are_compared_over_their_segments(tmp_path: Path) -> None:
+    contents = {1: {"00.log": b"abc", "03.log": b"d"}, 2: {"00.log": b"abcd"}, 3: {"00.log": b"abc"}}
+    for broker_id, segments in contents.items():
+        directory = tmp_path / f"broker-{broker_id}" / "chaos-0"
+        directory.mkdir(parents=True)
+        for name, content in segments.items():
+            (directory / name).write_bytes(content)
+    assert replicas_that_differ(tmp_path, (1, 2)) == []
+    assert replicas_that_differ(tmp_path, (1, 2, 3)) == ["chaos-0 of broker 3 differs from broker 1's"]
