@@ -15,6 +15,7 @@ from typing import Any, Final
 from klamm.clock import Clock
 from klamm.controller.config import ControllerConfig
 from klamm.controller.events import ControllerEvent
+from klamm.controller.journal import ControllerJournal
 from klamm.controller.request_queue import QueueItem, RequestQueue
 from klamm.controller.requests import ControlRequest
 from klamm.controller.responses import response_event
@@ -41,8 +42,11 @@ class RequestSender:
         metrics: MetricsRegistry,
         on_event: Callable[[ControllerEvent], object],
         socket_timeout_ms: int,
+        journal: ControllerJournal,
     ) -> None:
         self._broker = broker
+        self._journal = journal
+        self._put_count = self._send_count = 0
         self._config = config
         self._clock = clock
         self._on_event = on_event
@@ -52,6 +56,7 @@ class RequestSender:
         self._wake = asyncio.Event()
         self._connection: BrokerConnection | None = None
         self._failures = 0
+        self._sent_s = 0.0
         tags = {"broker-id": str(broker.id)}
         self._timer = metrics.timer(_GROUP, _TYPE, "RequestRateAndQueueTimeMs", tags)
         metrics.gauge(_GROUP, _TYPE, "QueueSize", lambda: self.queue_size, tags)
@@ -70,8 +75,12 @@ class RequestSender:
         return 0.0 if oldest is None else (self._clock.monotonic() - oldest) * 1000
 
     def put(self, request: ControlRequest) -> None:
+        coalesced = self._queue.coalesced
         self._queue.put(request, self._clock.monotonic())
         self._wake.set()
+        self._put_count += 1
+        is_coalesced = self._queue.coalesced > coalesced
+        self._journal.request_queued(self._broker.id, request, self._put_count, len(self._queue), is_coalesced)
 
     def update_broker(self, broker: BrokerEndPoints) -> None:
         """New addresses: the next attempt uses them."""
@@ -92,18 +101,25 @@ class RequestSender:
                 self._wake.clear()
                 await self._wake.wait()
             self._sending = item = self._queue.take()
-            self._timer.update((self._clock.monotonic() - item.enqueue_s) * 1000)
-            message = await self._send_until_answered(item.request)
+            queue_ms = (self._clock.monotonic() - item.enqueue_s) * 1000
+            self._timer.update(queue_ms)
+            message = await self._send_until_answered(item.request, queue_ms)
             self._sending = None
-            event = response_event(self._broker.id, item.request, decode_response(item.request, message))
+            response = decode_response(item.request, message)
+            sent_ms = (self._clock.monotonic() - self._sent_s) * 1000
+            self._journal.request_acknowledged(self._broker.id, item.request, self._send_count, response, sent_ms)
+            event = response_event(self._broker.id, item.request, response)
             if event is not None:
                 self._on_event(event)
 
-    async def _send_until_answered(self, request: ControlRequest) -> Any:
+    async def _send_until_answered(self, request: ControlRequest, queue_ms: float) -> Any:
         api_key, version, body = encode_request(request, self._config.inter_broker_protocol)
+        self._send_count += 1
         while True:
             try:
                 connection = await self._connected()
+                self._sent_s = self._clock.monotonic()
+                self._journal.request_sent(self._broker.id, request, self._send_count, self._failures + 1, queue_ms)
                 answer = await connection.send_encoded(api_key, version, body)
             except (ConnectionError, TimeoutError, OSError) as error:
                 self._on_failure(request, error)
@@ -151,12 +167,14 @@ class ControllerChannelManager:
         metrics: MetricsRegistry,
         on_event: Callable[[ControllerEvent], object],
         socket_timeout_ms: int = 30_000,
+        journal: ControllerJournal | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._metrics = metrics
         self._on_event = on_event
         self._socket_timeout_ms = socket_timeout_ms
+        self._journal = journal or ControllerJournal()
         self._senders: dict[int, RequestSender] = {}
         metrics.gauge(_GROUP, _TYPE, "TotalQueueSize", lambda: sum(s.queue_size for s in list(self._senders.values())))
 
@@ -172,6 +190,7 @@ class ControllerChannelManager:
             metrics=self._metrics,
             on_event=self._on_event,
             socket_timeout_ms=self._socket_timeout_ms,
+            journal=self._journal,
         )
 
     def remove_broker(self, broker_id: int) -> None:

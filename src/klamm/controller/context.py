@@ -6,9 +6,9 @@ changes: nothing here walks over all partitions, except `all_partitions`, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from klamm.clock import Clock
@@ -21,10 +21,14 @@ from klamm.model import (
     UNKNOWN_BROKER_EPOCH,
     ZERO_UUID,
     BrokerEndPoints,
+    LeaderAndIsr,
     LeaderIsrAndControllerEpoch,
     ReplicaAssignment,
     TopicPartition,
 )
+
+LeadershipObserver: TypeAlias = Callable[[TopicPartition, str, LeaderAndIsr | None, LeaderAndIsr], None]
+"""Called with the partition, the strategy of the election if there was one, and the states before and after."""
 
 
 class PartitionReplica(NamedTuple):
@@ -55,6 +59,9 @@ class ControllerContext:
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
     epoch: int = 0
     epoch_zk_version: int = 0
+
+    on_leadership: LeadershipObserver | None = None
+    """Hears of every change of a partition's leader or ISR; what is read after a failover is no change."""
 
     next_topic_list_s: float = 0.0
 
@@ -193,9 +200,12 @@ class ControllerContext:
 
     # ---- leadership --------------------------------------------------------------------------------------------------
 
-    def put_leadership(self, tp: TopicPartition, state: LeaderIsrAndControllerEpoch) -> None:
+    def put_leadership(self, tp: TopicPartition, state: LeaderIsrAndControllerEpoch, election: str = "") -> None:
+        """`election`: the strategy, where this is the outcome of one."""
         before = self._imbalance(tp)
         old = self.leadership.get(tp)
+        if self.on_leadership is not None and (election or (old is not None and old != state)):
+            self.on_leadership(tp, election, None if old is None else old.leader_and_isr, state.leader_and_isr)
         self.leadership[tp] = state
         self.preferred_replica_imbalance_count += self._imbalance(tp) - before
         leader = state.leader_and_isr.leader

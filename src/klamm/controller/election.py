@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import replace
 from enum import Enum
+from typing import Final
 
 from klamm.frozen import dataclass
 from klamm.model import INITIAL_LEADER_EPOCH, LeaderAndIsr, LeaderRecoveryState, ReplicaAssignment
+
+INITIAL: Final = "initial"
+"""What the control log calls the first choice of a leader, which follows no strategy."""
 
 
 class ElectionStrategy(Enum):

@@ -35,6 +35,7 @@ from klamm.controller.effects import (
     ZkRead,
 )
 from klamm.controller.events import ControllerEvent, ShutdownEventThread, refusal
+from klamm.controller.journal import ControllerJournal
 from klamm.controller.metrics import ControllerMetrics
 from klamm.controller.replies import EventReply
 from klamm.controller.requests import ControlRequest
@@ -77,10 +78,11 @@ class Channels(Protocol):
 class QueuedEvent:
     """An event on its way. It is processed or preempted, never both, and answered once."""
 
-    __slots__ = ("_on_reply", "_started", "enqueue_s", "event", "spent")
+    __slots__ = ("_on_reply", "_started", "enqueue_s", "event", "number", "spent")
 
-    def __init__(self, event: ControllerEvent, enqueue_s: float, on_reply: OnReply | None) -> None:
+    def __init__(self, event: ControllerEvent, enqueue_s: float, on_reply: OnReply | None, number: int = 0) -> None:
         self.event = event
+        self.number = number
         self.enqueue_s = enqueue_s
         self.spent = False
         self._on_reply = on_reply
@@ -122,6 +124,7 @@ class ControllerEventManager:
         metrics: ControllerMetrics,
         on_registered: Callable[[int], None] = lambda _: None,
         on_controller: Callable[[int, int], None] = lambda *_: None,
+        journal: ControllerJournal | None = None,
     ) -> None:
         self._controller = controller
         self._coordination = coordination
@@ -130,6 +133,8 @@ class ControllerEventManager:
         self._metrics = metrics
         self._on_registered = on_registered
         self._on_controller = on_controller
+        self._journal = journal or ControllerJournal()
+        self._events = 0
         self._queue: deque[QueuedEvent] = deque()
         self._wake = asyncio.Event()
         self._timers: set[asyncio.TimerHandle] = set()
@@ -139,14 +144,21 @@ class ControllerEventManager:
 
     # --- queue -------------------------------------------------------------------------------------------------------
 
-    def put(self, event: ControllerEvent, on_reply: OnReply | None = None) -> QueuedEvent:
-        """Beyond the limit, callers are refused with a code that they may retry; the controller's own events never."""
-        queued = QueuedEvent(event, self._clock.monotonic(), on_reply)
+    def put(
+        self, event: ControllerEvent, on_reply: OnReply | None = None, *, cause: str = "this broker"
+    ) -> QueuedEvent:
+        """Beyond the limit, callers are refused with a code that they may retry; the controller's own events never.
+
+        `cause` is for the control log.
+        """
+        self._events += 1
+        queued = QueuedEvent(event, self._clock.monotonic(), on_reply, self._events)
         if self._closing and not isinstance(event, ShutdownEventThread):
             queued.preempt()
             return queued
+        self._journal.event_queued(event, queued.number, cause, len(self._queue))
         if on_reply is not None and len(self._queue) >= MAX_QUEUED_EVENTS:
-            queued.preempt(ErrorCode.REQUEST_TIMED_OUT)
+            self._refuse(queued, ErrorCode.REQUEST_TIMED_OUT)
             return queued
         self._queue.append(queued)
         self._wake.set()
@@ -156,8 +168,13 @@ class ControllerEventManager:
         """Everything that waits is refused; then `event` is alone in the queue."""
         dropped, self._queue = self._queue, deque()
         for queued in dropped:
-            queued.preempt()
+            self._refuse(queued)
         return self.put(event)
+
+    def _refuse(self, queued: QueuedEvent, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> None:
+        queued.preempt(error)
+        waited_ms = (self._clock.monotonic() - queued.enqueue_s) * 1000
+        self._journal.event_done(queued.event, queued.number, waited_ms, "refused")
 
     @property
     def is_closing(self) -> bool:
@@ -194,9 +211,12 @@ class ControllerEventManager:
         started = self._clock.monotonic()
         self.state = event.STATE
         self._metrics.on_dequeued((started - queued.enqueue_s) * 1000)
+        self._journal.event_started(event, queued.number, (started - queued.enqueue_s) * 1000)
+        outcome = "done"
         try:
             await self._drive(self._controller.process(event), queued)
         except Exception as failure:
+            outcome = "failed"
             if self._closing and isinstance(failure, ZkError):
                 log.warning("%s is given up: the broker stops and ZooKeeper is away", type(event).__name__)
             else:
@@ -204,7 +224,9 @@ class ControllerEventManager:
             await self._abandon(queued)
         finally:
             queued.reply(refusal(event, ErrorCode.UNKNOWN_SERVER_ERROR))
-            self._metrics.on_processed(event.STATE, (self._clock.monotonic() - started) * 1000)
+            duration_ms = (self._clock.monotonic() - started) * 1000
+            self._metrics.on_processed(event.STATE, duration_ms)
+            self._journal.event_done(event, queued.number, duration_ms, outcome)
             self.state = ControllerState.IDLE
 
     async def _abandon(self, queued: QueuedEvent) -> None:
@@ -248,24 +270,25 @@ class ControllerEventManager:
             case Reply(value):
                 queued.reply(value)
             case Enqueue(event):
-                self.put(event)
+                self.put(event, cause=f"event {queued.number}")
             case Schedule(delay_ms, event):
-                self._schedule(delay_ms, event)
+                self._schedule(delay_ms, event, f"timer of event {queued.number}")
             case CancelScheduled():
                 self._cancel_timers()
             case BrokerRegistered(epoch):
                 self._on_registered(epoch)
             case ActiveControllerChanged(controller_id, epoch):
+                self._journal.controller_changed(controller_id, epoch)
                 self._on_controller(controller_id, epoch)
             case Note(text):
                 state_change_log.info("%s", text)
             case ZkRead() | ZkMulti() | AskSessionId():
                 raise AssertionError(f"{effect} is awaited elsewhere")
 
-    def _schedule(self, delay_ms: int, event: ControllerEvent) -> None:
+    def _schedule(self, delay_ms: int, event: ControllerEvent, cause: str) -> None:
         def fire() -> None:
             self._timers.discard(handle)
-            self.put(event)
+            self.put(event, cause=cause)
 
         handle = asyncio.get_running_loop().call_later(delay_ms / 1000, fire)
         self._timers.add(handle)

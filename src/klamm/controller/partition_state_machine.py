@@ -14,6 +14,7 @@ from klamm.controller import store
 from klamm.controller.context import ControllerContext
 from klamm.controller.effects import Note, Steps
 from klamm.controller.election import (
+    INITIAL,
     Election,
     ElectionStrategy,
     elect_for_controlled_shutdown,
@@ -101,7 +102,7 @@ def _initialise(ctx: ControllerContext, tps: list[TopicPartition], outcome: Outc
     outcome.failed.update({tp: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for tp in wanted if tp not in created})
     tells = []
     for tp, state in created.items():
-        ctx.put_leadership(tp, state)
+        ctx.put_leadership(tp, state, INITIAL)
         ctx.put_partition_state(tp, PartitionState.ONLINE if ctx.has_online_leader(tp) else PartitionState.OFFLINE)
         outcome.elected[tp] = state.leader_and_isr
         tells.append(TellLeaderAndIsr(state.leader_and_isr.isr, tp, is_new=True))
@@ -130,7 +131,7 @@ def _elect(
             missing = tp in updated.missing
             outcome.failed[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if missing else ErrorCode.LEADER_NOT_AVAILABLE
             continue
-        ctx.put_leadership(tp, state)
+        ctx.put_leadership(tp, state, strategy.value)
         ctx.put_partition_state(tp, PartitionState.ONLINE)
         ctx.unclean_elections += elections[tp].unclean
         outcome.elected[tp] = state.leader_and_isr

@@ -11,15 +11,18 @@ import logging
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from klamm.clock import Clock
+from klamm.control_log import NO_CONTROL_LOG, ControlLog
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.config import ControllerConfig
 from klamm.controller.controller import KafkaController
 from klamm.controller.coordination import ZkCoordination
 from klamm.controller.event_manager import ControllerEventManager
 from klamm.controller.events import ControllerEvent, Expire, RegisterBrokerAndReelect, refusal
+from klamm.controller.journal import ControllerJournal
 from klamm.controller.metrics import ControllerMetrics
 from klamm.controller.replies import BrokerRegistration, EventReply
 from klamm.errors import ErrorCode
@@ -99,7 +102,10 @@ class ControllerRunner:
         loop: asyncio.AbstractEventLoop,
         on_broker_epoch: Callable[[int], None] | None = None,
         socket_timeout_ms: int = 30_000,
+        control_log: ControlLog = NO_CONTROL_LOG,
     ) -> None:
+        """`control_log` is recorded to on the control loop only."""
+        self._control_log = control_log
         self.handle = ControllerHandle(loop)
         self._zk = zk
         self._clock = clock
@@ -138,7 +144,7 @@ class ControllerRunner:
     def _put(self, event: ControllerEvent, on_reply: Callable[[EventReply], object]) -> bool:
         if self._loop is None or self._manager is None:
             return False
-        return post(self._loop, self._manager.put, event, on_reply)
+        return post(self._loop, partial(self._manager.put, event, on_reply, cause="request"))
 
     # --- on the control loop -----------------------------------------------------------------------------------------
 
@@ -166,31 +172,40 @@ class ControllerRunner:
 
     def _open(self, config: ControllerConfig) -> tuple[ControllerEventManager, ControllerChannelManager]:
         self._loop = asyncio.get_running_loop()
+        journal = ControllerJournal(self._control_log)
         controller = KafkaController(config, self._clock, self._rng)
+        if self._control_log.is_enabled:
+            controller.context.on_leadership = journal.leadership_changed
         self._channels = ControllerChannelManager(
             config,
             clock=self._clock,
             metrics=self._metrics,
-            on_event=self._on_event,
+            on_event=self._on_response,
             socket_timeout_ms=self._socket_timeout_ms,
+            journal=journal,
         )
         self._manager = ControllerEventManager(
             controller,
-            ZkCoordination(self._zk, self._on_event),
+            ZkCoordination(self._zk, self._on_watch),
             self._channels,
             clock=self._clock,
             metrics=ControllerMetrics(self._metrics, controller),
             on_registered=self._on_registered,
             on_controller=lambda controller_id, _: self._on_controller(config.broker_id, controller_id),
+            journal=journal,
         )
         self._zk.add_listener(
             SessionListener(before_new_session=self._before_new_session, after_new_session=self._after_new_session)
         )
         return self._manager, self._channels
 
-    def _on_event(self, event: ControllerEvent) -> None:
+    def _on_watch(self, event: ControllerEvent) -> None:
         if self._manager is not None:
-            self._manager.put(event)
+            self._manager.put(event, cause="watch")
+
+    def _on_response(self, event: ControllerEvent) -> None:
+        if self._manager is not None:
+            self._manager.put(event, cause="response")
 
     def _on_registered(self, broker_epoch: int) -> None:
         post(self._broker_loop, self._set_broker_epoch, broker_epoch)

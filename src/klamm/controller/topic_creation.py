@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from klamm.controller import topic_store
 from klamm.controller.context import ControllerContext, PartitionReplica
 from klamm.controller.effects import Enqueue, Reply, Steps
-from klamm.controller.election import initial_leader_and_isr
+from klamm.controller.election import INITIAL, initial_leader_and_isr
 from klamm.controller.events import CreatableTopic, CreateTopics, PartitionModifications
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
@@ -221,7 +221,7 @@ def _adopt(ctx: ControllerContext, plans: Sequence[_Plan]) -> Steps[None]:
             if state is None:
                 unfinished.append(tp)
                 continue
-            ctx.put_leadership(tp, LeaderIsrAndControllerEpoch(state, ctx.epoch))
+            ctx.put_leadership(tp, LeaderIsrAndControllerEpoch(state, ctx.epoch), INITIAL)
             ctx.put_partition_state(tp, PartitionState.ONLINE)
             for replica in assignment.replicas:
                 ctx.put_replica_state(PartitionReplica(tp, replica), ReplicaState.ONLINE)

@@ -1,0 +1,192 @@
+"""What the control log tells, one class a kind. docs/control-log.md shows each of them as JSON.
+
+A record is made where something happens, so it holds what is at hand there and is put into words when it is written.
+Lists of partitions are cut: `partition_count` says how many there were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import ClassVar, Final, NamedTuple, TypeAlias
+
+from klamm.frozen import dataclass
+from klamm.model import LeaderAndIsr, TopicPartition
+
+MAX_LISTED: Final = 16
+"""Partitions and topics that a record names."""
+
+
+class ListedPartition(NamedTuple):
+    """A partition in a list; the leader is -2 where the partition is deleted."""
+
+    topic: str
+    partition: int
+    leader: int
+    leader_epoch: int
+
+
+def first(items: Iterable[ListedPartition]) -> tuple[ListedPartition, ...]:
+    return tuple(islice(items, MAX_LISTED))
+
+
+@dataclass(frozen=True, slots=True)
+class EventQueued:
+    """`cause`: who put it. `number` counts the events of one controller process."""
+
+    controller_epoch: int
+    event: str
+    number: int
+    cause: str
+    topics: tuple[str, ...]
+    about_broker: int | None
+    queue_size: int
+    KIND: ClassVar = "event_queued"
+
+
+@dataclass(frozen=True, slots=True)
+class EventStarted:
+    controller_epoch: int
+    event: str
+    number: int
+    queue_ms: float
+    KIND: ClassVar = "event_started"
+
+
+@dataclass(frozen=True, slots=True)
+class EventDone:
+    """`outcome`: done, failed (the role of controller was given up), or refused (it was never started)."""
+
+    controller_epoch: int
+    event: str
+    number: int
+    duration_ms: float
+    outcome: str
+    KIND: ClassVar = "event_done"
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerChanged:
+    """Who is the controller now, as far as this broker knows; -1: nobody."""
+
+    controller_epoch: int
+    controller_id: int
+    KIND: ClassVar = "controller_changed"
+
+
+@dataclass(frozen=True, slots=True)
+class LeadershipChange:
+    """A partition's state was written by the controller, or a leader's own change was taken over.
+
+    An `election` when `strategy` names one, else an `isr_change` when the leader stayed, else a `leader_change` (as is a
+    new epoch of the same leader). `event` and `number` are of the controller's event that did it.
+    """
+
+    controller_epoch: int
+    event: str
+    number: int
+    strategy: str
+    partition: TopicPartition
+    before: LeaderAndIsr | None
+    after: LeaderAndIsr
+
+    @property
+    def KIND(self) -> str:
+        if self.strategy:
+            return "election"
+        before, after = self.before, self.after
+        is_same = before is not None and before.leader == after.leader and before.isr != after.isr
+        return "isr_change" if is_same else "leader_change"
+
+
+class RequestSummary(NamedTuple):
+    """A control request in few words: `target` is the broker it goes to, `broker_epoch` its incarnation."""
+
+    api: str
+    target: int
+    broker_epoch: int
+    partition_count: int
+    partitions: tuple[ListedPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestQueued:
+    """`number` counts the requests that were queued for one broker."""
+
+    controller_epoch: int
+    number: int
+    request: RequestSummary
+    queue_size: int
+    KIND: ClassVar = "request_queued"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCoalesced:
+    """The queued request with this number is not sent on its own: its states went into what waits already."""
+
+    controller_epoch: int
+    number: int
+    request: RequestSummary
+    KIND: ClassVar = "request_coalesced"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSent:
+    """`send_number` counts what was sent to one broker; attempts 1, 2, 4, 8, ... of one request are told."""
+
+    controller_epoch: int
+    send_number: int
+    attempt: int
+    request: RequestSummary
+    queue_ms: float
+    KIND: ClassVar = "request_sent"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAcknowledged:
+    controller_epoch: int
+    send_number: int
+    request: RequestSummary
+    error: str
+    failed_partition_count: int
+    round_trip_ms: float
+    KIND: ClassVar = "request_acknowledged"
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataApplied:
+    """This broker's metadata cache has taken an UpdateMetadata over; `update_count` counts them since its start."""
+
+    controller_epoch: int
+    controller_id: int
+    update_count: int
+    live_brokers: tuple[int, ...]
+    partition_count: int
+    partitions: tuple[ListedPartition, ...]
+    KIND: ClassVar = "metadata_applied"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """This broker has become leader or follower of a partition, or has stopped to be either."""
+
+    controller_epoch: int
+    partition: TopicPartition
+    role: str
+    leader_epoch: int
+    KIND: ClassVar = "role_changed"
+
+
+ControlRecord: TypeAlias = (
+    EventQueued
+    | EventStarted
+    | EventDone
+    | ControllerChanged
+    | LeadershipChange
+    | RequestQueued
+    | RequestCoalesced
+    | RequestSent
+    | RequestAcknowledged
+    | MetadataApplied
+    | RoleChanged
+)

@@ -1,0 +1,138 @@
+"""What the controller tells the control log. Every method is cheap, and does nothing where there is no log.
+
+Events that concern nothing but the control log's own topic are not told: an attempt to create it must not be the reason
+for the next record. What changes because of them is told, once a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any, Final
+
+from klamm.control_log import NO_CONTROL_LOG, ControlLog
+from klamm.control_log.records import (
+    MAX_LISTED,
+    ControllerChanged,
+    EventDone,
+    EventQueued,
+    EventStarted,
+    LeadershipChange,
+    ListedPartition,
+    RequestAcknowledged,
+    RequestCoalesced,
+    RequestQueued,
+    RequestSent,
+    RequestSummary,
+    first,
+)
+from klamm.controller.events import ControllerEvent
+from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, UpdateMetadataRequest
+from klamm.controller.responses import ControlResponse
+from klamm.errors import ErrorCode
+from klamm.model import CONTROL_LOG_TOPIC, LEADER_DURING_DELETE, NO_LEADER, LeaderAndIsr, TopicPartition
+
+_MAX_LOOKED_AT: Final = 256
+
+
+class ControllerJournal:
+    """Lives on the control loop. `epoch` is the controller's own; it is 0 where this broker is not the controller."""
+
+    def __init__(self, log: ControlLog = NO_CONTROL_LOG) -> None:
+        self._log = log
+        self._event, self._number = "", 0
+        self.epoch = 0
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def event_queued(self, event: ControllerEvent, number: int, cause: str, queue_size: int) -> None:
+        if self._log.is_enabled and (topics := topics_of(event)) != (CONTROL_LOG_TOPIC,):
+            broker = getattr(event, "broker_id", None)
+            name = type(event).__name__
+            self._log.record(EventQueued(self.epoch, name, number, cause, topics, broker, queue_size))
+
+    def event_started(self, event: ControllerEvent, number: int, queue_ms: float) -> None:
+        self._event, self._number = type(event).__name__, number
+        if self._log.is_enabled and topics_of(event) != (CONTROL_LOG_TOPIC,):
+            self._log.record(EventStarted(self.epoch, self._event, number, queue_ms))
+
+    def event_done(self, event: ControllerEvent, number: int, duration_ms: float, outcome: str) -> None:
+        if self._log.is_enabled and topics_of(event) != (CONTROL_LOG_TOPIC,):
+            self._log.record(EventDone(self.epoch, type(event).__name__, number, duration_ms, outcome))
+
+    def controller_changed(self, controller_id: int, epoch: int) -> None:
+        self.epoch = epoch
+        self._log.record(ControllerChanged(epoch, controller_id))
+
+    def leadership_changed(
+        self, tp: TopicPartition, strategy: str, before: LeaderAndIsr | None, after: LeaderAndIsr
+    ) -> None:
+        if self._log.is_enabled:
+            self._log.record(
+                LeadershipChange(self.epoch, self._event, self._number, strategy, tp, before, after),
+            )
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def request_queued(
+        self, broker_id: int, request: ControlRequest, number: int, queue_size: int, is_coalesced: bool
+    ) -> None:
+        if not self._log.is_enabled:
+            return
+        summary, epoch = summary_of(broker_id, request), request.head.controller_epoch
+        self._log.record(RequestQueued(epoch, number, summary, queue_size))
+        if is_coalesced:
+            self._log.record(RequestCoalesced(epoch, number, summary))
+
+    def request_sent(
+        self, broker_id: int, request: ControlRequest, send_number: int, attempt: int, queue_ms: float
+    ) -> None:
+        if self._log.is_enabled and attempt.bit_count() == 1:
+            summary = summary_of(broker_id, request)
+            self._log.record(RequestSent(request.head.controller_epoch, send_number, attempt, summary, queue_ms))
+
+    def request_acknowledged(
+        self, broker_id: int, request: ControlRequest, send_number: int, response: ControlResponse, round_trip_ms: float
+    ) -> None:
+        if self._log.is_enabled:
+            failed = sum(error != ErrorCode.NONE for _, error in response.partition_errors)
+            summary, error = summary_of(broker_id, request), response.error.name
+            epoch = request.head.controller_epoch
+            self._log.record(RequestAcknowledged(epoch, send_number, summary, error, failed, round_trip_ms))
+
+
+def topics_of(event: ControllerEvent) -> tuple[str, ...]:
+    """The first topics that the event names, each once."""
+    return tuple(islice(dict.fromkeys(islice(_all_topics(event), _MAX_LOOKED_AT)), MAX_LISTED))
+
+
+def _all_topics(event: Any) -> Iterator[str]:
+    for topic in getattr(event, "topics", ()):
+        yield topic.name
+    yield from getattr(event, "names", ())
+    if (topic := getattr(event, "topic", None)) is not None:
+        yield topic
+    if (partition := getattr(event, "partition", None)) is not None:
+        yield partition.topic
+    for item in getattr(event, "partitions", None) or ():
+        if item.topic:  # some name it by its id only
+            yield item.topic
+    for tp, _ in chain(getattr(event, "reassignments", ()), getattr(event, "partition_errors", ())):
+        yield tp.topic
+
+
+def summary_of(broker_id: int, request: ControlRequest) -> RequestSummary:
+    broker_epoch = request.head.broker_epoch
+    if isinstance(request, LeaderAndIsrRequest):
+        states = request.partitions
+        listed = (ListedPartition(*s.partition, s.leader_and_isr.leader, s.leader_and_isr.leader_epoch) for s in states)
+        return RequestSummary("LeaderAndIsr", broker_id, broker_epoch, len(states), first(listed))
+    if isinstance(request, UpdateMetadataRequest):
+        told = request.body.partitions
+        listed = (ListedPartition(*s.partition, s.leader, s.leader_epoch) for s in told)
+        return RequestSummary("UpdateMetadata", broker_id, broker_epoch, len(told), first(listed))
+    stops = request.partitions
+    listed = (
+        ListedPartition(*s.partition, LEADER_DURING_DELETE if s.delete else NO_LEADER, s.leader_epoch) for s in stops
+    )
+    return RequestSummary("StopReplica", broker_id, broker_epoch, len(stops), first(listed))
