@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from klamm.clock import Clock
 from klamm.config import ConfigRepository, KafkaConfig
+from klamm.control_log import NO_CONTROL_LOG, ControlLog
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.log.log_manager import LogManager
 from klamm.metadata import MetadataCache
@@ -61,6 +62,7 @@ class Broker:
     topics_in_creation: set[str] = field(default_factory=set)
     zk: Any = None
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
+    control_log: ControlLog = NO_CONTROL_LOG
     replica_changes: asyncio.Future[Any] | None = None
     ask_controller_to_create: Callable[[tuple[CreatableTopic, ...]], asyncio.Future[TopicResults]] | None = None
     """Creates topics through another broker that is the controller; None where there is no other."""

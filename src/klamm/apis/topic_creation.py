@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from klamm.apis.deadlines import within
 from klamm.apis.registry import Broker, then
+from klamm.config import KafkaConfig
 from klamm.controller.events import CreatableTopic, CreateTopics
 from klamm.controller.replies import TopicResults
 from klamm.errors import ErrorCode
-from klamm.model import GROUP_METADATA_TOPIC
+from klamm.model import CONTROL_LOG_TOPIC, GROUP_METADATA_TOPIC
 
 WAIT_MS: Final = 1_000
 """A client that asks about a topic is not kept waiting for its creation: it comes again."""
 
 
-def create_missing(broker: Broker, names: Iterable[str]) -> asyncio.Future[dict[str, ErrorCode]]:
+def create_missing(
+    broker: Broker, names: Iterable[str], make: Callable[[str], CreatableTopic] | None = None
+) -> asyncio.Future[dict[str, ErrorCode]]:
     """Asks the controller to create `names`; what to tell the client that asked for them, by name.
 
     LEADER_NOT_AVAILABLE when the topic is on its way or the controller takes long, so that the client asks again; the
     controller's error when it cannot be; UNKNOWN_TOPIC_OR_PARTITION when the controller could not be asked. A topic
-    that the controller was asked for and has not answered is not asked for again.
+    that the controller was asked for and has not answered is not asked for again. `make` says what a topic is to be
+    like where that is not the default.
     """
     told = dict.fromkeys(names, ErrorCode.LEADER_NOT_AVAILABLE)
     asked = [name for name in told if name not in broker.topics_in_creation]
@@ -36,7 +40,7 @@ def create_missing(broker: Broker, names: Iterable[str]) -> asyncio.Future[dict[
         nothing.set_result(told)
         return nothing
     broker.topics_in_creation.update(asked)
-    answer = _ask(broker, tuple(_creatable(broker, name) for name in asked))
+    answer = _ask(broker, tuple(make(name) if make is not None else _creatable(broker, name) for name in asked))
     answer.add_done_callback(lambda _: broker.topics_in_creation.difference_update(asked))
     return within(then(answer, errors), WAIT_MS, lambda: told)
 
@@ -60,7 +64,24 @@ def _creatable(broker: Broker, name: str) -> CreatableTopic:
                 ("segment.bytes", str(config.offsets_topic_segment_bytes)),
             ),
         )
+    if name == CONTROL_LOG_TOPIC:
+        return control_log_topic(config, config.klamm_control_log_replication_factor)
     return CreatableTopic(name)
+
+
+def control_log_topic(config: KafkaConfig, replication_factor: int) -> CreatableTopic:
+    """One partition, so that there is one order; segments end early enough for its records to go in time."""
+    retention_ms = config.klamm_control_log_retention_ms
+    return CreatableTopic(
+        CONTROL_LOG_TOPIC,
+        1,
+        replication_factor,
+        configs=(
+            ("cleanup.policy", "delete"),
+            ("retention.ms", str(retention_ms)),
+            ("segment.ms", str(max(retention_ms // 4, 1_000))),
+        ),
+    )
 
 
 def _told(error: ErrorCode) -> ErrorCode:

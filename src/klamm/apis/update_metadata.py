@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from klamm.apis.control import check_broker_epoch
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.control_log.records import ListedPartition, MetadataApplied, first
 from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import ZERO_UUID, BrokerEndPoints, EndPoint, SecurityProtocol
 from klamm.protocol.messages.update_metadata import (
@@ -33,7 +34,22 @@ def handle(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> U
     if deleted:
         broker.groups.on_partitions_deleted(deleted)
     _wake(broker, update)
+    if broker.control_log.is_enabled:
+        broker.control_log.record(_applied(broker, update))
     return UpdateMetadataResponse(error_code=0)
+
+
+def _applied(broker: Broker, update: MetadataUpdate) -> MetadataApplied:
+    snapshot = broker.metadata.snapshot
+    states = (state for topic in update.topics for state in topic.partitions)
+    return MetadataApplied(
+        update.controller_epoch,
+        update.controller_id,
+        snapshot.update_count,
+        tuple(snapshot.brokers),
+        sum(len(topic.partitions) for topic in update.topics),
+        first(ListedPartition(s.topic, s.partition, s.leader, s.leader_epoch) for s in states),
+    )
 
 
 def _wake(broker: Broker, update: MetadataUpdate) -> None:

@@ -8,6 +8,7 @@ from klamm.config.definition import (
     UpdateMode,
     boolean,
     double,
+    int16,
     int32,
     int64,
     optional_int32,
@@ -337,6 +338,30 @@ class KlammKeys:
         0,
         "The port of the embedded ZooKeeper server; 0 takes a free port.",
         check=between(0, 65535),
+    )
+    klamm_control_log_enable = boolean(
+        "klamm.control.log.enable",
+        True,
+        "Whether what the controller decides and what this broker applies is recorded in __klamm_control_log.",
+    )
+    klamm_control_log_retention_ms = int64(
+        "klamm.control.log.retention.ms",
+        86_400_000,
+        "How long the records of __klamm_control_log are kept, at its creation.",
+        check=at_least(1_000),
+    )
+    klamm_control_log_replication_factor = int16(
+        "klamm.control.log.replication.factor",
+        3,
+        "Replicas of __klamm_control_log; a cluster that stays smaller has one on each broker.",
+        check=at_least(1),
+    )
+    klamm_control_log_buffer_records = int32(
+        "klamm.control.log.buffer.records",
+        20_000,
+        "Records of the control log that wait to be written, for each of a broker's two loops; the oldest are dropped.",
+        importance=LOW,
+        check=between(1, 1_000_000),
     )
     klamm_switch_interval_seconds = double(
         "klamm.switch.interval.seconds",

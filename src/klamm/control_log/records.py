@@ -78,8 +78,8 @@ class ControllerChanged:
 class LeadershipChange:
     """A partition's state was written by the controller, or a leader's own change was taken over.
 
-    An `election` when `strategy` names one, else an `isr_change` when the leader stayed, else a `leader_change` (as is a
-    new epoch of the same leader). `event` and `number` are of the controller's event that did it.
+    An `election` when `strategy` names one, else an `isr_change` when the leader stayed, else a `leader_change` (as is
+    a new epoch of the same leader). `event` and `number` are of the controller's event that did it.
     """
 
     controller_epoch: int

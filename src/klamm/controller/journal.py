@@ -30,7 +30,7 @@ from klamm.controller.events import ControllerEvent
 from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.controller.responses import ControlResponse
 from klamm.errors import ErrorCode
-from klamm.model import CONTROL_LOG_TOPIC, LEADER_DURING_DELETE, NO_LEADER, LeaderAndIsr, TopicPartition
+from klamm.model import CONTROL_LOG_TOPIC, LEADER_DURING_DELETE, NO_CONTROLLER, NO_LEADER, LeaderAndIsr, TopicPartition
 
 _MAX_LOOKED_AT: Final = 256
 
@@ -41,6 +41,7 @@ class ControllerJournal:
     def __init__(self, log: ControlLog = NO_CONTROL_LOG) -> None:
         self._log = log
         self._event, self._number = "", 0
+        self._controller = NO_CONTROLLER, 0
         self.epoch = 0
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -61,8 +62,11 @@ class ControllerJournal:
             self._log.record(EventDone(self.epoch, type(event).__name__, number, duration_ms, outcome))
 
     def controller_changed(self, controller_id: int, epoch: int) -> None:
+        """Said after every reading of `/controller`; told when it is news."""
         self.epoch = epoch
-        self._log.record(ControllerChanged(epoch, controller_id))
+        if (controller_id, epoch) != self._controller:
+            self._controller = controller_id, epoch
+            self._log.record(ControllerChanged(epoch, controller_id))
 
     def leadership_changed(
         self, tp: TopicPartition, strategy: str, before: LeaderAndIsr | None, after: LeaderAndIsr

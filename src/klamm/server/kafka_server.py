@@ -33,6 +33,7 @@ from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.producer_ids import ProducerIdBlock, ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
 from klamm.server import file_limit, identity, registration, settings
+from klamm.server.control_log import ControlLogWriter
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.coordination import Coordination
 from klamm.server.dynamic_config import follow_topic_configs
@@ -72,6 +73,7 @@ class KafkaServer:
         self._replication: Replication | None = None
         self._missed_deletions: MissedDeletions | None = None
         self._metrics_server: MetricsServer | None = None
+        self._control_log = ControlLogWriter(config, self._clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_joined = False
 
@@ -111,6 +113,7 @@ class KafkaServer:
         self._broker = self._build(loop, broker_id, cluster_id, configs)
         self._replication = Replication(self._broker)
         self._missed_deletions = MissedDeletions(self._broker)
+        self._control_log.start(self._broker)
         await self._open_listeners()
         address = await self._join(
             config.zookeeper_session_timeout_ms + registration.MARGIN_MS if had_predecessor else 0
@@ -171,6 +174,7 @@ class KafkaServer:
             loop=loop,
             on_broker_epoch=self._on_broker_epoch,
             socket_timeout_ms=config.controller_socket_timeout_ms,
+            control_log=self._control_log.of_control_loop,
         )
         handle = self._controller.handle
         broker = Broker(
@@ -192,6 +196,7 @@ class KafkaServer:
             topics=DelayedOperationPurgatory("Topic", loop),
             elections=DelayedOperationPurgatory("ElectLeader", loop),
             zk=self._coordination.zk,
+            control_log=self._control_log.of_broker_loop,
         )
         follow_topic_configs(broker, handle)
         return broker
@@ -350,6 +355,7 @@ class KafkaServer:
     async def _leave(self, broker: Broker, sockets: SocketServer) -> None:
         if self._has_joined and broker.config.controlled_shutdown_enable:
             await controlled_shutdown(broker)
+        await self._control_log.stop()
         broker.groups.shutdown()
         for purgatory in (broker.topics, broker.elections):
             purgatory.shutdown()

@@ -37,8 +37,9 @@ TEST_DEFAULTS: Final[Mapping[str, object]] = {
     "controlled.shutdown.retry.backoff.ms": 100,
     "group.initial.rebalance.delay.ms": 0,
     "offsets.topic.num.partitions": 4,
+    "klamm.control.log.enable": False,
 }
-"""Short times, so that tests of failures take seconds. `broker_configs` overrides them."""
+"""Short times, so that tests of failures take seconds, and no topic of our own. `broker_configs` overrides them."""
 
 
 class LocalCluster:
@@ -379,6 +380,7 @@ def _defaults_by_size(brokers: int) -> dict[str, object]:
     """A lone broker has nobody who must soon notice its death, and should outlive a busy machine's pauses."""
     return {
         "offsets.topic.replication.factor": min(3, brokers),
+        "klamm.control.log.replication.factor": min(3, brokers),
         "zookeeper.session.timeout.ms": 6000 if brokers == 1 else 2000,
     }
 

@@ -1,0 +1,217 @@
+"""Writes what was recorded into the topic `__klamm_control_log`, a batch at a time, behind everything else.
+
+The topic is created when there is something to write, through the controller as any topic that is missed. While it
+cannot be written to, the buffers fill and drop their oldest: nobody ever waits for this task, and what it does itself
+is not recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from klamm.apis.produce import ADMIN_CLIENT_ID
+from klamm.apis.topic_creation import control_log_topic, create_missing
+from klamm.broker import Broker
+from klamm.clock import Clock
+from klamm.config import KafkaConfig
+from klamm.control_log import NO_CONTROL_LOG, ControlLog, ControlLogBuffer, to_json
+from klamm.control_log.encoding import key_of
+from klamm.control_log.records import RoleChanged
+from klamm.errors import ErrorCode
+from klamm.log.producer_state import AppendOrigin
+from klamm.metadata import PartitionState
+from klamm.model import CONTROL_LOG_TOPIC, EndPoint, TopicPartition
+from klamm.network.client import BrokerConnection
+from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from klamm.protocol.record_batch import Record, build_batch
+from klamm.replica.replica_manager import Leadership
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 0.2
+BATCH_RECORDS: Final = 100
+"""What is put into words and written at a time: about a millisecond of the broker loop."""
+PAUSE_S: Final = 0.005
+LONGEST_BACKOFF_S: Final = 5.0
+FEWER_REPLICAS_AFTER_S: Final = 30.0
+"""A cluster that stays smaller than the replication factor gets the topic all the same, after this long."""
+LAST_WORDS_S: Final = 0.5
+_PRODUCE_VERSION: Final = 7
+_TIMEOUT_MS: Final = 5_000
+_PARTITION: Final = TopicPartition(CONTROL_LOG_TOPIC, 0)
+_HOPELESS: Final = frozenset(
+    {
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+    }
+)
+"""Answers that will not be others when the same batch comes again."""
+
+
+class ControlLogWriter:
+    """Owner of a buffer for each loop and of the task that empties them; lives on the broker loop."""
+
+    def __init__(self, config: KafkaConfig, clock: Clock) -> None:
+        capacity = config.klamm_control_log_buffer_records
+        names = ("control", "broker") if config.klamm_control_log_enable else ()
+        self._buffers = tuple(ControlLogBuffer(name, capacity, clock) for name in names)
+        self._broker: Broker | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._connection: BrokerConnection | None = None
+        self._endpoint: EndPoint | None = None
+        self._pending: tuple[bytes, int] | None = None
+        self._wanted_since_s: float | None = None
+        self.given_up = 0
+        """Records of batches that the topic's leader refused for good."""
+
+    @property
+    def of_control_loop(self) -> ControlLog:
+        return self._buffers[0] if self._buffers else NO_CONTROL_LOG
+
+    @property
+    def of_broker_loop(self) -> ControlLog:
+        return self._buffers[1] if self._buffers else NO_CONTROL_LOG
+
+    @property
+    def dropped(self) -> int:
+        return self.given_up + sum(buffer.dropped for buffer in self._buffers)
+
+    def start(self, broker: Broker) -> None:
+        if not self._buffers:
+            return
+        self._broker = broker
+        metrics, kind = broker.metrics, "ControlLog"
+        metrics.gauge("klamm.server", kind, "BufferedRecordCount", lambda: sum(map(len, self._buffers)))
+        metrics.gauge("klamm.server", kind, "DroppedRecordCount", lambda: self.dropped)
+        broker.replicas.leadership_listeners.append(self._on_leadership)
+        self._task = broker.loop.create_task(self._run(broker))
+
+    async def stop(self) -> None:
+        """Writes what is left if that can be done at once."""
+        task, self._task = self._task, None
+        if task is None or self._broker is None:
+            return
+        task.cancel()
+        await asyncio.wait({task})
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                while await self._write_some(self._broker):
+                    pass
+        except Exception:
+            log.debug("the last records of the control log could not be written")
+        self._disconnect()
+
+    def _on_leadership(self, became_leader: Leadership, became_follower: Leadership) -> None:
+        assert self._broker is not None
+        replicas, record = self._broker.replicas, self._buffers[1].record
+        for tp, leader_epoch in became_leader:
+            record(RoleChanged(replicas.controller_epoch, tp, "leader", leader_epoch))
+        for tp, leader_epoch in became_follower:
+            role = "follower" if tp in replicas.partitions else "none"
+            record(RoleChanged(replicas.controller_epoch, tp, role, leader_epoch))
+
+    # --- the task ------------------------------------------------------------------------------------------------
+
+    async def _run(self, broker: Broker) -> None:
+        failures = 0
+        while True:
+            try:
+                is_written = await self._write_some(broker)
+                failures = 0
+                pause_s = PAUSE_S if is_written else INTERVAL_S
+            except OSError as failure:
+                failures += 1
+                if failures.bit_count() == 1:
+                    log.debug("the control log cannot be written (attempt %d): %s", failures, failure)
+                pause_s = min(0.1 * (1 << min(failures - 1, 10)), LONGEST_BACKOFF_S)
+            except Exception:
+                log.exception("a batch of the control log is given up")
+                self._give_up()
+                pause_s = LONGEST_BACKOFF_S
+            await asyncio.sleep(pause_s)
+
+    async def _write_some(self, broker: Broker) -> bool:
+        """Writes one batch; False when there was nothing to write. Raises OSError when it must be tried again."""
+        if self._pending is None:
+            self._pending = self._next_batch(broker.id)
+        if self._pending is None:
+            return False
+        state = broker.metadata.partition(*_PARTITION)
+        if state is None:
+            await self._create(broker)
+            raise ConnectionError("the topic is not there yet")
+        error = await self._append(broker, state, self._pending[0])
+        if error in _HOPELESS:
+            log.warning("%d records of the control log are refused: %s", self._pending[1], error.name)
+            self._give_up()
+        elif error is not ErrorCode.NONE:
+            raise ConnectionError(f"its leader answers {error.name}")
+        self._pending = None
+        return True
+
+    def _give_up(self) -> None:
+        if self._pending is not None:
+            self.given_up += self._pending[1]
+            self._pending = None
+
+    def _next_batch(self, broker_id: int) -> tuple[bytes, int] | None:
+        taken = [(buffer.loop_name, entry) for buffer in self._buffers for entry in buffer.take(BATCH_RECORDS // 2)]
+        taken.sort(key=lambda named: named[1].monotonic_s)
+        records = [
+            Record(timestamp=entry.at_ms, key=key_of(entry), value=to_json(entry, broker_id, name))
+            for name, entry in taken
+        ]
+        return (build_batch(records), len(records)) if records else None
+
+    async def _append(self, broker: Broker, state: PartitionState, batch: bytes) -> ErrorCode:
+        if state.leader == broker.id:
+            results = broker.replicas.append_records(1, True, AppendOrigin.CLIENT, {_PARTITION: batch}, _TIMEOUT_MS)
+            return ErrorCode((await results if isinstance(results, asyncio.Future) else results)[_PARTITION].error)
+        endpoint = broker.metadata.endpoint(state.leader, broker.config.inter_broker_listener)
+        if endpoint is None:
+            raise ConnectionError("the topic has no leader now")
+        data = [PartitionProduceData(index=0, records=batch)]
+        topics = [TopicProduceData(name=CONTROL_LOG_TOPIC, partition_data=data)]
+        connection = await self._connected(endpoint)
+        response: ProduceResponse = await connection.send(
+            ProduceRequest(acks=1, timeout_ms=_TIMEOUT_MS, topic_data=topics), _PRODUCE_VERSION
+        )
+        return ErrorCode(response.responses[0].partition_responses[0].error_code)
+
+    async def _connected(self, endpoint: EndPoint) -> BrokerConnection:
+        if self._connection is None or self._connection.is_closed or endpoint != self._endpoint:
+            self._disconnect()
+            self._connection = await BrokerConnection.connect(
+                endpoint.host,
+                endpoint.port,
+                timeout_ms=_TIMEOUT_MS,
+                client_id=ADMIN_CLIENT_ID,
+                request_timeout_ms=_TIMEOUT_MS,
+            )
+            self._endpoint = endpoint
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # --- the topic -----------------------------------------------------------------------------------------------
+
+    async def _create(self, broker: Broker) -> None:
+        """The controller's own broker asks first; the others only if nothing comes of it."""
+        now_s = broker.loop.time()
+        if self._wanted_since_s is None:
+            self._wanted_since_s = now_s
+        is_late = now_s - self._wanted_since_s > FEWER_REPLICAS_AFTER_S
+        alive, replicas = len(broker.metadata.alive_brokers()), broker.config.klamm_control_log_replication_factor
+        if not alive or not (is_late or (broker.controller.is_active and alive >= replicas)):
+            return
+        topic = control_log_topic(broker.config, min(replicas, alive))
+        await create_missing(broker, [CONTROL_LOG_TOPIC], lambda _: topic)
