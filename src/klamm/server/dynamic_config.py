@@ -31,8 +31,8 @@ def follow_topic_configs(broker: Broker, controller: ControllerHandle) -> None:
         broker.logs.default_config = LogConfig.from_properties(broker.configs.topic_config(""))
         for topic in dict.fromkeys(tp.topic for tp in broker.logs.logs):
             apply(topic)
-        if new.unclean_leader_election_enable and not old.unclean_leader_election_enable:
-            controller.notify(UncleanLeaderElectionEnable())
+        if new.unclean_leader_election_enable != old.unclean_leader_election_enable:
+            controller.notify(UncleanLeaderElectionEnable(new.unclean_leader_election_enable))
 
     broker.configs.on_topic_change(on_topic)
     broker.configs.on_change(TOPIC_DEFAULT_KEYS, on_defaults)
