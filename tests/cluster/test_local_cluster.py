@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,18 @@ def test_stop_and_kill_keep_the_port_and_the_topics(klamm_cluster: LocalCluster)
 def test_a_paused_broker_goes_on_where_it_was(klamm_cluster: LocalCluster) -> None:
     klamm_cluster.create_topic("paused")
     pid = klamm_cluster.pid(1)
-    klamm_cluster.pause(1)
-    assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    for _ in range(2):
+        klamm_cluster.pause(1)
+        assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    asked: list[Callable[[], object]] = [
+        lambda: klamm_cluster.create_topic("unheard"),
+        lambda: klamm_cluster.leader("paused"),
+        lambda: klamm_cluster.isr("paused"),
+        lambda: klamm_cluster.controller_id,
+    ]
+    for ask in asked:
+        with pytest.raises(KlammError, match=r": broker 1 is paused\.$"):
+            ask()
     klamm_cluster.resume(1)
     assert klamm_cluster.leader("paused") == 1 and klamm_cluster.pid(1) == pid
 

@@ -34,14 +34,23 @@ _RETRIABLE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
 
 
 class ClusterAdmin:
-    """`answering` gives the addresses of the brokers that run now, `on_wait` may raise why waiting is in vain."""
+    """`answering` gives the addresses of the brokers that run now, `on_wait` may raise why waiting is in vain.
+
+    `why_silent` says why nobody answers when that will not change by itself, else None.
+    """
 
     def __init__(
-        self, answering: Callable[[], Addresses], *, timeout_s: float, on_wait: Callable[[str, bool], None]
+        self,
+        answering: Callable[[], Addresses],
+        *,
+        timeout_s: float,
+        on_wait: Callable[[str, bool], None],
+        why_silent: Callable[[], str | None],
     ) -> None:
         self._answering = answering
         self._timeout_s = timeout_s
         self._on_wait = on_wait
+        self._why_silent = why_silent
 
     def create_topic(self, name: str, partitions: int, replication_factor: int, config: Mapping[str, object]) -> None:
         configs = [CreatableTopicConfig(name=key, value=str(value)) for key, value in config.items()]
@@ -73,7 +82,7 @@ class ClusterAdmin:
         self._until_accepted(f"Topic {name} was not deleted", attempt)
 
     def controller_id(self) -> int:
-        return self.wait(self._controller, "There is no controller")
+        return self._ask(self._controller, "There is no controller")
 
     def live_brokers(self) -> set[int]:
         return {broker.node_id for view in self._views() for broker in view.brokers}
@@ -83,10 +92,10 @@ class ClusterAdmin:
             found = self._partition(topic, partition)
             return found.leader_id if found is not None and found.leader_id >= 0 else None
 
-        return self.wait(find, f"{topic}-{partition} has no leader")
+        return self._ask(find, f"{topic}-{partition} has no leader")
 
     def isr(self, topic: str, partition: int) -> list[int]:
-        found = self.wait(lambda: self._partition(topic, partition), f"{topic}-{partition} is not known")
+        found = self._ask(lambda: self._partition(topic, partition), f"{topic}-{partition} is not known")
         return list(found.isr_nodes)
 
     def wait_until_acquainted(self, running: Collection[int], deadline: float) -> None:
@@ -109,6 +118,16 @@ class ClusterAdmin:
             self._on_wait(problem, time.monotonic() > deadline)
             time.sleep(_POLL_S)
         return result
+
+    def _ask(self, condition: Callable[[], T | None], problem: str) -> T:
+        """`wait` for what only a broker can answer: ends at once when none will."""
+
+        def answer() -> T | None:
+            if not self._answering() and (why := self._why_silent()) is not None:
+                raise KlammError(f"{problem}: {why}.")
+            return condition()
+
+        return self.wait(answer, problem)
 
     def _metadata(self, broker_id: int, topic: str | None = None) -> MetadataResponse | None:
         topics = [] if topic is None else [MetadataRequestTopic(name=topic)]
@@ -165,4 +184,4 @@ class ClusterAdmin:
                 raise KlammError(f"{problem}: {ErrorCode(code).name}{f' ({message})' if message else ''}.")
             return True
 
-        self.wait(accepted, problem)
+        self._ask(accepted, problem)

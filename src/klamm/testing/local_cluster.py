@@ -76,7 +76,9 @@ class LocalCluster:
         self._zookeeper_port: ReservedPort | None = None
         self._zookeeper: ChildProcess | None = None
         self._brokers: dict[int, ChildProcess] = {}
-        self._admin = ClusterAdmin(self._answering, timeout_s=start_timeout_s, on_wait=self._on_wait)
+        self._admin = ClusterAdmin(
+            self._answering, timeout_s=start_timeout_s, on_wait=self._on_wait, why_silent=self._why_silent
+        )
 
     def __enter__(self) -> LocalCluster:
         self.start_all()
@@ -366,6 +368,10 @@ class LocalCluster:
             for broker_id, process in running
             if process.is_running and not process.is_paused
         }
+
+    def _why_silent(self) -> str | None:
+        paused = [broker_id for broker_id in self._running() if self._brokers[broker_id].is_paused]
+        return f"broker {' and '.join(map(str, paused))} is paused" if paused else None
 
     def _on_wait(self, problem: str, is_late: bool) -> None:
         for process in [*self._brokers.values(), *([self._zookeeper] if self._zookeeper is not None else [])]:

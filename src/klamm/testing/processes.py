@@ -138,7 +138,9 @@ class ChildProcess:
             raise KlammError(f"{self.name} did not stop within {timeout_s:g} s.\n{self.log_tail()}") from None
 
     def pause(self) -> None:
-        """SIGSTOP; returns when the process really stands still."""
+        """SIGSTOP; returns when the process really stands still. A paused process stays paused."""
+        if self._paused and self.is_running:
+            return
         self._signal(signal.SIGSTOP)
         self._paused = True
         while self.is_running and os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG) is None:

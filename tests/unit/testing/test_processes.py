@@ -50,6 +50,7 @@ def test_stop_pause_resume_and_start_again(tmp_path: Path) -> None:
         process.spawn()
         process.wait_ready(time.monotonic() + 60)
         process.pause()
+        process.pause()  # the second one finds it paused
         assert (process.is_running, process.is_paused) == (True, True)
         process.stop(60)
         assert (process.is_running, process.has_crashed) == (False, False)
