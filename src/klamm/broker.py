@@ -41,7 +41,8 @@ class Broker:
 
     `replica_changes` is the last change of hosted replicas that waits for its turn. `topics` waits for topics to appear
     in or vanish from the metadata, `elections` for new leaders. `topics_in_creation` are those the controller was asked
-    to create because a client named them, and has not answered.
+    to create because a client named them, and has not answered. `offsets_topic_reminder` is the time of the monotonic
+    clock before which the log does not say again that the offsets topic cannot be created.
     """
 
     id: int
@@ -60,6 +61,7 @@ class Broker:
     topics: DelayedOperationPurgatory
     elections: DelayedOperationPurgatory
     topics_in_creation: set[str] = field(default_factory=set)
+    offsets_topic_reminder: float = float("-inf")
     zk: Any = None
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
     control_log: ControlLog = NO_CONTROL_LOG

@@ -3,9 +3,9 @@
 v0-6: key type v1 (KIP-98: 0 group, 1 transaction); throttling before the wait v2 (KIP-219); flexible v3; several keys
 in one request v4 (KIP-699), every one of them echoed with its own error; v5 and v6 (KIP-890, KIP-932) change nothing
 here. The coordinator of a group is the leader of its partition of `__consumer_offsets`. When that topic is missing
-the controller is asked to create it, and the client gets COORDINATOR_NOT_AVAILABLE and asks again. Left out:
-transactions (key type 1 is TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which no client tries again) and share groups (key
-type 2, INVALID_REQUEST).
+the controller is asked to create it, and the client gets COORDINATOR_NOT_AVAILABLE and asks again; with too few brokers
+alive for it the message, and the broker's log once in a while, say so. Left out: transactions (key type 1 is
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which no client tries again) and share groups (key type 2, INVALID_REQUEST).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _find(broker: Broker, ctx: RequestContext, key_type: int, key: str) -> Coord
     snapshot = broker.metadata.snapshot
     if snapshot.topic(GROUP_METADATA_TOPIC) is None:
         topic_creation.create_missing(broker, [GROUP_METADATA_TOPIC])
-        return _failed(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return _failed(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, topic_creation.why_no_offsets_topic(broker))
     partition = snapshot.partition(GROUP_METADATA_TOPIC, groups.partition_for(key))
     endpoint = None if partition is None else snapshot.endpoint(partition.leader, ctx.listener_name)
     if partition is None or endpoint is None:
@@ -64,8 +64,8 @@ def _find(broker: Broker, ctx: RequestContext, key_type: int, key: str) -> Coord
     )
 
 
-def _failed(key: str, error: ErrorCode) -> Coordinator:
-    return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=_MESSAGES[error])
+def _failed(key: str, error: ErrorCode, why: str | None = None) -> Coordinator:
+    return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=why or _MESSAGES[error])
 
 
 API = Api(FindCoordinatorRequest, FindCoordinatorResponse, versions=(0, 6), plane=Plane.DATA, handle=handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -16,6 +17,10 @@ from klamm.model import CONTROL_LOG_TOPIC, GROUP_METADATA_TOPIC
 
 WAIT_MS: Final = 1_000
 """A client that asks about a topic is not kept waiting for its creation: it comes again."""
+REMINDER_S: Final = 300.0
+"""Clients ask for a coordinator many times a second; the log says once in a while why they get none."""
+
+log = logging.getLogger(__name__)
 
 
 def create_missing(
@@ -32,6 +37,7 @@ def create_missing(
     asked = [name for name in told if name not in broker.topics_in_creation]
 
     def errors(results: TopicResults) -> dict[str, ErrorCode]:
+        _warn_of_refused_offsets_topic(broker, results)
         each = {result.name: _told(result.error) for result in results.topics}
         return told | dict.fromkeys(asked, _told(results.error)) | each
 
@@ -67,6 +73,29 @@ def _creatable(broker: Broker, name: str) -> CreatableTopic:
     if name == CONTROL_LOG_TOPIC:
         return control_log_topic(config, config.klamm_control_log_replication_factor)
     return CreatableTopic(name)
+
+
+def why_no_offsets_topic(broker: Broker) -> str | None:
+    """Why `__consumer_offsets` cannot be created with the brokers that are alive; None when it can."""
+    factor, alive = broker.config.offsets_topic_replication_factor, len(broker.metadata.snapshot.brokers)
+    if factor <= alive:
+        return None
+    return (
+        f"The topic {GROUP_METADATA_TOPIC} cannot be created, so there are no consumer groups: "
+        f"offsets.topic.replication.factor is {factor}, live brokers: {alive}. "
+        "Start more brokers, or set a smaller factor."
+    )
+
+
+def _warn_of_refused_offsets_topic(broker: Broker, results: TopicResults) -> None:
+    refused = any(
+        result.name == GROUP_METADATA_TOPIC and result.error == ErrorCode.INVALID_REPLICATION_FACTOR
+        for result in results.topics
+    )
+    now = broker.clock.monotonic()
+    if refused and now >= broker.offsets_topic_reminder and (why := why_no_offsets_topic(broker)) is not None:
+        broker.offsets_topic_reminder = now + REMINDER_S
+        log.warning("%s", why)
 
 
 def control_log_topic(config: KafkaConfig, replication_factor: int) -> CreatableTopic:

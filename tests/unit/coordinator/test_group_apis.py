@@ -23,6 +23,7 @@ from klamm.apis import (
     sync_group,
 )
 from klamm.controller.events import CreateTopics
+from klamm.controller.replies import TopicResult, TopicResults
 from klamm.coordinator.shell import create_group_coordinator
 from klamm.errors import ErrorCode
 from klamm.model import GROUP_METADATA_TOPIC
@@ -197,6 +198,25 @@ def test_find_coordinator_asks_the_controller_once_at_a_time(one: GroupBroker) -
     one.spin()
     one.dispatch(find_coordinator.API, FindCoordinatorRequest(key="g"), 3)
     assert len(one.controller.submitted) == 2, "the controller refused: the next request asks again"
+
+
+def test_find_coordinator_says_that_the_offsets_topic_needs_more_brokers(
+    one: GroupBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client waits silently and for ever: the log has to say why, but not as often as it asks."""
+    refused = TopicResult(GROUP_METADATA_TOPIC, ErrorCode.INVALID_REPLICATION_FACTOR)
+    one.controller.script = lambda event: TopicResults((refused,))
+    for _ in range(3):
+        response = one.ask(find_coordinator.API, FindCoordinatorRequest(key="g"), 3)
+        assert response.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert "offsets.topic.replication.factor is 3, live brokers: 1" in response.error_message
+        one.spin()
+    (said,) = caplog.records
+    assert (said.levelname, said.getMessage()) == ("WARNING", response.error_message)
+    one.clock.elapsed_ms += 300_000
+    one.ask(find_coordinator.API, FindCoordinatorRequest(key="g"), 3)
+    one.spin()
+    assert len(caplog.records) == 2
 
 
 def test_find_coordinator_asks_again_after_a_failure(one: GroupBroker) -> None:
