@@ -331,7 +331,8 @@ class KlammKeys:
     klamm_zookeeper_embedded_dir = optional_string(
         "klamm.zookeeper.embedded.dir",
         None,
-        "Where the embedded ZooKeeper server keeps its data; without it, `zookeeper` beside the first log directory.",
+        "Where the embedded ZooKeeper server keeps its data; without it, the first log directory with `-zookeeper` "
+        "after its name.",
     )
     klamm_zookeeper_embedded_port = int32(
         "klamm.zookeeper.embedded.port",

@@ -25,6 +25,14 @@ log = logging.getLogger(__name__)
 SESSION_FILE: Final = "zookeeper.session"
 
 
+def embedded_dir(config: KafkaConfig) -> Path:
+    """Beside the first log directory and named after it: brokers with log directories of their own share nothing."""
+    if config.klamm_zookeeper_embedded_dir is not None:
+        return Path(config.klamm_zookeeper_embedded_dir)
+    first = config.log_directories[0].absolute()
+    return first.parent / f"{first.name}-zookeeper"
+
+
 class Coordination:
     """Owner of the session and, without `zookeeper.connect`, of the embedded server.
 
@@ -47,7 +55,7 @@ class Coordination:
         """A connected session. Raises KlammError when ZooKeeper does not answer within its time."""
         config = self._config
         hosts = config.zookeeper_connect or await self._start_embedded()
-        self._zk = ZkSession(hosts, config.zookeeper_session_timeout_ms)
+        self._zk = self._open_session(hosts)
         timeout_ms = config.zookeeper_connection_timeout_ms or config.zookeeper_session_timeout_ms
         try:
             return await self._zk.start(timeout_ms)
@@ -56,14 +64,16 @@ class Coordination:
                 f"ZooKeeper did not answer at {hosts} within {timeout_ms} ms: start it, or correct zookeeper.connect."
             ) from None
 
+    def _open_session(self, hosts: str) -> ZkSession:
+        return ZkSession(hosts, self._config.zookeeper_session_timeout_ms)
+
     async def _start_embedded(self) -> str:
         # Most brokers have zookeeper.connect and must not pay for importing a server.
         from klamm.zk.main import EmbeddedZooKeeperThread
-        from klamm.zk.txnlog import DataDirError
+        from klamm.zk.txnlog import DataDirError, DataDirInUseError
 
         config = self._config
-        folder = config.klamm_zookeeper_embedded_dir
-        path = Path(folder) if folder is not None else config.log_directories[0].parent / "zookeeper"
+        path = embedded_dir(config)
         loop = asyncio.get_running_loop()
 
         def on_failure(error: OSError) -> None:
@@ -78,7 +88,12 @@ class Coordination:
         try:
             await loop.run_in_executor(None, embedded.start)
         except (DataDirError, OSError) as error:
-            raise KlammError(f"The embedded ZooKeeper cannot start in {path}: {error}") from None
+            advice = (
+                "; set klamm.zookeeper.embedded.dir to a directory of this broker, or zookeeper.connect to that server"
+                if isinstance(error, DataDirInUseError)
+                else ""
+            )
+            raise KlammError(f"The embedded ZooKeeper cannot start in {path}: {error}{advice}.") from None
         self._embedded = embedded
         log.info("The embedded ZooKeeper keeps its data in %s and answers on %s", path, embedded.address)
         return str(embedded.address)

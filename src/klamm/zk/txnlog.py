@@ -42,6 +42,10 @@ class DataDirError(Exception):
     """The data directory cannot be used; the message says why."""
 
 
+class DataDirInUseError(DataDirError):
+    """Another server has the data directory."""
+
+
 class LogRecord(NamedTuple):
     """A request that took effect. `auth` is who asked: access rules must decide the same again."""
 
@@ -120,7 +124,7 @@ class DataDir:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock_fd)
-            raise DataDirError(f"the data directory {path} is in use by another server") from error
+            raise DataDirInUseError(f"the data directory {path} is in use by another server") from error
 
     def close(self) -> None:
         os.close(self._lock_fd)

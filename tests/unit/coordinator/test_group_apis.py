@@ -209,7 +209,7 @@ def test_find_coordinator_says_that_the_offsets_topic_needs_more_brokers(
     for _ in range(3):
         response = one.ask(find_coordinator.API, FindCoordinatorRequest(key="g"), 3)
         assert response.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
-        assert "offsets.topic.replication.factor is 3, live brokers: 1" in response.error_message
+        assert "offsets.topic.replication.factor is 3, live brokers: 1" in str(response.error_message)
         one.spin()
     (said,) = caplog.records
     assert (said.levelname, said.getMessage()) == ("WARNING", response.error_message)

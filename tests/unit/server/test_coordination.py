@@ -13,7 +13,7 @@ import pytest
 
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
-from klamm.server.coordination import SESSION_FILE, Coordination
+from klamm.server.coordination import SESSION_FILE, Coordination, embedded_dir
 from klamm.zk import predecessor
 from klamm.zk.ops import Create
 from klamm.zk.server import EmbeddedZooKeeper
@@ -90,3 +90,13 @@ def test_a_session_that_cannot_be_ended_stays_known(tmp_path: Path, monkeypatch:
             await dead.stop()
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("log_dirs", "expected"), [("/data/a", "/data/a-zookeeper"), ("/data/b/,/data/a", "/data/b-zookeeper")]
+)
+def test_every_log_directory_has_an_embedded_zookeeper_of_its_own(log_dirs: str, expected: str) -> None:
+    """Brokers under one parent directory must not join each other's cluster because nobody said where ZooKeeper is."""
+    assert embedded_dir(KafkaConfig({"log.dirs": log_dirs})) == Path(expected)
+    assert embedded_dir(KafkaConfig({"log.dirs": log_dirs, "klamm.zookeeper.embedded.dir": "/zk"})) == Path("/zk")
+    assert embedded_dir(KafkaConfig({})) == Path("/tmp/kafka-logs-zookeeper")
