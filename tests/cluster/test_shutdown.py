@@ -106,6 +106,14 @@ def test_no_zookeeper(tmp_path: Path) -> None:
     assert "ZooKeeper did not answer at 127.0.0.1:1 within 300 ms" in said
 
 
+def test_the_metrics_port_is_taken(tmp_path: Path) -> None:
+    config = toml_config(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refuse_to_start(config, f"klamm.metrics.port={port}")
+    assert f"the metrics endpoint cannot be bound to 127.0.0.1:{port}: Address already in use" in said
+
+
 def test_klamm_broker_with_toml_keeps_its_data(tmp_path: Path) -> None:
     """The embedded ZooKeeper lives in the same process; after a kill as after a stop everything is there."""
     with LocalPort() as port:
@@ -120,7 +128,7 @@ def test_klamm_broker_with_toml_keeps_its_data(tmp_path: Path) -> None:
             producer.produce("kept", b"%d" % turn)
             assert producer.flush(60) == 0
             assert broker.stop(end) == (0 if end == signal.SIGTERM else -signal.SIGKILL)
-    assert (tmp_path / "zookeeper").is_dir()
+    assert (tmp_path / "logs-zookeeper").is_dir()
 
 
 class LocalPort:
@@ -141,7 +149,7 @@ def test_a_second_broker_is_refused_with_the_embedded_zookeeper(tmp_path: Path) 
         said = refuse_to_start(config)
         line = said.splitlines()[-1]
         assert line.startswith("klamm broker: The embedded ZooKeeper cannot start") and "in use" in line, said
-        assert str(tmp_path / "zookeeper") in line
+        assert str(tmp_path / "logs-zookeeper") in line and "klamm.zookeeper.embedded.dir" in line
         assert broker.client().produce("t", batch_of([b"x"])).error_code == ErrorCode.NONE
         assert broker.stop() == 0
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import Final, cast
 
+from klamm.errors import ConfigError
 from klamm.metrics.exposition import CONTENT_TYPE
 from klamm.metrics.registry import MetricsRegistry
 
@@ -31,10 +33,18 @@ class MetricsServer:
         return self._port
 
     async def start(self) -> None:
+        """Raises ConfigError when the address cannot be had."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: _HttpConnection(loop, self._registry, self._connections), self._host, self._port
-        )
+        try:
+            self._server = await loop.create_server(
+                lambda: _HttpConnection(loop, self._registry, self._connections), self._host, self._port
+            )
+        except OSError as error:
+            where = f"{self._host}:{self._port}"
+            reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
+            raise ConfigError(
+                f"the metrics endpoint cannot be bound to {where}: {reason}; see klamm.metrics.port"
+            ) from error
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
