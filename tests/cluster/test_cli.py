@@ -95,6 +95,29 @@ def test_groups(klamm: Run, klamm_topic: str) -> None:
     assert "readers" not in klamm("group", "list").stdout
 
 
+def test_a_group_continues_in_partitions_it_has_not_read(klamm: Run) -> None:
+    klamm("topic", "create", "spread", "--partitions", "3")
+    for partition in range(3):
+        klamm("produce", "spread", "-p", str(partition), stdin=f"{partition}a\n{partition}b\n")
+    first = klamm("consume", "spread", "-g", "spread-readers", "--from-beginning", "-n", "1").stdout
+    described = rows(klamm("group", "describe", "spread-readers").stdout)[1:]
+    assert [row[2] for row in described] == ["0", "1", "2"] and sorted(row[3] for row in described) == ["0", "0", "1"]
+    second = klamm("consume", "spread", "-g", "spread-readers", "-e").stdout
+    assert sorted((first + second).split()) == ["0a", "0b", "1a", "1b", "2a", "2b"]
+    klamm("topic", "delete", "spread")
+
+
+def test_a_group_reads_one_partition(klamm: Run) -> None:
+    klamm("topic", "create", "single", "--partitions", "2")
+    klamm("produce", "single", "-p", "1", stdin="a\nb\n")
+    options = ("consume", "single", "-g", "single-readers", "-p", "1", "--from-beginning")
+    assert klamm(*options, "-n", "1").stdout == "a\n"
+    assert klamm(*options, "-n", "1").stdout == "b\n"
+    described = rows(klamm("group", "describe", "single-readers").stdout)[1:]
+    assert [row[2:6] for row in described] == [["0", "-", "0", "-"], ["1", "2", "2", "0"]]
+    klamm("topic", "delete", "single")
+
+
 def test_configs(klamm: Run, klamm_topic: str) -> None:
     klamm("config", "alter", "--topic", klamm_topic, "--set", "retention.ms=5000", "--set", "cleanup.policy=compact")
     described = rows(klamm("config", "describe", "--topic", klamm_topic).stdout)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, client_config, cluster_metadata, explain
+from klamm.cli.client import DEFAULT_BOOTSTRAP, TIMEOUT_S, BootstrapServer, client_config, cluster_metadata, explain
 from klamm.cli.output import fail, note
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Message
+    from confluent_kafka import Consumer, Message, TopicPartition
 
 Formatter = Callable[["Message"], bytes]
 _POLL_S = 0.2
@@ -87,17 +87,36 @@ def _attach(
 ) -> None:
     from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
 
+    def start(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        _start_group(consumer, partitions, from_beginning)
+
     found = cluster_metadata(consumer, servers).topics.get(topic)
     if found is None:
         fail(f"There is no topic {topic}.")
     if partition is not None and partition not in found.partitions:
         fail(f"Topic {topic} has no partition {partition}.")
     if group is not None and partition is None:
-        consumer.subscribe([topic])
-        return
-    start = OFFSET_BEGINNING if from_beginning else OFFSET_END
-    numbers = sorted(found.partitions) if partition is None else [partition]
-    consumer.assign([TopicPartition(topic, number, start) for number in numbers])
+        consumer.subscribe([topic], on_assign=start)
+    elif group is not None and partition is not None:
+        start(consumer, [TopicPartition(topic, partition)])
+    else:
+        where = OFFSET_BEGINNING if from_beginning else OFFSET_END
+        numbers = sorted(found.partitions) if partition is None else [partition]
+        consumer.assign([TopicPartition(topic, number, where) for number in numbers])
+
+
+def _start_group(consumer: Consumer, partitions: list[TopicPartition], from_beginning: bool) -> None:
+    """Each partition goes on at the group's offset. Where the group has none, the place it starts at becomes its
+    offset: otherwise a partition of which nothing was read would start anew, elsewhere, the next time.
+    """
+    known = consumer.committed(partitions, timeout=TIMEOUT_S)
+    new = [tp for tp in known if tp.offset < 0]
+    for tp in new:
+        first, last = consumer.get_watermark_offsets(tp, timeout=TIMEOUT_S)
+        tp.offset = first if from_beginning else last
+    consumer.assign(known)
+    if new:
+        consumer.store_offsets(offsets=new)
 
 
 def _messages(consumer: Consumer, timeout_ms: int | None, exit_at_end: bool) -> Iterator[Message]:

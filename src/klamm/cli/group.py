@@ -61,7 +61,7 @@ def describe(
         table(head, [_state_row(name, group) for name, group in groups.items()])
         return
     for name, group in groups.items():
-        _show(admin, name, group, is_named=bool(names))
+        _show(admin, bootstrap_server, name, group, is_named=bool(names))
 
 
 def _state_row(name: str, group: Any) -> tuple[object, ...]:
@@ -75,7 +75,7 @@ def _state(group: Any) -> str:
     return "".join(word.capitalize() for word in str(group.state.name).split("_"))
 
 
-def _show(admin: AdminClient, name: str, group: Any, is_named: bool) -> None:
+def _show(admin: AdminClient, servers: str, name: str, group: Any, is_named: bool) -> None:
     committed = _committed(admin, name)
     owners = {(tp.topic, tp.partition): member for member in group.members for tp in member.assignment.topic_partitions}
     if _state(group) == "Dead" and not committed and not owners and is_named:
@@ -84,10 +84,17 @@ def _show(admin: AdminClient, name: str, group: Any, is_named: bool) -> None:
         note(f"Consumer group {name} has no active members.")
     elif _state(group) != "Stable":
         note(f"Consumer group {name} is rebalancing.")
-    partitions = sorted(committed.keys() | owners.keys())
+    partitions = _all_partitions(admin, servers, committed.keys() | owners.keys())
     ends = _list_offsets(admin, partitions)
     table(COLUMNS, [_row(name, tp, committed.get(tp), ends.get(tp), owners.get(tp)) for tp in partitions])
     say()
+
+
+def _all_partitions(admin: AdminClient, servers: str, used: set[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Also the partitions, of the topics a group uses, that it has not come to yet."""
+    known = cluster_metadata(admin, servers).topics
+    topics = {topic for topic, _ in used} & known.keys()
+    return sorted(used | {(topic, number) for topic in topics for number in known[topic].partitions})
 
 
 def _row(name: str, tp: tuple[str, int], current: int | None, end: int | None, member: Any) -> tuple[object, ...]:
