@@ -177,22 +177,33 @@ class Log(LocalLog):
 
     def _check_producer(self, batch: RecordBatch, origin: AppendOrigin) -> AppendResult | None:
         """The answer to a duplicate or to a batch out of order; None lets the batch through."""
-        if origin is AppendOrigin.CLIENT and (known := self.producers.find_duplicate(batch)) is not None:
-            return AppendResult(
-                ErrorCode.NONE,
-                known.first_offset,
-                known.last_offset,
-                known.timestamp,
-                self.log_start_offset,
-                records_count=batch.record_count,
-                is_duplicate=True,
-                flush_pending=self.recovery_point <= known.last_offset < self._flush_requested_offset,
-            )
+        if origin is AppendOrigin.CLIENT and (duplicate := self._duplicate(batch)) is not None:
+            return duplicate
         try:
             refusal = self.producers.validate(batch, origin)
         except ProtocolError as e:
             return self._refused(ErrorCode.INVALID_RECORD, str(e))
         return self._refused(*refusal) if refusal is not None else None
+
+    def find_duplicate(self, records: memoryview | bytes | bytearray) -> AppendResult | None:
+        """What `append_as_leader` answers a client whose batch is in the log already; None for all other batches."""
+        batch = check_batch(memoryview(records), self._config, AppendOrigin.CLIENT)
+        return self._duplicate(batch) if type(batch) is RecordBatch and batch.producer_id >= 0 else None
+
+    def _duplicate(self, batch: RecordBatch) -> AppendResult | None:
+        known = self.producers.find_duplicate(batch)
+        if known is None:
+            return None
+        return AppendResult(
+            ErrorCode.NONE,
+            known.first_offset,
+            known.last_offset,
+            known.timestamp,
+            self.log_start_offset,
+            records_count=batch.record_count,
+            is_duplicate=True,
+            flush_pending=self.recovery_point <= known.last_offset < self._flush_requested_offset,
+        )
 
     def _update_producers(self, segment: LogSegment, appended: Iterable[RecordBatch]) -> None:
         for batch in appended:

@@ -179,7 +179,9 @@ class Partition:
         if log is None or self.leader != self.broker_id:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if required_acks == -1 and self.remotes and len(self.isr) < self.effective_min_isr:
-            return ErrorCode.NOT_ENOUGH_REPLICAS
+            # A record that is there already was not refused, whatever became of the first answer. A client that is
+            # told so may write it once more under another producer epoch; its answer waits like that of the first.
+            return log.find_duplicate(records) or ErrorCode.NOT_ENOUGH_REPLICAS
         result = log.append_as_leader(records, self.leader_epoch, origin=origin)
         if not self.remotes:
             log.update_high_watermark(log.log_end_offset)

@@ -141,6 +141,25 @@ def test_below_min_insync_replicas_nothing_is_committed(one: OneBroker) -> None:
     assert result == ErrorCode.NOT_ENOUGH_REPLICAS
 
 
+def test_below_min_insync_replicas_a_record_that_is_there_is_not_refused(one: OneBroker) -> None:
+    """Else its producer, which never heard of its first success, may write it again under another epoch."""
+    one.topic_configs["t"] = LogConfig(min_insync_replicas=2)
+    partition = led(one)
+    sent = [batch(b"%d" % n, producer_id=1, producer_epoch=0, base_sequence=n) for n in range(3)]
+    assert partition.append_records_to_leader(sent[0], -1, one.clock.now_ms()).error == 0  # type: ignore[union-attr]
+    partition = led(one, isr=(1,), leader_epoch=1, partition_epoch=1)
+    again = partition.append_records_to_leader(sent[0], -1, one.clock.now_ms())
+    assert not isinstance(again, ErrorCode) and again.is_duplicate and (again.base_offset, again.last_offset) == (0, 0)
+    assert partition.check_enough_replicas(again.last_offset + 1) is None, "it waits until enough have it"
+    for other in (sent[1], sent[2], batch(b"0"), b"", b"x" * 100):
+        assert partition.append_records_to_leader(other, -1, one.clock.now_ms()) == ErrorCode.NOT_ENOUGH_REPLICAS
+    assert partition.log is not None and partition.log.log_end_offset == 1
+    partition = led(one, isr=(1, 2), leader_epoch=2, partition_epoch=2)
+    partition.on_follower_fetch(2, 1, 0, one.clock.now_ms(), -1)
+    partition.on_follower_fetch(3, 1, 0, one.clock.now_ms(), -1)
+    assert partition.check_enough_replicas(again.last_offset + 1) == ErrorCode.NONE
+
+
 def test_a_new_leadership_forgets_what_followers_had(one: OneBroker) -> None:
     partition = led(one)
     append(one, partition, b"a")
