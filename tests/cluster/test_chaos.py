@@ -15,9 +15,9 @@ from tests.support.chaos import (
     Chaos,
     EmbeddedZooKeeper,
     ZooKeeper,
+    check_files,
     chosen_seconds,
     chosen_seed,
-    replicas_that_differ,
 )
 from tests.support.real_zookeeper import RealZooKeeper
 
@@ -41,7 +41,8 @@ def run(cluster: LocalCluster, zookeeper: ZooKeeper, seconds: float, capsys: pyt
     for broker_id in cluster.broker_ids:
         assert "Traceback" not in cluster.logs(broker_id).read_text(), f"see {cluster.logs(broker_id)}"
         cluster.stop(broker_id)
-    assert replicas_that_differ(cluster.data_dir, cluster.broker_ids) == []
+    problems = check_files(cluster.data_dir, cluster.broker_ids)
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.timeout(EMBEDDED_S + TIMEOUT_S)

@@ -26,6 +26,7 @@ from klamm.protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
+from klamm.protocol.record_batch import batches
 from klamm.testing import LocalCluster
 from klamm.testing.wire_client import send_request
 from tests.support import chaos_clients
@@ -36,6 +37,7 @@ GROUP: Final = "chaos-readers"
 PARTITIONS: Final = 6
 OFFSETS_PARTITIONS: Final = 4
 WRITERS: Final = 2
+PIPELINED: Final = frozenset({1})
 READERS: Final = 2
 RECORDS_PER_S: Final = 1_000
 WAIT_S: Final = 180.0
@@ -79,7 +81,8 @@ class Chaos:
         self.seconds = seconds
         self.seed = seed
         self.rng = Random(seed)
-        self.account = Account(PARTITIONS)
+        self.account = Account(PARTITIONS, PIPELINED)
+        self.repeated = 0
         self.faults: list[Fault] = []
         self._bag: list[Callable[[], None]] = []
         self._begin = time.monotonic()
@@ -129,6 +132,7 @@ class Chaos:
                 self.reassign,
                 self.expire_a_session,
                 self.kill_two,
+                self.kill_all,
             ]
             self.rng.shuffle(self._bag)
         return self._bag.pop()
@@ -149,6 +153,17 @@ class Chaos:
         self._kill_and_start(second)
         self.cluster.start(first)
         self._say(f"start {first}")
+
+    def kill_all(self) -> None:
+        """All at once, and back one after the other: what was acknowledged is in files that nobody closed."""
+        order = self.rng.sample(self.cluster.broker_ids, len(self.cluster.broker_ids))
+        for broker_id in order:
+            self.cluster.kill(broker_id)
+            self._say(f"kill {broker_id}")
+        self._hold(0, 1)
+        for broker_id in self.rng.sample(order, len(order)):
+            self.cluster.start(broker_id)
+            self._say(f"start {broker_id}")
 
     def pause_beyond_the_session(self) -> None:
         """The others go on without it, and it wakes up in the belief that it leads."""
@@ -270,6 +285,7 @@ class Chaos:
         servers = self.cluster.bootstrap_servers
         log = chaos_clients.read_log(servers, TOPIC, PARTITIONS, WAIT_S)
         problems = chaos_clients.check(self.account, log)
+        self.repeated = chaos_clients.repeated(self.account, log)
         if problems:
             return problems
         self._wait(lambda: not chaos_clients.unread(self.account, log), "The group has read everything")
@@ -284,7 +300,8 @@ class Chaos:
         account = self.account
         lines = [
             f"chaos with seed {self.seed}: {len(self.faults)} faults in {self.seconds:g} s, "
-            f"{account.acked_count} records acknowledged, {len(account.timed_out)} timed out"
+            f"{account.acked_count} records acknowledged, {len(account.timed_out)} timed out, "
+            f"{self.repeated} repeated under a new epoch by a producer with several requests in flight"
         ]
         starts = [*(fault.start for fault in self.faults), time.monotonic()]
         for fault, end in zip(self.faults, starts[1:], strict=True):
@@ -293,19 +310,21 @@ class Chaos:
         return "\n".join(lines)
 
 
-def replicas_that_differ(data_dir: Path, broker_ids: tuple[int, ...]) -> list[str]:
-    """Partitions whose logs are not the same, byte by byte, on all brokers, which must have ended."""
+def _content(data_dir: Path, broker_id: int, partition: int) -> bytes:
+    segments = sorted((data_dir / f"broker-{broker_id}" / f"{TOPIC}-{partition}").glob("*.log"))
+    return b"".join(path.read_bytes() for path in segments)
 
-    def content(broker_id: int, partition: int) -> bytes:
-        segments = sorted((data_dir / f"broker-{broker_id}" / f"{TOPIC}-{partition}").glob("*.log"))
-        return b"".join(path.read_bytes() for path in segments)
 
-    return [
+def check_files(data_dir: Path, broker_ids: tuple[int, ...]) -> list[str]:
+    """What is wrong with the logs on the disks of brokers that have ended: all are the same, byte by byte."""
+    logs = {partition: _content(data_dir, broker_ids[0], partition) for partition in range(PARTITIONS)}
+    differing = [
         f"{TOPIC}-{partition} of broker {broker_id} differs from broker {broker_ids[0]}'s"
-        for partition in range(PARTITIONS)
+        for partition, content in logs.items()
         for broker_id in broker_ids[1:]
-        if content(broker_id, partition) != content(broker_ids[0], partition)
+        if _content(data_dir, broker_id, partition) != content
     ]
+    return differing + chaos_clients.check_sequences({p: batches(memoryview(data)) for p, data in logs.items()})
 
 
 def chosen_seed() -> int:

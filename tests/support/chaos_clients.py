@@ -8,13 +8,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from klamm.protocol.record_batch import RecordBatch, records
 
 TICK_S: Final = 0.01
 MESSAGE_TIMEOUT_MS: Final = 240_000
@@ -52,6 +54,9 @@ class Account:
     """What the clients were told. Every entry is written by one thread, and all is read when they have ended."""
 
     partitions: int
+    pipelined: frozenset[int] = frozenset()
+    """Writers with more than one request in flight. When one of several fails, librdkafka goes on with a new producer
+    epoch and sends again what it has no answer for: then the log may hold a record once an epoch."""
     acked: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     """Numbers by writer and partition, in the order of acknowledgement."""
     timed_out: set[tuple[int, int, int]] = field(default_factory=set)
@@ -107,8 +112,10 @@ class Writer(Worker):
 
     def __init__(self, servers: str, topic: str, writer: int, per_second: float, account: Account) -> None:
         super().__init__(f"writer-{writer}", account)
+        in_flight = 5 if writer in account.pipelined else 1
         self._topic, self._writer, self._per_second = topic, writer, per_second
         settings = {"enable.idempotence": True, "acks": "all", "linger.ms": 5, "request.timeout.ms": 5_000}
+        settings["max.in.flight.requests.per.connection"] = in_flight
         limits = {"message.timeout.ms": MESSAGE_TIMEOUT_MS, "queue.buffering.max.messages": 1_000_000}
         self._producer = Producer(
             {"bootstrap.servers": servers, **CLIENT, **settings, **limits, "error_cb": self._on_error}
@@ -229,9 +236,9 @@ def read_log(servers: str, topic: str, partitions: int, timeout_s: float) -> dic
 def check(account: Account, log: Mapping[int, list[Written]]) -> list[str]:
     """What is wrong with a log, by what the clients were told; nothing if all is well."""
     problems = list(account.problems)
-    for partition, records in log.items():
+    for partition, found in log.items():
         by_writer: dict[int, list[int]] = defaultdict(list)
-        for record in records:
+        for record in found:
             by_writer[record.writer].append(record.number)
         for (writer, _), numbers in ((key, n) for key, n in account.produced.items() if key[1] == partition):
             problems += _check_writer(account, writer, partition, by_writer.pop(writer, []), numbers)
@@ -248,9 +255,10 @@ def _check_writer(account: Account, writer: int, partition: int, found: list[int
     acked, known = account.acked[writer, partition], set(found)
     if lost := sorted(set(acked) - known):
         yield f"{who}: {len(lost)} acknowledged records are lost: {_few(lost)}"
-    if len(known) != len(found):
+    is_pipelined = writer in account.pipelined
+    if len(known) != len(found) and not is_pipelined:
         yield f"{who}: {_few([n for n, count in Counter(found).items() if count > 1])} are there more than once"
-    if found != sorted(found):
+    if found != sorted(found) and not is_pipelined:
         yield f"{who}: out of order after {_few([a for a, b in pairwise(found) if a > b])}"
     if acked != sorted(set(acked)):
         yield f"{who}: acknowledged out of order or twice"
@@ -259,12 +267,41 @@ def _check_writer(account: Account, writer: int, partition: int, found: list[int
         yield f"{who}: never acknowledged, not timed out, but there: {_few(sorted(unknown))}"
 
 
+def check_sequences(batches_of: Mapping[int, Iterable[RecordBatch]]) -> list[str]:
+    """What a broker promises an idempotent producer: within an epoch no sequence number is missing or comes twice.
+
+    Takes the batches of every partition, from its beginning.
+    """
+    problems: list[str] = []
+    for partition, log in batches_of.items():
+        expected: dict[tuple[int, int], int] = {}
+        newest: dict[tuple[int, int], Written] = {}
+        for batch in log:
+            key = batch.producer_id, batch.producer_epoch
+            where = f"partition {partition}, offset {batch.base_offset}, producer {key[0]}, epoch {key[1]}"
+            if batch.base_sequence != (wanted := expected.get(key, 0)):
+                problems.append(f"{where}: sequence {batch.base_sequence} where {wanted} was expected")
+            expected[key] = batch.base_sequence + batch.record_count
+            for record in records(batch):
+                written = Written.decode(bytes(record.value or b""))
+                if key in newest and newest[key] >= written:
+                    problems.append(f"{where}: {written} comes after {newest[key]}")
+                newest[key] = written
+    return problems
+
+
+def repeated(account: Account, log: Mapping[int, list[Written]]) -> int:
+    """How many records of pipelined writers are in the log once more, under another epoch."""
+    theirs = [[record for record in found if record.writer in account.pipelined] for found in log.values()]
+    return sum(len(found) - len(set(found)) for found in theirs)
+
+
 def unread(account: Account, log: Mapping[int, list[Written]]) -> dict[int, int]:
     """By partition, how many offsets no member of the group has read."""
     seen: dict[int, set[int]] = defaultdict(set)
     for (_, partition), offsets in account.consumed.items():
         seen[partition] |= offsets.keys()
-    return {p: missing for p, records in log.items() if (missing := len(records) - len(seen[p])) > 0}
+    return {p: missing for p, found in log.items() if (missing := len(found) - len(seen[p])) > 0}
 
 
 def _few(numbers: list[int]) -> str:

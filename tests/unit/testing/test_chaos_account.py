@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chaos import replicas_that_differ
-from tests.support.chaos_clients import Account, Written, check, unread
+from klamm.protocol.record_batch import Record, batches, build_batch
+from tests.support.chaos import check_files
+from tests.support.chaos_clients import Account, Written, check, check_sequences, repeated, unread
 
 Log = dict[int, list[Written]]
 
@@ -47,6 +48,39 @@ def test_a_record_that_timed_out_may_be_there_or_not(found: tuple[int, ...]) -> 
 )
 def test_a_wrong_log(found: tuple[int, ...], problem: str) -> None:
     assert [each for each in check(account_of([0, 1, 2, 3]), log_of(*found)) if problem in each]
+
+
+def test_a_pipelined_writer_may_repeat_what_it_has_no_answer_for() -> None:
+    account, log = account_of([0, 1, 2, 3]), log_of(0, 1, 2, 1, 2, 3)
+    assert check(account, log) != [] and repeated(account, log) == 0
+    account.pipelined = frozenset({0})
+    assert check(account, log) == [] and repeated(account, log) == 2
+    assert check(account, log_of(0, 1, 3)) != []
+
+
+@pytest.mark.parametrize(
+    ("sent", "problems"),
+    [
+        ([(0, 0, (0, 1)), (0, 2, (2,)), (1, 0, (2, 3)), (1, 2, (4,))], []),
+        ([(0, 0, (0, 1)), (0, 3, (3,))], ["sequence 3 where 2 was expected"]),
+        ([(0, 0, (0, 1)), (0, 0, (0, 1))], ["sequence 0 where 2 was expected", "comes after"]),
+        ([(0, 0, (0, 1)), (0, 2, (1,))], ["comes after"]),
+    ],
+)
+def test_sequences(sent: list[tuple[int, int, tuple[int, ...]]], problems: list[str]) -> None:
+    """Batches as (producer epoch, base sequence, the writer's numbers)."""
+    data = b"".join(
+        build_batch(
+            [Record(i, 0, None, Written(0, number).encode()) for i, number in enumerate(numbers)],
+            producer_id=7,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+        )
+        for epoch, sequence, numbers in sent
+    )
+    found = check_sequences({0: batches(memoryview(data))})
+    assert bool(found) == bool(problems)
+    assert all(any(problem in each for each in found) for problem in problems)
 
 
 def test_other_problems() -> None:
@@ -92,11 +126,12 @@ def test_the_longest_gap_is_of_one_partition_and_counts_where_it_began() -> None
 
 
 def test_replicas_are_compared_over_their_segments(tmp_path: Path) -> None:
-    contents = {1: {"00.log": b"abc", "03.log": b"d"}, 2: {"00.log": b"abcd"}, 3: {"00.log": b"abc"}}
+    parts = [build_batch([Record(0, 0, None, b"0:%d" % n)], base_sequence=n, producer_id=1) for n in range(2)]
+    contents = {1: parts, 2: [b"".join(parts)], 3: parts[:1]}
     for broker_id, segments in contents.items():
         directory = tmp_path / f"broker-{broker_id}" / "chaos-0"
         directory.mkdir(parents=True)
-        for name, content in segments.items():
-            (directory / name).write_bytes(content)
-    assert replicas_that_differ(tmp_path, (1, 2)) == []
-    assert replicas_that_differ(tmp_path, (1, 2, 3)) == ["chaos-0 of broker 3 differs from broker 1's"]
+        for number, content in enumerate(segments):
+            (directory / f"{number:020}.log").write_bytes(content)
+    assert check_files(tmp_path, (1, 2)) == []
+    assert check_files(tmp_path, (1, 2, 3)) == ["chaos-0 of broker 3 differs from broker 1's"]
