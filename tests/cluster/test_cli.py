@@ -118,6 +118,23 @@ def test_a_group_reads_one_partition(klamm: Run) -> None:
     klamm("topic", "delete", "single")
 
 
+def test_what_produce_cannot_send(klamm: Run, klamm_topic: str) -> None:
+    big = klamm("produce", klamm_topic, stdin="small\n" + "x" * 2_000_000 + "\n", fails=True)
+    assert big.stderr.startswith("Error: Line 2 has 2000000 bytes; the limit is 1000000 ")
+    assert big.stderr.endswith(f" 1 record went to {klamm_topic}.\n") and big.stderr.count("\n") == 1
+    klamm("config", "alter", "--topic", klamm_topic, "--set", "max.message.bytes=3000000")
+    klamm("produce", klamm_topic, "--max-message-bytes", "3000000", stdin="x" * 2_000_000 + "\n")
+    wrong = klamm("produce", klamm_topic, "-p", "7", stdin="a\n", fails=True)
+    assert wrong.stderr == f"Error: Topic {klamm_topic} has no partition 7.\n"
+    keyless = klamm("produce", klamm_topic, "-K", ":", stdin="a:1\nb:2\nc:3\nd\n", fails=True)
+    assert keyless.stderr == f"Error: Line 4 has no key: ':' is not in it. 3 records went to {klamm_topic}.\n"
+
+
+def test_a_tab_between_key_and_value(klamm: Run, klamm_topic: str) -> None:
+    klamm("produce", klamm_topic, "-K", r"\t", stdin="k\tv\n")
+    assert klamm("consume", klamm_topic, "--from-beginning", "-e", "-f", "%k=%v\\n").stdout == "k=v\n"
+
+
 def test_configs(klamm: Run, klamm_topic: str) -> None:
     klamm("config", "alter", "--topic", klamm_topic, "--set", "retention.ms=5000", "--set", "cleanup.policy=compact")
     described = rows(klamm("config", "describe", "--topic", klamm_topic).stdout)

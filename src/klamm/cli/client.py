@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from klamm.cli.output import Failure, fail
+from klamm.errors import KlammError
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -121,6 +122,22 @@ def explain(error: KafkaError) -> str:
     name, text = error.name().lstrip("_"), str(error.str()).strip()
     sentence = text if text.endswith(".") else f"{text}."
     return sentence if _is_local(error) else f"{name}: {sentence}"
+
+
+def sentence(error: Exception) -> str | None:
+    """What to tell of an error that left a command; None when it can only be a mistake of klamm itself."""
+    from confluent_kafka import KafkaException
+
+    if isinstance(error, KlammError):
+        return str(error)
+    if isinstance(error, KafkaException):
+        return explain(error.args[0])
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    if isinstance(error, (ValueError, OSError)):
+        text = str(error).strip() or type(error).__name__
+        return text if text.endswith(".") else f"{text}."
+    return None
 
 
 def _is_local(error: KafkaError) -> bool:

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 Formatter = Callable[["Message"], bytes]
 _POLL_S = 0.2
+
+
+class Isolation(StrEnum):
+    READ_COMMITTED = "read_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
 
 
 def consume(
@@ -42,7 +48,9 @@ def consume(
             "(topic, partition, offset, key, value, time, headers).",
         ),
     ] = "value",
-    isolation: Annotated[str, typer.Option("--isolation-level")] = "read_committed",
+    isolation: Annotated[
+        Isolation, typer.Option("--isolation-level", help="Whether records of open or aborted transactions are shown.")
+    ] = Isolation.READ_COMMITTED,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print the records of a topic."""
@@ -66,7 +74,7 @@ def consume(
     note(f"{shown} record{'' if shown == 1 else 's'} from {topic}.")
 
 
-def _consumer(servers: str, group: str | None, from_beginning: bool, isolation: str) -> Consumer:
+def _consumer(servers: str, group: str | None, from_beginning: bool, isolation: Isolation) -> Consumer:
     from confluent_kafka import Consumer
 
     return Consumer(
@@ -77,7 +85,7 @@ def _consumer(servers: str, group: str | None, from_beginning: bool, isolation: 
             enable_auto_offset_store=False,
             auto_offset_reset="earliest" if from_beginning else "latest",
             enable_partition_eof=True,
-            isolation_level=isolation,
+            isolation_level=isolation.value,
         )
     )
 

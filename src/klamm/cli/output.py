@@ -15,6 +15,10 @@ class Failure(KlammError):
     """What a command tells a person before it ends with code 1: one sentence."""
 
 
+class OutputGone(Exception):
+    """The reader of the output has gone, as in `klamm topic list | head -1`."""
+
+
 def fail(sentence: str) -> NoReturn:
     raise Failure(sentence)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True)
 
+MAX_PARTITIONS: Final = 100_000
 Config = Annotated[list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="A topic configuration.")]
 
 
 @app.command()
 def create(
     names: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
-    partitions: Annotated[int | None, typer.Option(min=1, help="Without it: the broker's num.partitions.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, max=MAX_PARTITIONS, help="Without it: the broker's num.partitions.")
+    ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option(min=1, help="Without it: default.replication.factor.")
+        int | None, typer.Option(min=1, max=32767, help="Without it: default.replication.factor.")
     ] = None,
     config: Config = [],  # noqa: B006
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
@@ -123,7 +126,9 @@ def _ids(nodes: Any) -> str:
 @app.command()
 def alter(
     name: Annotated[str, typer.Argument(metavar="TOPIC")],
-    partitions: Annotated[int | None, typer.Option(min=1, help="The new, greater number of partitions.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, max=MAX_PARTITIONS, help="The new, greater number of partitions.")
+    ] = None,
     config: Config = [],  # noqa: B006
     delete_config: Annotated[list[str], typer.Option(metavar="KEY", help="Back to the broker's default.")] = [],  # noqa: B006
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,

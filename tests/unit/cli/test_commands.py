@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from klamm.cli.client import sentence
 from klamm.cli.doctor import State, check_disk, check_port
 from klamm.cli.output import Failure
 from klamm.cli.up import DirectoryLock
@@ -61,6 +62,41 @@ def test_a_wrong_setting_of_up(tmp_path: Path) -> None:
 def test_whose_configuration() -> None:
     done = klamm("config", "describe")
     assert done.returncode == 1 and "exactly one of --topic NAME, --broker ID, --broker-defaults" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["über", "bad topic", "", "..", "x" * 250])
+def test_a_wrong_topic_name(name: str) -> None:
+    done = klamm("produce", name)
+    assert done.returncode == 1 and done.stderr.startswith(f"Error: {name!r} is not a topic name: ")
+
+
+def test_an_empty_key_separator() -> None:
+    done = klamm("produce", "t", "-K", "")
+    assert (done.returncode, done.stderr) == (1, "Error: --key-separator cannot be empty.\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", ["consume t --isolation-level foo", "topic create t --partitions 100000000", "up -p 70000"]
+)
+def test_a_value_out_of_range_is_a_usage_error(arguments: str) -> None:
+    done = klamm(*arguments.split())
+    assert done.returncode == 2 and "Invalid value for" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_ports_of_up_end(tmp_path: Path) -> None:
+    done = klamm("up", "-p", "65535", "-n", "2", "-d", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == "Error: The ports of 2 brokers from 65535 on end after 65535. Choose a lower --port.\n"
+
+
+def test_errors_that_leave_a_command_are_sentences() -> None:
+    from confluent_kafka import KafkaError, KafkaException
+
+    assert sentence(KafkaException(KafkaError(17, "bad"))) == "TOPIC_EXCEPTION: bad."
+    assert sentence(ValueError("no such thing")) == "no such thing."
+    assert sentence(FileNotFoundError(2, "No such file", "f")) == "f: No such file."
+    assert sentence(Failure("Told.")) == "Told."
+    assert sentence(AssertionError()) is None
 
 
 def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""The tree of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from klamm import __version__
+from klamm.cli import config, group, log, topic
+from klamm.cli.consume import consume
+from klamm.cli.demo import demo
+from klamm.cli.doctor import doctor
+from klamm.cli.output import OutputGone
+from klamm.cli.produce import produce
+from klamm.cli.simulate import simulate
+from klamm.cli.up import broker, up
+
+
+class _Commands(TyperGroup):
+    """Tells that the reader of the output has gone in a way of its own: Typer would make an error of it."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _output_gone():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _output_gone():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _output_gone() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise OutputGone from None
+
+
+app = typer.Typer(
+    name="klamm",
+    help="An event-streaming cluster that speaks Kafka's protocol.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    cls=_Commands,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"klamm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """An event-streaming cluster that speaks Kafka's protocol."""
+
+
+app.command()(up)
+app.command()(broker)
+app.add_typer(topic.app, name="topic")
+app.add_typer(group.app, name="group")
+app.command()(produce)
+app.command()(consume)
+app.add_typer(config.app, name="config")
+app.add_typer(log.app, name="log")
+app.command()(doctor)
+app.command()(simulate)
+app.command()(demo)
