@@ -17,6 +17,7 @@ from klamm.cli.output import Failure, bold, fail, note, say
 if TYPE_CHECKING:
     from klamm.testing import LocalCluster
 
+_LAST_PORT: Final = 65535
 UP_DEFAULTS: Final[dict[str, object]] = {
     "zookeeper.session.timeout.ms": 6000,
     "group.initial.rebalance.delay.ms": 0,
@@ -27,7 +28,8 @@ def up(
     brokers: Annotated[int, typer.Option("--brokers", "-n", min=1, max=100, help="How many brokers.")] = 1,
     data_dir: Annotated[Path, typer.Option("--data-dir", "-d", help="Where everything is kept.")] = Path("klamm-data"),
     port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="Of the first broker, the next has the next; 0: any.")
+        int,
+        typer.Option("--port", "-p", min=0, max=_LAST_PORT, help="Of the first broker, the next has the next; 0: any."),
     ] = 9092,
     zookeeper: Annotated[
         str | None, typer.Option("--zookeeper", metavar="HOST:PORT/CHROOT", help="A real ensemble to use.")
@@ -40,6 +42,8 @@ def up(
     from klamm.config import KafkaConfig
     from klamm.testing import LocalCluster
 
+    if port and port + brokers - 1 > _LAST_PORT:
+        fail(f"The ports of {brokers} brokers from {port} on end after {_LAST_PORT}. Choose a lower --port.")
     settings = parse_pairs(config, "--config")
     KafkaConfig(settings, sources=dict.fromkeys(settings, "--config"))
     signals = _Signals()
