@@ -352,6 +352,8 @@ class ZkSession:
         if state == kz.CONNECTED:
             self._on_connected()
         elif state == kz.SUSPENDED:
+            if not self._closing:
+                log.warning("the connection to ZooKeeper at %s is lost", self.hosts)
             self._set_state(SessionState.SUSPENDED)
         elif self._connection.has_expired and not self._closing:
             self._on_expired()
@@ -364,6 +366,8 @@ class ZkSession:
         self.session_id = self._connection.session_id
         if is_same:
             self._watches.restore(self._connection)
+        if not is_first:
+            log.info("connected to ZooKeeper again, in session %#x", self.session_id)
         self._set_state(SessionState.CONNECTED)
         if is_first and self._first_connect is not None:
             self._inbox(self._first_connect.get_loop()).post(resolve, self._first_connect, None)
