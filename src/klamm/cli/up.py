@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from klamm.cli.client import parse_pairs
-from klamm.cli.output import Failure, bold, fail, note, say
+from klamm.cli.output import Failure, bold, fail, note, say, yellow
 
 if TYPE_CHECKING:
     from klamm.testing import LocalCluster
@@ -22,6 +24,15 @@ UP_DEFAULTS: Final[dict[str, object]] = {
     "zookeeper.session.timeout.ms": 6000,
     "group.initial.rebalance.delay.ms": 0,
 }
+
+_OWN_KEYS: Final = {
+    "broker.id": ": brokers count from 1",
+    "listeners": "; use --port",
+    "log.dir": "; use --data-dir",
+    "log.dirs": "; use --data-dir",
+    "zookeeper.connect": "; use --zookeeper",
+}
+_ZOOKEEPER_WAIT_S: Final = 5.0
 
 
 def up(
@@ -45,7 +56,10 @@ def up(
     if port and port + brokers - 1 > _LAST_PORT:
         fail(f"The ports of {brokers} brokers from {port} on end after {_LAST_PORT}. Choose a lower --port.")
     settings = parse_pairs(config, "--config")
+    _refuse_own_keys(settings)
     KafkaConfig(settings, sources=dict.fromkeys(settings, "--config"))
+    if zookeeper is not None:
+        _must_answer(zookeeper)
     signals = _Signals()
     with DirectoryLock(data_dir):
         cluster = LocalCluster(
@@ -53,7 +67,7 @@ def up(
             data_dir=data_dir,
             zookeeper=zookeeper,
             ports=[port + i for i in range(brokers)] if port else (),
-            defaults=UP_DEFAULTS,
+            defaults=UP_DEFAULTS | ({} if zookeeper is None else {"zookeeper.connection.timeout.ms": 18_000}),
             broker_configs=settings,
         )
         started = time.monotonic()
@@ -67,6 +81,25 @@ def up(
     note("Stopped; the data stays in " + str(data_dir) + ".")
 
 
+def _refuse_own_keys(settings: Mapping[str, str]) -> None:
+    for key, instead in _OWN_KEYS.items():
+        if key in settings:
+            fail(f"{key} is set by klamm up{instead}.")
+
+
+def _must_answer(zookeeper: str) -> None:
+    """One server of the ensemble has to take a connection, or nothing is started."""
+    import socket
+
+    for server in zookeeper.partition("/")[0].split(","):
+        host, _, port = server.strip().partition(":")
+        if not (port or "2181").isdecimal():
+            fail(f"--zookeeper cannot be {zookeeper!r}: expected HOST:PORT,HOST:PORT/CHROOT.")
+        with suppress(OSError, OverflowError), socket.create_connection((host, int(port or 2181)), _ZOOKEEPER_WAIT_S):
+            return
+    fail(f"ZooKeeper does not answer at {zookeeper}.")
+
+
 def _announce(cluster: LocalCluster, seconds: float) -> None:
     count = len(cluster.broker_ids)
     note(f"{count} broker{'' if count == 1 else 's'} up in {seconds:.1f} s; data in {cluster.data_dir}; Ctrl-C stops.")
@@ -74,11 +107,17 @@ def _announce(cluster: LocalCluster, seconds: float) -> None:
 
 
 def _watch(cluster: LocalCluster, signals: _Signals) -> None:
-    """Until a signal, or until a broker ends by itself."""
+    """Until a signal, or until ZooKeeper or the last broker has ended by itself; the others go on without one."""
+    running = list(cluster.broker_ids)
     while not signals.wait(0.5):
-        for broker_id in cluster.broker_ids:
-            if not cluster.is_running(broker_id):
-                fail(f"Broker {broker_id} has ended by itself; see {cluster.logs(broker_id)}.")
+        if cluster.has_lost_zookeeper:
+            fail(f"ZooKeeper has ended by itself; see {cluster.data_dir / 'zookeeper.log'}.")
+        for broker_id in [each for each in running if not cluster.is_running(each)]:
+            running.remove(broker_id)
+            sentence = f"Broker {broker_id} has ended by itself; see {cluster.logs(broker_id)}."
+            if not running:
+                fail(sentence)
+            note(f"{yellow('Warning:', sys.stderr)} {sentence} Still running: {', '.join(map(str, running))}.")
 
 
 class _Signals:
@@ -101,16 +140,21 @@ class _Signals:
 
 
 class DirectoryLock:
-    """A data directory has one owner. The lock goes with the process, however it ends."""
+    """A data directory has one owner. The lock goes with the process, however it ends.
+
+    A directory that was made for the lock and holds nothing else afterwards goes too.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._file: Any = None
+        self._made: list[Path] = []
 
     def __enter__(self) -> DirectoryLock:
         import fcntl
 
         path = self._directory / ".lock"
+        self._made = [each for each in (self._directory, *self._directory.parents) if not each.exists()]
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+")
@@ -132,6 +176,11 @@ class DirectoryLock:
 
     def __exit__(self, *_: object) -> None:
         self._file.truncate(0)
+        if self._made and os.listdir(self._directory) == [".lock"]:
+            (self._directory / ".lock").unlink()
+            with suppress(OSError):
+                for made in self._made:
+                    made.rmdir()
         self._file.close()
 
 

@@ -165,6 +165,11 @@ class LocalCluster:
 
     # --- ZooKeeper ---
 
+    @property
+    def has_lost_zookeeper(self) -> bool:
+        """Whether the embedded server has ended by itself."""
+        return self._zookeeper is not None and self._zookeeper.has_crashed
+
     def stop_zookeeper(self, *, kill: bool = False) -> None:
         """Ends the embedded server, with SIGTERM or with SIGKILL; the brokers go on without it."""
         server = self._embedded_zookeeper()

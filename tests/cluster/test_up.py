@@ -1,0 +1,77 @@
+"""`klamm up` while its processes die one after the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.raw_client import RawClient
+
+
+@contextmanager
+def klamm_up(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "klamm.cli.main", "up", "--port", "0", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def children(process: subprocess.Popen[str], words: str) -> list[int]:
+    """The processes that `klamm up` has started with these words in their command."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                command = (entry / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+            if parent == process.pid and words in command:
+                found.append(int(entry.name))
+    return found
+
+
+def say_next(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.readline()
+
+
+def servers(process: subprocess.Popen[str]) -> list[int]:
+    assert process.stdout is not None
+    line = process.stdout.readline().removeprefix("bootstrap servers ")
+    return [int(address.rpartition(":")[2]) for address in line.strip().split(",")]
+
+
+def test_the_others_stay_up_until_the_last_one_is_gone(tmp_path: Path) -> None:
+    with klamm_up("-n", "2", "-d", str(tmp_path)) as process:
+        ports = servers(process)
+        assert "2 brokers up" in say_next(process)
+        for broker_id, rest in ((1, True), (2, False)):
+            (pid,) = children(process, f"broker-{broker_id}.properties")
+            os.kill(pid, signal.SIGKILL)
+            log = tmp_path / f"broker-{broker_id}.log"
+            if rest:
+                told = f"Warning: Broker 1 has ended by itself; see {log}. Still running: 2.\n"
+                assert say_next(process) == told
+                assert RawClient(ports[1]).metadata().brokers
+        assert process.wait(100) == 1
+        assert process.stderr is not None
+        assert process.stderr.read() == f"Stopping.\nError: Broker 2 has ended by itself; see {log}.\n"
+
+
+def test_without_zookeeper_nothing_goes_on(tmp_path: Path) -> None:
+    with klamm_up("-d", str(tmp_path)) as process:
+        servers(process)
+        (pid,) = children(process, "klamm.zk.main")
+        os.kill(pid, signal.SIGKILL)
+        assert process.wait(100) == 1
+        assert process.stderr is not None
+        assert f"Error: ZooKeeper has ended by itself; see {tmp_path / 'zookeeper.log'}.\n" in process.stderr.read()
