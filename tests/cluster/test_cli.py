@@ -135,6 +135,25 @@ def test_a_tab_between_key_and_value(klamm: Run, klamm_topic: str) -> None:
     assert klamm("consume", klamm_topic, "--from-beginning", "-e", "-f", "%k=%v\\n").stdout == "k=v\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_commits_and_leaves(
+    klamm: Run, klamm_cluster: LocalCluster, klamm_topic: str, number: signal.Signals
+) -> None:
+    klamm("produce", klamm_topic, stdin="1\n2\n3\n")
+    group = f"ended-by-{number.name}"
+    command = [sys.executable, "-m", "klamm.cli.main", "consume", klamm_topic, "-g", group, "--from-beginning"]
+    command += ["-b", klamm_cluster.bootstrap_servers]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(3)] == ["1\n", "2\n", "3\n"]
+        process.send_signal(number)
+        _, said = process.communicate(timeout=100)
+    assert process.returncode == 0 and said.endswith(f" records from {klamm_topic}.\n") and said.count("\n") == 1
+    assert [group, "Empty"] in rows(klamm("group", "list").stdout)
+    # The signal may arrive between showing the last record and counting it: that record comes again.
+    assert rows(klamm("group", "describe", group).stdout)[1][3] in ("2", "3")
+
+
 def test_configs(klamm: Run, klamm_topic: str) -> None:
     klamm("config", "alter", "--topic", klamm_topic, "--set", "retention.ms=5000", "--set", "cleanup.policy=compact")
     described = rows(klamm("config", "describe", "--topic", klamm_topic).stdout)

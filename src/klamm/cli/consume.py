@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -53,9 +54,10 @@ def consume(
     ] = Isolation.READ_COMMITTED,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Print the records of a topic."""
+    """Print the records of a topic. SIGTERM ends it as Ctrl-C does: the group has its offsets, and is left."""
     consumer = _consumer(bootstrap_server, group, from_beginning, isolation)
     shown = 0
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _attach(consumer, bootstrap_server, topic, partition, group, from_beginning)
         write = formatter(format_)
@@ -71,6 +73,7 @@ def consume(
         pass
     finally:
         consumer.close()
+        signal.signal(signal.SIGTERM, before)
     note(f"{shown} record{'' if shown == 1 else 's'} from {topic}.")
 
 
