@@ -19,6 +19,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from klamm.protocol.record_batch import RecordBatch, records
 
 TICK_S: Final = 0.01
+BETWEEN_ACKS_S: Final = 0.2
+"""The last acknowledgement before a fault is about so old: a gap that begins so shortly before it is of its making."""
 MESSAGE_TIMEOUT_MS: Final = 240_000
 MAY_FAIL: Final = (KafkaError._MSG_TIMED_OUT,)
 """Nobody knows of a record that timed out whether it was written; every other failure is a mistake of the cluster."""
@@ -73,7 +75,7 @@ class Account:
     def gaps(self, partition: int, start: float, end: float) -> Iterator[float]:
         """The times without any acknowledgement of one partition that began between start and end."""
         times = sorted(moment for key, times in self.ack_times.items() if key[1] == partition for moment in times)
-        return (after - before for before, after in pairwise(times) if start <= before < end)
+        return (after - before for before, after in pairwise(times) if start <= before + BETWEEN_ACKS_S < end)
 
     def longest_gap(self, start: float, end: float) -> float:
         return max((gap for p in range(self.partitions) for gap in self.gaps(p, start, end)), default=0.0)
