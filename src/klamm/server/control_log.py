@@ -171,7 +171,7 @@ class ControlLogWriter:
 
     async def _append(self, broker: Broker, state: PartitionState, batch: bytes) -> ErrorCode:
         if state.leader == broker.id:
-            results = broker.replicas.append_records(1, True, AppendOrigin.CLIENT, {_PARTITION: batch}, _TIMEOUT_MS)
+            results = broker.replicas.append_records(-1, True, AppendOrigin.CLIENT, {_PARTITION: batch}, _TIMEOUT_MS)
             return ErrorCode((await results if isinstance(results, asyncio.Future) else results)[_PARTITION].error)
         endpoint = broker.metadata.endpoint(state.leader, broker.config.inter_broker_listener)
         if endpoint is None:
@@ -180,7 +180,7 @@ class ControlLogWriter:
         topics = [TopicProduceData(name=CONTROL_LOG_TOPIC, partition_data=data)]
         connection = await self._connected(endpoint)
         response: ProduceResponse = await connection.send(
-            ProduceRequest(acks=1, timeout_ms=_TIMEOUT_MS, topic_data=topics), _PRODUCE_VERSION
+            ProduceRequest(acks=-1, timeout_ms=_TIMEOUT_MS, topic_data=topics), _PRODUCE_VERSION
         )
         return ErrorCode(response.responses[0].partition_responses[0].error_code)
 
