@@ -154,6 +154,28 @@ def test_a_signal_commits_and_leaves(
     assert rows(klamm("group", "describe", group).stdout)[1][3] in ("2", "3")
 
 
+def test_what_reset_refuses(klamm: Run, klamm_cluster: LocalCluster, klamm_topic: str) -> None:
+    to_start = ("-t", klamm_topic, "--to-earliest")
+    unknown = klamm("group", "reset", "no-such-group", *to_start, fails=True)
+    assert unknown.stderr == "Error: There is no consumer group no-such-group.\n"
+    klamm("produce", klamm_topic, stdin="1\n2\n3\n")
+    klamm("consume", klamm_topic, "-g", "resets", "--from-beginning", "-e")
+    for text, number in (("abc", "'abc'"), ("0,", "''"), ("", "''")):
+        bad = klamm("group", "reset", "resets", "-t", f"{klamm_topic}:{text}", "--to-latest", fails=True)
+        assert bad.stderr == f"Error: {number} is not a partition number.\n"
+    cut = klamm("group", "reset", "resets", "-t", f"{klamm_topic}:0", "--to-offset", "99", "--execute")
+    assert cut.stderr == f"{klamm_topic}-0: there is no offset 99, it has 0 to 3; cut to 3.\n"
+    klamm("group", "reset", "resets", *to_start, "--execute")
+    command = [sys.executable, "-m", "klamm.cli.main", "consume", klamm_topic, "-g", "resets"]
+    command += ["-b", klamm_cluster.bootstrap_servers]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "1\n"
+        busy = klamm("group", "reset", "resets", *to_start, "--execute", fails=True)
+        process.terminate()
+        process.communicate(timeout=100)
+    assert busy.stderr == "Error: Group resets has members; stop them first.\n"
+
+
 def test_configs(klamm: Run, klamm_topic: str) -> None:
     klamm("config", "alter", "--topic", klamm_topic, "--set", "retention.ms=5000", "--set", "cleanup.policy=compact")
     described = rows(klamm("config", "describe", "--topic", klamm_topic).stdout)

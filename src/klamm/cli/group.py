@@ -136,9 +136,11 @@ def reset(
         list[str], typer.Option("--topic", "-t", metavar="TOPIC[:PARTITION,...]", help="What to reset.")
     ] = [],  # noqa: B006
     all_topics: Annotated[bool, typer.Option("--all-topics", help="Every topic the group has committed.")] = False,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest")] = False,
-    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0)] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Behind the last record.")] = False,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", min=0, help="To this offset, or the nearest there is.")
+    ] = None,
     to_datetime: Annotated[
         datetime | None, typer.Option("--to-datetime", help="The first record at or after it.")
     ] = None,
@@ -156,6 +158,7 @@ def reset(
         fail("Say what to reset: --topic TOPIC[:PARTITION,...] or --all-topics.")
     admin = admin_client(bootstrap_server)
     committed = _committed(admin, name)
+    _check_resettable(admin, name, committed, execute)
     partitions = sorted(committed) if all_topics else _partitions(admin, bootstrap_server, topic)
     goals = _goals(admin, partitions, committed, (to_earliest, to_latest, to_offset, to_datetime, shift_by))
     if execute:
@@ -169,18 +172,28 @@ def _partitions(admin: AdminClient, servers: str, topics: list[str]) -> list[tup
     known = cluster_metadata(admin, servers).topics
     chosen: list[tuple[str, int]] = []
     for text in topics:
-        topic, _, numbers = text.partition(":")
+        topic, colon, numbers = text.partition(":")
         if topic not in known:
             fail(f"There is no topic {topic}.")
-        wanted = (
-            [int(n) for n in numbers.split(",") if n.strip().isdecimal()]
-            if numbers
-            else sorted(known[topic].partitions)
-        )
-        if missing := [n for n in wanted if n not in known[topic].partitions] or (numbers and not wanted):
-            fail(f"Topic {topic} has no partition {missing if isinstance(missing, bool) else missing[0]}.")
+        wanted = [_number(text) for text in numbers.split(",")] if colon else sorted(known[topic].partitions)
+        if missing := [number for number in wanted if number not in known[topic].partitions]:
+            fail(f"Topic {topic} has no partition {missing[0]}.")
         chosen += [(topic, number) for number in wanted]
     return sorted(chosen)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.strip().isdecimal()):
+        fail(f"{text!r} is not a partition number.")
+    return int(text)
+
+
+def _check_resettable(admin: AdminClient, name: str, committed: Offsets, execute: bool) -> None:
+    group = result(admin.describe_consumer_groups([name])[name], f"Group {name}")
+    if _state(group) == "Dead" and not committed:
+        fail(f"There is no consumer group {name}.")
+    if execute and group.members:
+        fail(f"Group {name} has members; stop them first.")
 
 
 def _goals(
@@ -209,7 +222,14 @@ def _goals(
     else:
         assert shift_by is not None
         goals = {tp: committed.get(tp, first.get(tp, 0)) + shift_by for tp in partitions}
-    return {tp: min(max(offset, first[tp]), last[tp]) for tp, offset in goals.items() if tp in first and tp in last}
+    return {tp: _within(tp, offset, first[tp], last[tp]) for tp, offset in goals.items() if tp in first and tp in last}
+
+
+def _within(tp: tuple[str, int], offset: int, first: int, last: int) -> int:
+    cut = min(max(offset, first), last)
+    if cut != offset:
+        note(f"{tp[0]}-{tp[1]}: there is no offset {offset}, it has {first} to {last}; cut to {cut}.")
+    return cut
 
 
 def _commit(admin: AdminClient, group: str, offsets: Offsets) -> None:
