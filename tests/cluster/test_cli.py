@@ -187,6 +187,19 @@ def test_configs(klamm: Run, klamm_topic: str) -> None:
     assert "INVALID_CONFIG" in bad.stderr and "whole number" in bad.stderr
 
 
+def test_configurations_that_are_not_there(klamm: Run, klamm_topic: str) -> None:
+    for arguments in (["describe"], ["alter", "--set", "num.io.threads=9"]):
+        for broker in ("9", "x"):
+            done = klamm("config", *arguments, "--broker", broker, fails=True)
+            assert done.stderr == f"Error: There is no broker {broker}; brokers are 1.\n"
+    delete = ("config", "alter", "--delete", "foo")
+    assert klamm(*delete, "-t", klamm_topic, fails=True).stderr == "Error: foo is not a topic configuration.\n"
+    assert klamm(*delete, "--broker", "1", fails=True).stderr == "Error: foo is not a broker configuration.\n"
+    assert klamm(*delete, "--broker-defaults", fails=True).stderr == "Error: foo is not a broker configuration.\n"
+    done = klamm("topic", "alter", klamm_topic, "--delete-config", "foo", fails=True)
+    assert done.stderr == "Error: foo is not a topic configuration.\n"
+
+
 def test_a_changed_topic_config_holds_for_the_live_log(klamm: Run, klamm_topic: str) -> None:
     klamm("produce", klamm_topic, stdin="x" * 500 + "\n")
     klamm("config", "alter", "--topic", klamm_topic, "--set", "max.message.bytes=200")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.cli import broker_default_configs
-from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, admin_client, parse_pairs, result
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, admin_client, cluster_metadata, parse_pairs, result
 from klamm.cli.output import fail, say, table
 
 if TYPE_CHECKING:
@@ -37,10 +37,8 @@ def describe(
         broker_default_configs.describe(bootstrap_server)
         return
     admin = admin_client(bootstrap_server)
-    resource = _config_resource(kind, name)
-    entries: dict[str, Any] = result(
-        admin.describe_configs([resource])[resource], f"The configuration of {kind} {name}"
-    )
+    _check_broker(admin, bootstrap_server, broker)
+    entries = _entries(admin, kind, name)
     quiet = {ConfigSource.DEFAULT_CONFIG.value, ConfigSource.STATIC_BROKER_CONFIG.value if kind == "topic" else -1}
     table(
         ("Key", "Value", "Source", "ReadOnly"),
@@ -71,10 +69,13 @@ def alter(
     if not set_ and not delete:
         fail("Nothing to alter: give --set KEY=VALUE or --delete KEY.")
     settings = parse_pairs(set_, "--set")
+    admin = admin_client(bootstrap_server)
+    _check_broker(admin, bootstrap_server, broker)
     if broker_defaults:
+        _check_keys(admin, "broker", _broker_ids(admin, bootstrap_server)[0], delete)
         broker_default_configs.alter(bootstrap_server, settings, delete)
     else:
-        alter_resource(admin_client(bootstrap_server), kind, name, settings, delete)
+        alter_resource(admin, kind, name, settings, delete)
     say(f"Changed the configuration of {kind} {name or '<default>'}.")
 
 
@@ -83,6 +84,7 @@ def alter_resource(
 ) -> None:
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry
 
+    _check_keys(admin, kind, name, delete)
     resource = _config_resource(kind, name)
     for key, value in settings.items():
         resource.add_incremental_config(ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET))
@@ -90,6 +92,33 @@ def alter_resource(
         resource.add_incremental_config(ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE))
     future = admin.incremental_alter_configs([resource])[resource]
     result(future, f"The configuration of {kind} {name} was not changed")
+
+
+def _entries(admin: AdminClient, kind: str, name: str) -> dict[str, Any]:
+    resource = _config_resource(kind, name)
+    entries: dict[str, Any] = result(
+        admin.describe_configs([resource])[resource], f"The configuration of {kind} {name}"
+    )
+    return entries
+
+
+def _check_keys(admin: AdminClient, kind: str, name: str, keys: Iterable[str]) -> None:
+    """Brokers take the deletion of a key that nobody knows for done; a person would not see the slip."""
+    wanted = list(keys)
+    known = _entries(admin, kind, name) if wanted else {}
+    if unknown := [key for key in wanted if key not in known]:
+        fail(f"{unknown[0]} is not a {kind} configuration.")
+
+
+def _check_broker(admin: AdminClient, servers: str, broker: str | None) -> None:
+    """Looked at first: librdkafka would wait long for a broker that is not there."""
+    ids = _broker_ids(admin, servers) if broker is not None else []
+    if broker is not None and broker not in ids:
+        fail(f"There is no broker {broker}; brokers are {', '.join(ids)}.")
+
+
+def _broker_ids(admin: AdminClient, servers: str) -> list[str]:
+    return [str(number) for number in sorted(cluster_metadata(admin, servers).brokers)]
 
 
 def _resource(topic: str | None, broker: str | None, broker_defaults: bool) -> tuple[str, str]:
