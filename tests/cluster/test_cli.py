@@ -67,6 +67,27 @@ def test_topics(klamm: Run) -> None:
     assert klamm("topic", "describe", "orders", fails=True).stderr == "Error: There is no topic orders.\n"
 
 
+def test_what_was_done_is_told_when_the_rest_fails(klamm: Run) -> None:
+    klamm("topic", "create", "part-a", "part-b")
+    created = klamm("topic", "create", "part-a", "part-z", "part-b", fails=True)
+    assert created.stdout == "Created topic part-z.\n" and created.stderr.count("was not created") == 2
+    deleted = klamm("topic", "delete", "part-a", "part-none", "part-b", "part-z", fails=True)
+    assert sorted(rows(deleted.stdout)) == [["Deleted", "topic", f"part-{name}."] for name in "abz"]
+    assert deleted.stderr.startswith("Error: Topic part-none was not deleted: ") and deleted.stderr.count("\n") == 1
+
+
+def test_topic_ids_are_written_as_on_the_disk(klamm: Run, klamm_cluster: LocalCluster) -> None:
+    names = [f"identified-{number}" for number in range(20)]
+    klamm("topic", "create", *names, "--partitions", "1")
+    described = {row[0]: row[1] for row in rows(klamm("topic", "describe", *names).stdout) if len(row[1]) == 22}
+    on_disk = {
+        path.parent.name.removesuffix("-0"): path.read_text().split("topic_id:")[1].strip()
+        for path in klamm_cluster.data_dir.rglob("identified-*/partition.metadata")
+    }
+    assert described == on_disk and len(on_disk) == len(names)
+    klamm("topic", "delete", *names)
+
+
 def test_produce_and_consume(klamm: Run, klamm_topic: str) -> None:
     done = klamm("produce", klamm_topic, "-K", ":", "-H", "trace=1", "-z", "zstd", stdin="a:1\nb:2\nc:\n")
     assert done.stderr == f"3 records to {klamm_topic}.\n"

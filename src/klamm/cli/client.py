@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from klamm.cli.output import Failure, fail
+from klamm.cli.output import Failure, fail, say
 from klamm.errors import KlammError
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def result(future: Future[T], what: str = "") -> T:
         raise Failure(f"{what or 'The request'}: no answer within {6 * TIMEOUT_S:g} s.") from None
 
 
-def results(futures: Mapping[str, Future[Any]], what: Callable[[str], str]) -> dict[str, Any]:
-    """All results by name. Every failure is told; the command fails when there was one."""
+def results(futures: Mapping[str, Future[Any]], what: Callable[[str], str], success: str = "") -> dict[str, Any]:
+    """All results by name. Each `success`, with the name in it, and every failure is told; one failure fails all."""
     done: dict[str, Any] = {}
     problems: list[str] = []
     for name, future in futures.items():
@@ -112,6 +112,9 @@ def results(futures: Mapping[str, Future[Any]], what: Callable[[str], str]) -> d
             done[name] = result(future, what(name))
         except Failure as failure:
             problems.append(str(failure))
+        else:
+            if success:
+                say(success.format(name))
     if problems:
         fail("\n".join(problems))
     return done

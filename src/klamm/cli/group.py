@@ -251,6 +251,4 @@ def delete(
 ) -> None:
     """Delete consumer groups that have no members, with their offsets."""
     admin = admin_client(bootstrap_server)
-    results(admin.delete_consumer_groups(names), lambda name: f"Group {name} was not deleted")
-    for name in names:
-        say(f"Deleted group {name}.")
+    results(admin.delete_consumer_groups(names), lambda name: f"Group {name} was not deleted", "Deleted group {}.")

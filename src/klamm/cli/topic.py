@@ -41,9 +41,7 @@ def create(
     settings = parse_pairs(config, "--config")
     new = [NewTopic(name, partitions or -1, replication_factor or -1, config=settings) for name in names]
     if new:
-        results(admin.create_topics(new), lambda name: f"Topic {name} was not created")
-    for name in names:
-        say(f"Created topic {name}.")
+        results(admin.create_topics(new), lambda name: f"Topic {name} was not created", "Created topic {}.")
 
 
 @app.command("list")
@@ -108,7 +106,7 @@ def _show(name: str, topic: Any, overrides: dict[str, str], under_replicated: bo
     factor = max((len(partition.replicas) for partition in topic.partitions), default=0)
     configs = ",".join(f"{key}={value}" for key, value in sorted(overrides.items()))
     head = ("Topic", "TopicId", "PartitionCount", "ReplicationFactor", "Configs")
-    table(head, [(name, topic.topic_id, len(topic.partitions), factor, configs)])
+    table(head, [(name, _topic_id(topic.topic_id), len(topic.partitions), factor, configs)])
     table(
         ("Topic", "Partition", "Leader", "Replicas", "Isr"),
         [
@@ -117,6 +115,11 @@ def _show(name: str, topic: Any, overrides: dict[str, str], under_replicated: bo
         ],
     )
     say()
+
+
+def _topic_id(topic_id: Any) -> str:
+    """As Kafka writes it, in partition.metadata too: Base64 for URLs, where librdkafka has the standard alphabet."""
+    return str(topic_id).replace("+", "-").replace("/", "_")
 
 
 def _ids(nodes: Any) -> str:
@@ -163,6 +166,4 @@ def delete(
         existing = cluster_metadata(admin, bootstrap_server).topics
         names = [name for name in names if name in existing]
     if names:
-        results(admin.delete_topics(names), lambda name: f"Topic {name} was not deleted")
-    for name in names:
-        say(f"Deleted topic {name}.")
+        results(admin.delete_topics(names), lambda name: f"Topic {name} was not deleted", "Deleted topic {}.")
