@@ -148,9 +148,9 @@ class ConfigChangeListener:
         except ZkError as error:
             log.warning("The configurations of %d topics cannot be read now: %s", len(topics), error)
 
-    async def _refresh(self, topics: Sequence[str]) -> None:
+    async def _refresh(self, topics: Sequence[str], *, is_news: bool = False) -> None:
         for topic, config in (await read_configs(self._zk, TOPICS, list(dict.fromkeys(topics)))).items():
-            self._configs.set_topic(topic, config)
+            self._configs.set_topic(topic, config, is_news=is_news)
 
     def _on_change(self, event: WatchEvent) -> None:
         self.wake()
@@ -192,7 +192,7 @@ class ConfigChangeListener:
         topics = [name for kind, _, name in split if kind == TOPICS and name]
         brokers = [name for kind, _, name in split if kind == BROKERS and name in self._broker_names]
         if topics:
-            await self._refresh(topics)
+            await self._refresh(topics, is_news=True)
         for name, config in (await read_configs(self._zk, BROKERS, brokers)).items() if brokers else ():
             self._configs.set_broker(name, config)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from klamm.config.definition import UpdateMode, did_you_mean
+from klamm.config.definition import AnyKey, Support, UpdateMode, did_you_mean
 from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.config.topics import effective_topic_config
@@ -43,6 +43,7 @@ class ConfigRepository:
         self._broker_name = str(config.broker_id if broker_id is None else broker_id)
         self._default: Mapping[str, str] = _NOTHING
         self._own: Mapping[str, str] = _NOTHING
+        self._dynamic: Mapping[str, str] = _NOTHING
         self._topics: dict[str, Mapping[str, str]] = {}
         self._reconfigurables: list[tuple[frozenset[str], Reconfigure]] = []
         self._topic_listeners: list[TopicListener] = []
@@ -82,11 +83,17 @@ class ConfigRepository:
         """Calls `listener(topic, effective config)` after a change of the topic's overrides."""
         self._topic_listeners.append(listener)
 
-    def set_topic(self, topic: str, overrides: Mapping[str, str] | None) -> bool:
-        """Replaces a topic's overrides (None or empty: none are left); says whether anything changed."""
+    def set_topic(self, topic: str, overrides: Mapping[str, str] | None, *, is_news: bool = True) -> bool:
+        """Replaces a topic's overrides (None or empty: none are left); says whether anything changed.
+
+        Without `is_news` the log does not tell of it: a broker that starts reads what may have been set long ago.
+        """
         new = MappingProxyType(dict(overrides or {}))
-        if new == self.topic_overrides(topic):
+        old = self.topic_overrides(topic)
+        if new == old:
             return False
+        if is_news:
+            _log_changes(f"topic {topic}", old, new, TOPIC_KEYS)
         if new:
             self._topics[topic] = new
         else:
@@ -114,11 +121,26 @@ class ConfigRepository:
 
     def _rebuild(self) -> None:
         old = self._config
-        self._config = new = old.with_dynamic(usable(old, {**self._default, **self._own}))
+        before, self._dynamic = self._dynamic, usable(old, {**self._default, **self._own})
+        self._config = new = old.with_dynamic(self._dynamic)
+        _log_changes(f"broker {self._broker_name}", before, self._dynamic, BROKER_KEYS)
         changed = {name for name in BROKER_KEYS if old[name] != new[name]}
         for keys, reconfigure in self._reconfigurables:
             if keys & changed:
                 reconfigure(old, new)
+
+
+def _log_changes(whose: str, before: Mapping[str, str], after: Mapping[str, str], keys: Mapping[str, AnyKey]) -> None:
+    """One line for every setting that came, changed or went."""
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) == after.get(name):
+            continue
+        if name not in after:
+            log.info("Configuration of %s: %s is no longer set", whose, name)
+            continue
+        log.info("Configuration of %s: %s is now %s", whose, name, after[name])
+        if name in keys and keys[name].support is Support.NO_EFFECT:
+            log.warning("Configuration of %s: %s is accepted but has no effect in klamm", whose, name)
 
 
 def usable(config: KafkaConfig, dynamic: Mapping[str, str]) -> dict[str, str]:

@@ -282,12 +282,16 @@ class TestListener:
             assert one.loop.time() < deadline
             one.loop.run_until_complete(asyncio.sleep(0.01))
 
-    def test_a_change_reaches_another_broker(self, one: OneBroker) -> None:
+    def test_a_change_reaches_another_broker(self, one: OneBroker, caplog: pytest.LogCaptureFixture) -> None:
         change(one, TOPIC, "orders", ("retention.ms", SET, "1"))
+        caplog.set_level("INFO", "klamm.config")
         listener, configs = self.follow(one)
         assert configs.topic_overrides("orders") == {"retention.ms": "1"}
+        assert not caplog.records, "what was set before is no news"
         change(one, TOPIC, "orders", ("retention.ms", SET, "2"))
         self.until(one, lambda: configs.topic_overrides("orders") == {"retention.ms": "2"})
+        told = ["Configuration of topic orders: retention.ms is now 2"] * 2
+        assert [record.getMessage() for record in caplog.records] == told, "both brokers tell it once"
         change(one, BROKER, "", ("log.segment.bytes", SET, "2048"))
         self.until(one, lambda: configs.config.log_segment_bytes == 2048)
         one.loop.run_until_complete(listener.stop())

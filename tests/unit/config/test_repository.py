@@ -47,6 +47,25 @@ def test_topic_listeners_get_the_effective_config() -> None:
     assert configs.topic_overrides("t") == {}
 
 
+def test_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    configs = repository()
+    with caplog.at_level(logging.INFO, "klamm.config"):
+        configs.set_broker(DEFAULT_BROKER, {"num.io.threads": "5"})
+        configs.set_broker("1", {"num.io.threads": "5", "log.cleaner.threads": "2"})
+        configs.set_broker("1", {})
+        configs.set_topic("old", {"retention.ms": "1"}, is_news=False)
+        configs.set_topic("t", {"retention.ms": "7"})
+        configs.set_topic("t", {})
+    assert [(record.levelname, record.getMessage().removeprefix("Configuration of ")) for record in caplog.records] == [
+        ("INFO", "broker 1: num.io.threads is now 5"),
+        ("INFO", "broker 1: log.cleaner.threads is now 2"),
+        ("WARNING", "broker 1: log.cleaner.threads is accepted but has no effect in klamm"),
+        ("INFO", "broker 1: log.cleaner.threads is no longer set"),
+        ("INFO", "topic t: retention.ms is now 7"),
+        ("INFO", "topic t: retention.ms is no longer set"),
+    ]
+
+
 def test_what_cannot_be_used_is_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     configs = repository()
     with caplog.at_level(logging.WARNING, "klamm.config"):
