@@ -197,6 +197,21 @@ def test_what_reset_refuses(klamm: Run, klamm_cluster: LocalCluster, klamm_topic
     assert busy.stderr == "Error: Group resets has members; stop them first.\n"
 
 
+def test_a_group_is_left_when_the_reader_of_the_output_has_gone(
+    klamm: Run, klamm_cluster: LocalCluster, klamm_topic: str
+) -> None:
+    klamm("produce", klamm_topic, stdin="1\n2\n3\n")
+    for arguments in (["topic", "list"], ["consume", klamm_topic, "-g", "unheard", "--from-beginning"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-m", "klamm.cli.main", *arguments, "-b", klamm_cluster.bootstrap_servers]
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=100)
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert ["unheard", "Empty"] in rows(klamm("group", "list").stdout)
+    assert rows(klamm("group", "describe", "unheard").stdout)[1][3] == "0"
+
+
 def test_configs(klamm: Run, klamm_topic: str) -> None:
     klamm("config", "alter", "--topic", klamm_topic, "--set", "retention.ms=5000", "--set", "cleanup.policy=compact")
     described = rows(klamm("config", "describe", "--topic", klamm_topic).stdout)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from klamm.cli.app import app
 from klamm.cli.client import sentence
 from klamm.cli.doctor import State, check_disk, check_port
 from klamm.cli.output import Failure
@@ -27,6 +31,66 @@ def klamm(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 def test_help(command: str) -> None:
     done = klamm(*command.split(), "--help")
     assert done.returncode == 0 and "Usage" in done.stdout and "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("produce", "--key-separator --compression --acks --null-marker --max-message-bytes --bootstrap-server"),
+        ("consume", "--from-beginning --max-messages --exit-at-end --isolation-level read_uncommitted"),
+        ("group reset", "--to-earliest --to-latest --to-offset --to-datetime --shift-by --bootstrap-server"),
+        ("topic describe", "--under-replicated-partitions --bootstrap-server"),
+        ("topic create", "--replication-factor --if-not-exists"),
+        ("config alter", "--broker-defaults --bootstrap-server"),
+    ],
+)
+def test_help_is_whole_on_a_narrow_terminal(command: str, names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = klamm(*command.split(), "--help").stdout
+    assert all(name in text for name in names.split()) and "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_every_option_has_a_help_text() -> None:
+    from typer.main import get_command
+
+    def options(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from options(inner, f"{path} {name}")
+        yield from ((f"{path} {each.name}", each) for each in command.params if each.param_type_name == "option")
+
+    assert [name for name, option in options(get_command(app), "klamm") if not option.help] == []
+
+
+def into_closed_pipe(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "klamm.cli.main", *arguments]
+        return subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=100)
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "topic --help", "doctor"])
+def test_a_reader_that_has_gone(arguments: str) -> None:
+    done = into_closed_pipe(*arguments.split())
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_interrupt_during_the_imports() -> None:
+    code = """
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from klamm.cli.main import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_version() -> None:
