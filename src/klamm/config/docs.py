@@ -24,7 +24,38 @@ it stands.
 
 *Update* says whether a running broker takes a new value: `cluster-wide` keys can be set for all brokers or for one.
 Keys marked ○ are accepted because files and tools of Kafka carry them; they have no effect, and the broker says so when
-one is set to another value than its default. Keys marked = accept only their default.
+one is set to another value than its default. Keys marked = accept only their default. A change at run time is told in
+the broker's log, with the key and its new value.
+
+## Who sets what
+
+`klamm broker` takes the defaults below as they are, Kafka's. So a lone broker has no consumer groups until it is told
+`offsets.topic.replication.factor=1`; its log says so.
+
+`klamm up` sets `broker.id`, `listeners`, `log.dirs` and `zookeeper.connect`, and these, which `--config KEY=VALUE`
+overrides: `offsets.topic.replication.factor` and `klamm.control.log.replication.factor` are the number of brokers, at
+most 3; `zookeeper.session.timeout.ms` is 6000; `group.initial.rebalance.delay.ms` is 0;
+`zookeeper.connection.timeout.ms` is 60000, and 18000 with `--zookeeper`.
+
+`LocalCluster` and the pytest fixtures ([testing.md](testing.md)) set the same four and factors, and more for the sake
+of short tests, which `broker_configs` overrides: `zookeeper.session.timeout.ms` is 2000, of a lone broker 6000;
+`zookeeper.connection.timeout.ms` is `start_timeout_s`; `replica.lag.time.max.ms` is 2000;
+`replica.fetch.wait.max.ms` is 200; `controlled.shutdown.retry.backoff.ms` is 100;
+`group.initial.rebalance.delay.ms` is 0; `offsets.topic.num.partitions` is 4; `klamm.control.log.enable` is false.
+
+## Metrics
+
+A Prometheus endpoint is there when a port is given:
+
+```
+klamm up --config klamm.metrics.port=9404          # every broker needs a port of its own: with -n 3, use 0
+curl http://127.0.0.1:9404/metrics
+```
+
+The names are those that Kafka's metrics have behind the usual rules of the JMX exporter, such as
+`kafka_server_replicamanager_underreplicatedpartitions`. With port 0 each broker takes a free one; its ready file
+(`broker-1.ready` in the data directory of `klamm up`) has it as `metrics_port`. `klamm.metrics.host` is the address to
+listen on, `127.0.0.1` unless set.
 """
 _MARKS = {Support.HONOURED: "", Support.NO_EFFECT: " ○", Support.ONLY_DEFAULT: " ="}
 

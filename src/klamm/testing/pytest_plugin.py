@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def klamm_cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    """A cluster of real broker processes that the tests of one module share; it ends after the module's last test.
+
+    Its keyword arguments are the module's `KLAMM_CLUSTER`, such as `{"brokers": 3}`; without it, one broker.
+    """
     from klamm.testing import LocalCluster
 
     settings = getattr(request.module, "KLAMM_CLUSTER", {})
@@ -35,6 +39,7 @@ def klamm_cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def klamm_topic(klamm_cluster: LocalCluster) -> Iterator[str]:
+    """The name of a new topic of one partition in `klamm_cluster`; every test has its own, deleted after the test."""
     name = klamm_cluster.unique_topic_name()
     klamm_cluster.create_topic(name)
     yield name

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 
 import pytest
 
+from klamm.cli.up import UP_DEFAULTS
 from klamm.config import BROKER_KEYS, TOPIC_KEYS, Support, docs
 from klamm.config.definition import AnyKey
 from klamm.errors import ConfigError
+from klamm.testing.local_cluster import TEST_DEFAULTS, _defaults_by_size
 from tests.support.source_tree import ROOT, modules
 
 
 def test_the_documentation_is_fresh() -> None:
     written = (ROOT / "docs" / "configuration.md").read_text()
     assert written == docs.render(), "run: python -m klamm.config.docs docs/configuration.md"
+
+
+@pytest.mark.parametrize(
+    ("where", "defaults"),
+    [
+        ("`klamm up` sets", UP_DEFAULTS),
+        ("`LocalCluster` and", TEST_DEFAULTS),
+        ("`LocalCluster` and", {"zookeeper.session.timeout.ms": _defaults_by_size(3)["zookeeper.session.timeout.ms"]}),
+    ],
+    ids=["up", "LocalCluster", "LocalCluster of 3"],
+)
+def test_the_defaults_of_up_and_of_tests_are_told(where: str, defaults: Mapping[str, object]) -> None:
+    paragraph = docs.render().replace("\n\n", "\0").replace("\n", " ").partition(where)[2].partition("\0")[0]
+    for key, value in defaults.items():
+        assert f"`{key}` is {str(value).lower()}" in paragraph
 
 
 @cache
