@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -44,7 +45,7 @@ def doctor(
 ) -> None:
     """Look whether this machine has what klamm needs."""
     findings = [*check_python(), *check_packages(), check_java(), check_port(port), check_disk(data_dir), check_files()]
-    findings.append(check_loopback())
+    findings += [check_data_dir(data_dir), check_loopback()]
     colour: dict[State, Callable[[str], str]] = {State.OK: green, State.WARNING: yellow, State.FAILED: red}
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
@@ -102,13 +103,47 @@ def check_port(port: int) -> Finding:
 
 
 def check_disk(directory: Path) -> Finding:
-    existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
-    if not os.access(existing, os.W_OK):
-        return Finding("disk", State.FAILED, f"{existing} is not writable", "Choose another --data-dir.")
+    existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if os.path.lexists(path))
+    if problem := _write_problem(existing):
+        return Finding("disk", State.FAILED, f"{existing} {problem}", "Choose another --data-dir.")
     free = shutil.disk_usage(existing).free
     good = free >= _GIB
     advice = "" if good else "Make room, or choose another --data-dir."
     return Finding("disk", State.OK if good else State.WARNING, f"{free / _GIB:.1f} GiB free for {directory}", advice)
+
+
+def _write_problem(directory: Path) -> str:
+    """Tried with a file that vanishes: permissions alone do not tell of a disk mounted for reading only."""
+    if not directory.is_dir():
+        return "is not a directory"
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"klamm")
+            file.flush()
+    except OSError as error:
+        return f"cannot be written: {error.strerror}"
+    return ""
+
+
+def check_data_dir(directory: Path) -> Finding:
+    """Whether a running klamm owns the directory; looking leaves nothing behind."""
+    import fcntl
+
+    what, path = "data dir", directory / ".lock"
+    try:
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = file.read().strip()
+                found = f"{directory} is in use by another klamm{f' (process {owner})' if owner else ''}"
+                return Finding(what, State.WARNING, found, "Stop that one, or choose another --data-dir.")
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        advice = "Choose another --data-dir."
+        return Finding(what, State.FAILED, f"{path} cannot be read: {error.strerror}", advice)
+    return Finding(what, State.OK, f"{directory} is not in use")
 
 
 def check_files() -> Finding:

@@ -13,7 +13,7 @@ import pytest
 
 from klamm.cli.app import app
 from klamm.cli.client import sentence
-from klamm.cli.doctor import State, check_disk, check_port
+from klamm.cli.doctor import State, check_data_dir, check_disk, check_port
 from klamm.cli.output import Failure
 from klamm.cli.up import DirectoryLock
 from klamm.protocol.record_batch import Record, build_batch
@@ -174,6 +174,25 @@ def test_doctor_findings(tmp_path: Path) -> None:
     with ReservedPort() as port:
         assert check_port(port.number).state is State.OK
     assert check_disk(tmp_path / "not" / "there").state in (State.OK, State.WARNING)
+
+
+def test_doctor_tells_of_a_directory_that_is_in_use(tmp_path: Path) -> None:
+    assert check_data_dir(tmp_path / "new").state is State.OK and not (tmp_path / "new").exists()
+    with DirectoryLock(tmp_path):
+        finding = check_data_dir(tmp_path)
+        assert finding.state is State.WARNING
+        assert finding.found == f"{tmp_path} is in use by another klamm (process {os.getpid()})"
+    assert check_data_dir(tmp_path).state is State.OK
+
+
+def test_doctor_tells_of_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert check_disk(tmp_path / "file" / "data").found == f"{tmp_path / 'file'} is not a directory"
+    kernel = Path("/proc/self")
+    assert check_disk(kernel / "data").state is State.FAILED
+    done = klamm("doctor", "-d", str(tmp_path / "file"))
+    assert done.returncode == 1 and f"{tmp_path / 'file'} is not a directory" in done.stdout
+    assert "checks failed" in done.stderr and list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def test_log_dump(tmp_path: Path) -> None:
