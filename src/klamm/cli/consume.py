@@ -55,6 +55,8 @@ def consume(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print the records of a topic. SIGTERM ends it as Ctrl-C does: the group has its offsets, and is left."""
+    if group == "":
+        fail("--group cannot be empty.")
     consumer = _consumer(bootstrap_server, group, from_beginning, isolation)
     shown = 0
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -68,7 +68,7 @@ def describe(
     admin = admin_client(bootstrap_server)
     known = cluster_metadata(admin, bootstrap_server).topics
     wanted = sorted(known) if not names else list(names)
-    if missing := [name for name in wanted if name not in known]:
+    if missing := [name or "''" for name in wanted if name not in known]:
         fail(f"There is no topic {', '.join(missing)}.")
     if not wanted:
         return
@@ -161,6 +161,8 @@ def delete(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Delete topics with all their records."""
+    if "" in names:
+        fail("A topic's name cannot be empty.")
     admin = admin_client(bootstrap_server)
     if if_exists:
         existing = cluster_metadata(admin, bootstrap_server).topics

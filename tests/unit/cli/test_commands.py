@@ -134,9 +134,17 @@ def test_a_wrong_topic_name(name: str) -> None:
     assert done.returncode == 1 and done.stderr.startswith(f"Error: {name!r} is not a topic name: ")
 
 
-def test_an_empty_key_separator() -> None:
-    done = klamm("produce", "t", "-K", "")
-    assert (done.returncode, done.stderr) == (1, "Error: --key-separator cannot be empty.\n")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["produce", "t", "-K", ""], "--key-separator cannot be empty."),
+        (["consume", "t", "-g", ""], "--group cannot be empty."),
+        (["topic", "delete", "t", ""], "A topic's name cannot be empty."),
+    ],
+)
+def test_what_cannot_be_empty(arguments: list[str], said: str) -> None:
+    done = klamm(*arguments)
+    assert (done.returncode, done.stderr) == (1, f"Error: {said}\n")
 
 
 @pytest.mark.parametrize(
