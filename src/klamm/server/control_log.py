@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import Final
 
 from klamm.apis.produce import ADMIN_CLIENT_ID
@@ -30,10 +31,13 @@ from klamm.replica.replica_manager import Leadership
 
 log = logging.getLogger(__name__)
 
-INTERVAL_S: Final = 0.2
-BATCH_RECORDS: Final = 100
-"""What is put into words and written at a time: about a millisecond of the broker loop."""
-PAUSE_S: Final = 0.005
+INTERVAL_S: Final = 1.0
+PAUSE_S: Final = 0.25
+"""Seldom, and much at a time: every append wakes the followers, who ask again for all they follow."""
+BATCH_RECORDS: Final = 500
+BATCH_BYTES: Final = 256 * 1024
+SLICE_RECORDS: Final = 50
+"""What is put into words at a time: less than a millisecond of the broker loop."""
 LONGEST_BACKOFF_S: Final = 5.0
 FEWER_REPLICAS_AFTER_S: Final = 30.0
 """A cluster that stays smaller than the replication factor gets the topic all the same, after this long."""
@@ -65,6 +69,7 @@ class ControlLogWriter:
         self._task: asyncio.Task[None] | None = None
         self._connection: BrokerConnection | None = None
         self._endpoint: EndPoint | None = None
+        self._rows: deque[Record] = deque()
         self._pending: tuple[bytes, int] | None = None
         self._wanted_since_s: float | None = None
         self.given_up = 0
@@ -139,7 +144,8 @@ class ControlLogWriter:
     async def _write_some(self, broker: Broker) -> bool:
         """Writes one batch; False when there was nothing to write. Raises OSError when it must be tried again."""
         if self._pending is None:
-            self._pending = self._next_batch(broker.id)
+            await self._fill(broker.id)
+            self._pending = self._next_batch()
         if self._pending is None:
             return False
         state = broker.metadata.partition(*_PARTITION)
@@ -160,13 +166,21 @@ class ControlLogWriter:
             self.given_up += self._pending[1]
             self._pending = None
 
-    def _next_batch(self, broker_id: int) -> tuple[bytes, int] | None:
-        taken = [(buffer.loop_name, entry) for buffer in self._buffers for entry in buffer.take(BATCH_RECORDS // 2)]
-        taken.sort(key=lambda named: named[1].monotonic_s)
-        records = [
-            Record(timestamp=entry.at_ms, key=key_of(entry), value=to_json(entry, broker_id, name))
-            for name, entry in taken
-        ]
+    async def _fill(self, broker_id: int) -> None:
+        for buffer in self._buffers:
+            while len(self._rows) < BATCH_RECORDS and (entries := buffer.take(SLICE_RECORDS)):
+                self._rows.extend(
+                    Record(timestamp=entry.at_ms, key=key_of(entry), value=to_json(entry, broker_id, buffer.loop_name))
+                    for entry in entries
+                )
+                await asyncio.sleep(0)
+
+    def _next_batch(self) -> tuple[bytes, int] | None:
+        records: list[Record] = []
+        size = 0
+        while self._rows and len(records) < BATCH_RECORDS and size < BATCH_BYTES:
+            records.append(self._rows.popleft())
+            size += len(records[-1].value or b"")
         return (build_batch(records), len(records)) if records else None
 
     async def _append(self, broker: Broker, state: PartitionState, batch: bytes) -> ErrorCode:
