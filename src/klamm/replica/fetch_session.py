@@ -58,13 +58,20 @@ class FetchSession:
         self.last_used_ms = now_ms
 
     def update(self, key: SessionKey, partition: SessionPartition) -> None:
-        """A changed partition keeps its place and what the reader was last told; a new one goes to the end."""
+        """A changed partition keeps its place and what the reader was last told; a new one goes to the end.
+
+        A reader that does not ask for what comes after the last answer has not used that answer: it started anew in
+        another leader epoch, or cut its log. It is told everything again.
+        """
         known = self.partitions.get(key)
         if known is None:
             self.partitions[key] = partition
-        else:
-            known.fetch = partition.fetch
-            known.tp = partition.tp
+            return
+        before, now = known.fetch, partition.fetch
+        if now.current_leader_epoch != before.current_leader_epoch or now.fetch_offset <= before.fetch_offset:
+            known.high_watermark = -1
+        known.fetch = now
+        known.tp = partition.tp
 
     def forget(self, keys: Iterable[SessionKey]) -> None:
         for key in keys:

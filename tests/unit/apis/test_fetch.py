@@ -362,6 +362,15 @@ class TestSessions:
         moved = self.go_on(one, session_id, 3, {1: 1}, version=version)
         assert list(moved.responses) == []
 
+    def test_a_reader_that_did_not_use_the_last_answer_is_told_again(self, one: OneBroker) -> None:
+        """It names the partition again without having moved on: it has started anew, and knows no high watermark."""
+        session_id = self.full(one)
+        append(one, b"a", index=1)
+        assert values(only(self.go_on(one, session_id, 1))) == [b"a"]
+        assert list(self.go_on(one, session_id, 2, {1: 1}).responses) == []
+        again = only(self.go_on(one, session_id, 3, {1: 1}))
+        assert (again.partition_index, again.high_watermark) == (1, 1)
+
     def test_epochs_that_do_not_follow_and_sessions_that_are_not_there(self, one: OneBroker) -> None:
         session_id = self.full(one)
         assert self.go_on(one, session_id, 2).error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
