@@ -31,7 +31,7 @@ def is_allowed(importer: str, imported: str) -> bool:
     if importer == imported or imported in ("", "__version__"):
         return True
     if importer == "sim":
-        return LEVEL[imported] < LEVEL["server"]
+        return LEVEL[imported] <= LEVEL["server"]
     if imported == "sim":
         return importer == "cli"
     if importer == "spark":

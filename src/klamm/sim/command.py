@@ -1,4 +1,4 @@
-"""The simulator's command line: `python -m klamm.sim --seeds N [--seed S] [--brokers B] [--mutant NAME]`."""
+"""The simulator's command line: `python -m klamm.sim [--level 2] --seeds N [--seed S] [--brokers B] [--mutant M]`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ SHOWN_LINES = 120
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="klamm simulate", description="Tries to break the control plane, seed by seed."
+        prog="klamm simulate", description="Tries to break the control plane (level 1) or whole brokers (level 2)."
+    )
+    parser.add_argument(
+        "--level", type=int, choices=[1, 2], default=1, help="1: the controller's core; 2: whole brokers"
     )
     parser.add_argument("--seeds", type=int, help="how many seeds to run (default 200, or as many as the mutant needs)")
     parser.add_argument("--first", type=int, default=0, help="the first seed of the range")
@@ -26,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         install(args.mutant)
         if args.seeds is None:
             args.seeds = MUTANTS[args.mutant].seeds
-    return simulate(
-        args.seeds or 200, args.seed, args.brokers, first=args.first, mutant=args.mutant, all_lines=args.all_lines
-    )
+    run = simulate if args.level == 1 else simulate_cluster
+    seeds = args.seeds or (200 if args.level == 1 else 50)
+    return run(seeds, args.seed, args.brokers, first=args.first, mutant=args.mutant, all_lines=args.all_lines)
 
 
 def simulate(
@@ -62,13 +65,46 @@ def simulate(
     return 1 if summary.failures else 0
 
 
+def simulate_cluster(
+    seeds: int,
+    seed: int | None = None,
+    brokers: int = 3,
+    *,
+    first: int = 0,
+    mutant: str | None = None,
+    all_lines: bool = False,
+) -> int:
+    """The same for level 2: whole brokers, with clients that produce and consume."""
+    from klamm.sim import cluster_runner  # after a mutant was put in place
+
+    started = time.perf_counter()
+    if seed is not None:
+        seeds, first = 1, seed
+    summary = cluster_runner.run_cluster_seeds(first, seeds, brokers)
+    seconds = time.perf_counter() - started
+    for failure in summary.failures:
+        _print_failure(failure.seed, failure.error, failure.transcript, brokers, mutant, all_lines, level=2)
+    print(
+        f"{summary.seeds} seeds of whole clusters, {summary.records} records acknowledged, "
+        f"{summary.simulated_s:.0f} simulated s in {seconds:.1f} s, {len(summary.failures)} failed"
+    )
+    return 1 if summary.failures else 0
+
+
 def _print_failure(
-    seed: int, error: str, transcript: Sequence[str], brokers: int, mutant: str | None, all_lines: bool
+    seed: int,
+    error: str,
+    transcript: Sequence[str],
+    brokers: int,
+    mutant: str | None,
+    all_lines: bool,
+    *,
+    level: int = 1,
 ) -> None:
     hidden = 0 if all_lines else max(0, len(transcript) - SHOWN_LINES)
     if hidden:
         print(f"... {hidden} lines before (--all-lines shows them)")
     print("\n".join(transcript[hidden:]))
     print(f"seed {seed}: {error}")
-    extra = f" --mutant {mutant}" if mutant else ""
+    extra = (" --level 2" if level == 2 else "") + (f" --mutant {mutant}" if mutant else "")
     print(f"replay with: python -m klamm.sim --seed {seed} --brokers {brokers}{extra}")

@@ -1,0 +1,229 @@
+"""Clients of a simulated cluster: idempotent producers with acks=all, and consumers that read everything.
+
+They speak through klamm's own BrokerConnection and do what real clients do: ask any broker for the metadata, send to
+leaders, repeat what was not answered or was refused for now, with the same sequence numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.network.client import BrokerConnection
+from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from klamm.protocol.messages.init_producer_id import InitProducerIdRequest
+from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from klamm.protocol.record_batch import Record, batches, build_batch, records
+from klamm.protocol.wire import Message
+from klamm.sim.checkers import Violation
+from klamm.sim.history import History, value_of
+
+RETRIABLE: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+    }
+)
+TIMEOUT_MS: Final = 1_500
+RETRY_S: Final = (0.02, 0.25)
+Addresses = Mapping[int, tuple[str, int]]
+
+
+class Client:
+    """Connections by broker and the leaders as the last metadata named them."""
+
+    def __init__(self, name: str, addresses: Addresses, rng: random.Random) -> None:
+        self.name = name
+        self.rng = rng
+        self._addresses = addresses
+        self._connections: dict[int, BrokerConnection] = {}
+        self._leaders: dict[TopicPartition, tuple[int, int]] = {}
+        self._epochs: dict[TopicPartition, int] = {}
+
+    async def ask(self, broker_id: int, request: Message, version: int, *, timeout_ms: int = TIMEOUT_MS) -> Any:
+        """Raises OSError when there is no answer."""
+        connection = self._connections.get(broker_id)
+        if connection is None or connection.is_closed:
+            host, port = self._addresses[broker_id]
+            connection = await BrokerConnection.connect(
+                host, port, timeout_ms=TIMEOUT_MS, client_id=self.name, request_timeout_ms=timeout_ms
+            )
+            self._connections[broker_id] = connection
+        return await connection.send(request, version, timeout_ms=timeout_ms)
+
+    def any_broker(self) -> int:
+        return self.rng.choice(list(self._addresses))
+
+    async def rest(self) -> None:
+        await asyncio.sleep(self.rng.uniform(*RETRY_S))
+
+    async def leader(self, tp: TopicPartition) -> tuple[int, int]:
+        """The leader and its epoch; asks until there is one."""
+        while tp not in self._leaders:
+            with contextlib.suppress(OSError):
+                await self._refresh(tp.topic)
+            if tp not in self._leaders:
+                await self.rest()
+        return self._leaders[tp]
+
+    def forget_leader(self, tp: TopicPartition) -> None:
+        self._leaders.pop(tp, None)
+
+    async def _refresh(self, topic: str) -> None:
+        request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
+        response = await self.ask(self.any_broker(), request, 9)
+        known = {broker.node_id for broker in response.brokers}
+        for found in response.topics:
+            for partition in found.partitions:
+                tp = TopicPartition(topic, partition.partition_index)
+                is_old = partition.leader_epoch < self._epochs.get(tp, -1)  # of a broker that is behind: as Java's
+                if partition.leader_id in known and not is_old:
+                    self._leaders[tp] = (partition.leader_id, partition.leader_epoch)
+                    self._epochs[tp] = partition.leader_epoch
+
+
+async def create_topic(client: Client, topic: str, partitions: int, replication_factor: int) -> None:
+    """Until it is there, whoever creates it."""
+    wanted = CreatableTopic(
+        name=topic, num_partitions=partitions, replication_factor=replication_factor, assignments=(), configs=()
+    )
+    while True:
+        try:
+            request = CreateTopicsRequest(topics=[wanted], timeout_ms=1_000)
+            response = await client.ask(client.any_broker(), request, 5)
+        except OSError:
+            await client.rest()
+            continue
+        if response.topics[0].error_code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            return
+        await client.rest()
+
+
+class Producer:
+    """Sends to every partition, one batch at a time each, until `may_go_on` says no. What was begun is finished."""
+
+    def __init__(
+        self, client: Client, tps: Sequence[TopicPartition], history: History, may_go_on: Callable[[], bool]
+    ) -> None:
+        self._client = client
+        self._tps = tps
+        self._history = history
+        self._may_go_on = may_go_on
+        self._producer_id = -1
+        self._producer_epoch = -1
+
+    async def run(self) -> None:
+        await self._init_producer_id()
+        await asyncio.gather(*(self._produce_all(tp) for tp in self._tps))
+
+    async def _init_producer_id(self) -> None:
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1_000)
+        while self._producer_id < 0:
+            try:
+                response = await self._client.ask(self._client.any_broker(), request, 4)
+            except OSError:
+                await self._client.rest()
+                continue
+            if response.error_code == ErrorCode.NONE:
+                self._producer_id, self._producer_epoch = response.producer_id, response.producer_epoch
+            else:
+                await self._client.rest()
+
+    async def _produce_all(self, tp: TopicPartition) -> None:
+        rng, number = self._client.rng, 0
+        while self._may_go_on():
+            values = [value_of(self._client.name, tp, number + i) for i in range(rng.randint(1, 3))]
+            base_offset = await self._deliver(tp, values, number)
+            self._history.on_acknowledged(tp, base_offset, values)
+            number += len(values)
+            await asyncio.sleep(rng.uniform(0.02, 0.4))
+
+    async def _deliver(self, tp: TopicPartition, values: list[bytes], sequence: int) -> int:
+        """The same batch again and again until it is acknowledged; its base offset."""
+        batch = build_batch(
+            [Record(timestamp=1_700_000_000_000, value=value) for value in values],
+            producer_id=self._producer_id,
+            producer_epoch=self._producer_epoch,
+            base_sequence=sequence,
+        )
+        data = TopicProduceData(name=tp.topic, partition_data=[PartitionProduceData(index=tp.partition, records=batch)])
+        request = ProduceRequest(acks=-1, timeout_ms=1_000, topic_data=[data])
+        while True:
+            leader, _ = await self._client.leader(tp)
+            try:
+                response = await self._client.ask(leader, request, 9)
+            except OSError:
+                self._client.forget_leader(tp)
+                await self._client.rest()
+                continue
+            result = response.responses[0].partition_responses[0]
+            if result.error_code == ErrorCode.NONE:
+                return int(result.base_offset)
+            if result.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+                return -1
+            if result.error_code not in RETRIABLE:
+                name = ErrorCode(result.error_code).name
+                raise Violation(f"{self._client.name} was answered {name} for sequence {sequence} of {tp}")
+            self._client.forget_leader(tp)
+            await self._client.rest()
+
+
+class Consumer:
+    """Reads one partition from its beginning on, for ever."""
+
+    def __init__(self, client: Client, tp: TopicPartition, history: History) -> None:
+        self._client = client
+        self.tp = tp
+        self._history = history
+        self.offset = 0
+
+    async def run(self) -> None:
+        while True:
+            leader, epoch = await self._client.leader(self.tp)
+            try:
+                response = await self._client.ask(leader, self._request(epoch), 11)
+            except OSError:
+                self._client.forget_leader(self.tp)
+                await self._client.rest()
+                continue
+            result = response.responses[0].partitions[0]
+            if result.error_code == ErrorCode.NONE:
+                self._take(result.records)
+            elif result.error_code in RETRIABLE or result.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                self._client.forget_leader(self.tp)
+                await self._client.rest()
+            else:
+                name = ErrorCode(result.error_code).name
+                raise Violation(f"{self._client.name} was answered {name} for offset {self.offset} of {self.tp}")
+
+    def _request(self, epoch: int) -> FetchRequest:
+        partition = FetchPartition(
+            partition=self.tp.partition,
+            current_leader_epoch=epoch,
+            fetch_offset=self.offset,
+            partition_max_bytes=10_000,
+        )
+        topic = FetchTopic(topic=self.tp.topic, partitions=[partition])
+        return FetchRequest(max_wait_ms=300, min_bytes=1, max_bytes=100_000, topics=[topic])
+
+    def _take(self, data: Any) -> None:
+        for batch in batches(bytes(data or b"")):
+            for record in records(batch):
+                if record.offset >= self.offset:
+                    self._history.on_read(self.tp, record.offset, record.value or b"")
+                    self.offset = record.offset + 1

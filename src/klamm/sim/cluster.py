@@ -1,0 +1,307 @@
+"""Level 2: whole brokers on one loop in virtual time, with a simulated network, disks, clocks and ZooKeeper.
+
+A broker here is the `KafkaServer` of production in another `Environment`. Killing it keeps its disk (a process died,
+not the machine); what it did is only seen through what it wrote, sent and stored in ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import random
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+from klamm.broker import Broker
+from klamm.config import KafkaConfig
+from klamm.controller.task_runner import ControllerTaskRunner
+from klamm.errors import KlammError
+from klamm.log.memory_files import MemoryFiles
+from klamm.model import TopicPartition
+from klamm.server.environment import Environment
+from klamm.server.kafka_server import KafkaServer
+from klamm.sim.checkers import Checkers, require
+from klamm.sim.history import History
+from klamm.sim.loop import PROCESS, SimClock, SimExecutor, SimLoop, SimProcess, running_as
+from klamm.sim.network import Network
+from klamm.sim.zk_server import ZooKeeperServer
+from klamm.sim.zk_session import SessionNote, SimCoordination
+from klamm.zk import paths, posting
+from klamm.zk.batches import levels_of
+from klamm.zk.ops import Check, Create, SetData, WriteOp
+from klamm.zk.znodes import decode_controller, decode_controller_epoch
+
+PORT: Final = 9092
+SETTINGS: Final[dict[str, object]] = {
+    "log.dirs": "/data",
+    "zookeeper.connect": "zk:2181",
+    "zookeeper.session.timeout.ms": 1_500,
+    "zookeeper.connection.timeout.ms": 6_000,
+    "controller.socket.timeout.ms": 1_000,
+    "replica.socket.timeout.ms": 1_000,
+    "replica.lag.time.max.ms": 1_500,
+    "replica.fetch.wait.max.ms": 200,
+    "replica.fetch.backoff.ms": 200,
+    "replica.high.watermark.checkpoint.interval.ms": 1_000,
+    "controlled.shutdown.retry.backoff.ms": 100,
+    "min.insync.replicas": 2,
+    "offsets.topic.num.partitions": 2,
+    "group.initial.rebalance.delay.ms": 0,
+    "log.segment.bytes": 2_000,
+    "log.cleaner.enable": False,
+    "leader.imbalance.check.interval.seconds": 3,
+}
+_SKELETON: Final = frozenset(levels_of(paths.PERSISTENT_PATHS))
+"""Znodes that any broker creates when they are missing."""
+
+
+class ObservedServer(KafkaServer):
+    """A broker that tells the checkers of every leadership it takes."""
+
+    cluster: SimCluster
+
+    def _build(self, *args: Any) -> Broker:
+        broker = super()._build(*args)
+        tell = partial(self.cluster.on_leaders, broker.id)
+        broker.replicas.leadership_listeners.append(lambda leaders, _: tell(leaders))
+        return broker
+
+
+class SimNode:
+    """A machine with a disk and a clock, and the broker process on it, if one runs."""
+
+    def __init__(self, cluster: SimCluster, broker_id: int) -> None:
+        self.id = broker_id
+        self.host = f"b{broker_id}"
+        self.files = MemoryFiles()
+        self.clock = SimClock(cluster.loop)
+        self.note = SessionNote()
+        self.process: SimProcess | None = None
+        self.server: ObservedServer | None = None
+        self.is_ready = False
+        self.is_disk_broken = False
+        self._cluster = cluster
+        self._runs = 0
+
+    @property
+    def broker(self) -> Broker | None:
+        """The broker that answers, if there is one."""
+        return self.server.broker if self.server is not None and self.is_ready else None
+
+    @property
+    def is_paused(self) -> bool:
+        return self.process is not None and self.process.held is not None
+
+    def _environment(self) -> Environment:
+        cluster = self._cluster
+        rng = random.Random(cluster.rng.getrandbits(64))
+        coordination = partial(SimCoordination, network=cluster.network, server=cluster.zookeeper, note=self.note)
+        return Environment(
+            clock=self.clock,
+            new_rng=lambda: random.Random(rng.getrandbits(64)),
+            new_uuid=lambda: uuid.UUID(int=rng.getrandbits(128), version=4),
+            files=self.files,
+            file_worker=SimExecutor(cluster.loop),
+            coordination=coordination,
+            controller_runner=ControllerTaskRunner,
+        )
+
+    def start(self) -> None:
+        """A new process, from whatever is on the disk."""
+        if self.process is not None:
+            return
+        self._runs += 1
+        self.is_ready = False
+        self.files.fault = self._fault
+        self.process = process = SimProcess(f"broker {self.id} run {self._runs}", self.host)
+        self._cluster.processes.append(process)
+        listener = f"PLAINTEXT://{self.host}:{PORT}"
+        own = {"broker.id": self.id, "listeners": listener, "advertised.listeners": listener}
+        with running_as(process):
+            self.server = ObservedServer(KafkaConfig({**self._cluster.settings, **own}), self._environment())
+            self.server.cluster = self._cluster
+        self._cluster.loop.spawn(process, self._run(self.server))
+
+    async def _run(self, server: ObservedServer) -> None:
+        try:
+            await server.start()
+        except KlammError as error:
+            self._cluster.note(f"broker {self.id} cannot start: {error}")
+            self._cluster.outside(0.0, self.kill)
+            self._cluster.outside(0.5, self.start)
+            return
+        except Exception as error:
+            self._cluster.problem(f"broker {self.id} failed while it started: {error!r}")
+            raise
+        self.is_ready = True
+        self._cluster.note(f"broker {self.id} answers")
+
+    def kill(self) -> None:
+        """The process ends in the middle of whatever it did. Its disk stays."""
+        if self.process is not None:
+            self.process.kill()
+            self.process = self.server = None
+            self.is_ready = False
+            self.is_disk_broken = False
+            self.files = self.files.after_kill()
+
+    async def stop(self) -> None:
+        """A controlled shutdown, by whoever operates it; a process that does not end is killed."""
+        process, server = self.process, self.server
+        if process is None or server is None or not self.is_ready:
+            return
+        self.is_ready = False
+        stopping = self._cluster.loop.spawn(process, server.stop())
+        await asyncio.wait({stopping}, timeout=20)
+        if self.process is process:
+            self.kill()
+        if stopping.done() and not stopping.cancelled() and (error := stopping.exception()) is not None:
+            self._cluster.problem(f"broker {self.id} failed while it stopped: {error!r}")
+
+    def break_disk(self) -> None:
+        self.is_disk_broken = True
+
+    def _fault(self, operation: str, path: str) -> int | None:
+        """From the moment on in which it breaks, a disk writes nothing; half a write may still get through."""
+        if not self.is_disk_broken or operation in ("pread", "read", "list"):
+            return None
+        if operation == "pwrite":
+            return self._cluster.rng.randint(0, 40)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
+class SimCluster:
+    """Everything there is in one run. `lines` is the transcript; it is written when `tracing`."""
+
+    def __init__(self, seed: int, brokers: int = 3, *, tracing: bool = False) -> None:
+        self.loop = SimLoop(seed)
+        self.rng = self.loop.rng
+        self.network = self.loop.network = Network(self.loop)
+        self.tracing = tracing
+        self.lines: list[str] = []
+        self.problems: list[str] = []
+        self.processes: list[SimProcess] = []
+        self.checkers = Checkers()
+        self.history = History()
+        self.settings = {**SETTINGS, "klamm.control.log.enable": seed % 4 == 0}
+        self.zookeeper = ZooKeeperServer(self.loop, self._on_written)
+        self.nodes = {broker_id: SimNode(self, broker_id) for broker_id in range(1, brokers + 1)}
+        self.addresses = {node.id: (node.host, PORT) for node in self.nodes.values()}
+        self._leaders: dict[tuple[TopicPartition, int], int] = {}
+        self._log_handler = _LogHandler(self)
+        self._log_handler.install()
+
+    # --- telling ---------------------------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        if self.tracing:
+            self.lines.append(f"{self.loop.time():9.3f}  {text}")
+
+    def problem(self, text: str) -> None:
+        self.note(f"PROBLEM {text}")
+        self.problems.append(text)
+
+    def check_so_far(self) -> None:
+        problems = [*self.problems, *self.loop.problems]
+        require(not problems, "; ".join(problems[:3]))
+
+    def outside(self, delay_s: float, call: Any, *args: Any) -> None:
+        """Later, and in nobody's process."""
+        with running_as(None) as context:
+            self.loop.call_later(delay_s, call, *args, context=context)
+
+    def client_process(self, name: str) -> SimProcess:
+        process = SimProcess(name, name)
+        self.processes.append(process)
+        return process
+
+    # --- what the checkers see -------------------------------------------------------------------------------------
+
+    def on_leaders(self, broker_id: int, leaders: Sequence[tuple[TopicPartition, int]]) -> None:
+        for tp, epoch in leaders:
+            self.note(f"broker {broker_id} leads {tp} in epoch {epoch}")
+            other = self._leaders.setdefault((tp, epoch), broker_id)
+            if other != broker_id:
+                self.problem(f"brokers {other} and {broker_id} both lead {tp} in epoch {epoch}")
+
+    def _on_written(self, session_id: int, operations: tuple[WriteOp, ...]) -> None:
+        if self.tracing:
+            told = [_tell(op) for op in operations if not isinstance(op, Check)]
+            self.note(f"zk session {session_id}: {'; '.join(told)}")
+        operations = tuple(op for op in operations if not _is_of_any_broker(op))
+        try:
+            self.checkers.on_written(session_id, operations)
+            self._check_claim(operations)
+        except AssertionError as violation:
+            self.problem(str(violation))
+
+    def _check_claim(self, operations: tuple[WriteOp, ...]) -> None:
+        claimed = [op for op in operations if isinstance(op, Create) and op.path == paths.CONTROLLER]
+        epochs = [op for op in operations if isinstance(op, SetData) and op.path == paths.CONTROLLER_EPOCH]
+        if claimed and epochs:
+            broker_id = decode_controller(claimed[0].data).broker_id
+            self.checkers.on_controller(broker_id, decode_controller_epoch(epochs[0].data))
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.is_dead = True
+            process.bury()
+        self._log_handler.remove()
+        posting._RUNNING.difference_update([task for task in posting._RUNNING if task.get_loop() is self.loop])
+        self.loop.close()
+
+
+def _is_of_any_broker(op: WriteOp) -> bool:
+    """What a broker writes that need not be the controller: a failed disk is told by whoever has it."""
+    tells_failure = isinstance(op, Create) and op.path.startswith(paths.LOG_DIR_EVENT_NOTIFICATION)
+    return tells_failure or op.path in _SKELETON
+
+
+def _tell(op: WriteOp) -> str:
+    kind = type(op).__name__.lower()
+    data = op.data if isinstance(op, Create | SetData) else None
+    return f"{kind} {op.path} {(data or b'').decode(errors='replace')[:160]}".rstrip()
+
+
+class _LogHandler(logging.Handler):
+    """What brokers log goes into the transcript. An exception that was caught and logged is a problem all the same."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        super().__init__(logging.DEBUG)
+        self._cluster = cluster
+        self._logger = logging.getLogger("klamm")
+        self._before = (self._logger.level, self._logger.propagate)
+
+    def install(self) -> None:
+        self._logger.addHandler(self)
+        self._logger.setLevel(logging.INFO if self._cluster.tracing else logging.ERROR)
+        self._logger.propagate = False
+
+    def remove(self) -> None:
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._before[0])
+        self._logger.propagate = self._before[1]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = PROCESS.get()
+        if process is None or process.is_dead:
+            return
+        text = f"{process.name}: {record.getMessage()}"
+        self._cluster.note(text)
+        if record.levelno >= logging.ERROR and record.exc_info:
+            failure = record.exc_info[1]
+            self._cluster.problem(f"{text}: {failure!r}{_where(failure)}")
+
+
+def _where(error: BaseException | None) -> str:
+    trace, last = None if error is None else error.__traceback__, ""
+    while trace is not None:
+        last = f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return last

@@ -1,0 +1,146 @@
+"""What must hold in a whole cluster when everybody lives and nothing happens any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from klamm.broker import Broker
+from klamm.log.log import Log
+from klamm.log.results import ReadResult
+from klamm.model import LeaderAndIsr, TopicPartition
+from klamm.protocol.record_batch import batches
+from klamm.sim.checkers import require
+from klamm.sim.clients import Consumer
+from klamm.sim.cluster import SimCluster
+from klamm.zk import paths
+from klamm.zk.znodes import decode_controller, decode_partition_state, decode_topic
+
+States = dict[TopicPartition, LeaderAndIsr]
+
+
+def check_quiet(cluster: SimCluster, topics: Sequence[TopicPartition], consumers: Sequence[Consumer]) -> None:
+    """Raises Violation with the first thing that does not hold (yet)."""
+    brokers = _brokers(cluster)
+    _check_controller(cluster, brokers)
+    states = _states(cluster)
+    for tp in topics:
+        require(tp in states, f"{tp} has no state")
+    _check_states(cluster, states, brokers)
+    for broker in brokers.values():
+        _check_cache(cluster, broker, states)
+        _check_replicas(broker, states)
+    for tp, state in states.items():
+        _check_logs(tp, brokers[state.leader], [brokers[replica] for replica in state.isr])
+    for consumer in consumers:
+        end = _log(brokers[states[consumer.tp].leader], consumer.tp).log_end_offset
+        require(consumer.offset == end, f"a consumer of {consumer.tp} is at {consumer.offset}, the log ends at {end}")
+
+
+def _brokers(cluster: SimCluster) -> dict[int, Broker]:
+    brokers = {}
+    for node in cluster.nodes.values():
+        broker = node.broker
+        require(broker is not None, f"broker {node.id} does not answer")
+        assert broker is not None
+        znode = cluster.zookeeper.tree.nodes.get(paths.broker_path(node.id))
+        require(znode is not None, f"broker {node.id} is not registered")
+        assert znode is not None
+        require(broker.broker_epoch == znode.czxid, f"broker {node.id} takes {broker.broker_epoch} for its epoch")
+        brokers[node.id] = broker
+    return brokers
+
+
+def _check_controller(cluster: SimCluster, brokers: dict[int, Broker]) -> None:
+    znode = cluster.zookeeper.tree.nodes.get(paths.CONTROLLER)
+    require(znode is not None, "there is no controller")
+    assert znode is not None
+    owner = decode_controller(znode.data).broker_id
+    active = [broker.id for broker in brokers.values() if broker.controller.is_active]
+    require(active == [owner], f"active controllers: {active}, /controller names {owner}")
+    for broker in brokers.values():
+        seen = broker.metadata.controller_id
+        require(seen == owner, f"broker {broker.id} takes {seen} for the controller, it is {owner}")
+
+
+def _states(cluster: SimCluster) -> States:
+    nodes = cluster.zookeeper.tree.nodes
+    states = {}
+    for topic in nodes[paths.TOPICS].children or {}:
+        for partition in decode_topic(topic, nodes[paths.topic_path(topic)].data).assignment:
+            tp = TopicPartition(topic, partition)
+            znode = nodes.get(paths.partition_state_path(*tp))
+            require(znode is not None, f"{tp} has no state")
+            assert znode is not None
+            states[tp] = decode_partition_state(tp, znode.data, znode.version).leader_and_isr
+    return states
+
+
+def _check_states(cluster: SimCluster, states: States, brokers: dict[int, Broker]) -> None:
+    nodes = cluster.zookeeper.tree.nodes
+    for tp, state in states.items():
+        replicas = decode_topic(tp.topic, nodes[paths.topic_path(tp.topic)].data).assignment[tp.partition].replicas
+        require(state.leader in brokers, f"{tp} has no leader: {state}")
+        require(set(state.isr) == set(replicas), f"the ISR of {tp} is {state.isr}, its replicas are {replicas}")
+
+
+def _check_cache(cluster: SimCluster, broker: Broker, states: States) -> None:
+    snapshot = broker.metadata.snapshot
+    known = sorted(snapshot.brokers)
+    require(known == sorted(cluster.nodes), f"broker {broker.id} takes {known} for the live brokers")
+    for tp, state in states.items():
+        cached = snapshot.partition(*tp)
+        require(cached is not None, f"broker {broker.id} does not know {tp}")
+        assert cached is not None
+        seen = (cached.leader, cached.leader_epoch, tuple(cached.isr), cached.partition_epoch)
+        truth = (state.leader, state.leader_epoch, state.isr, state.partition_epoch)
+        require(seen == truth, f"broker {broker.id} has {tp} as {seen}, ZooKeeper {truth}")
+        require(not cached.offline_replicas, f"broker {broker.id} takes replicas of {tp} for offline")
+    count = snapshot.partition_count
+    require(count == len(states), f"broker {broker.id} knows {count} partitions, there are {len(states)}")
+
+
+def _check_replicas(broker: Broker, states: States) -> None:
+    for tp, state in states.items():
+        if broker.id not in state.isr:
+            continue
+        partition = broker.replicas.partitions.get(tp)
+        require(partition is not None, f"broker {broker.id} does not host {tp}")
+        assert partition is not None
+        mine = (partition.leader, partition.leader_epoch)
+        require(mine == (state.leader, state.leader_epoch), f"broker {broker.id} hosts {tp} as {mine}, not {state}")
+        if partition.is_leader:
+            own = (set(partition.isr), partition.partition_epoch)
+            require(own == (set(state.isr), state.partition_epoch), f"the leader of {tp} has {own}, not {state}")
+
+
+def _check_logs(tp: TopicPartition, leader: Broker, members: Sequence[Broker]) -> None:
+    """All members of the ISR have the same bytes, all of it committed."""
+    log = _log(leader, tp)
+    end = log.log_end_offset
+    require(log.high_watermark == end, f"the leader of {tp} has committed {log.high_watermark} of {end}")
+    truth = _content(leader, tp)
+    for member in members:
+        own = _log(member, tp)
+        require(own.log_end_offset == end, f"broker {member.id} has {tp} up to {own.log_end_offset}, its leader {end}")
+        require(own.high_watermark == end, f"broker {member.id} takes {own.high_watermark} of {tp} for committed")
+        require(_content(member, tp) == truth, f"brokers {leader.id} and {member.id} have different records of {tp}")
+
+
+def _log(broker: Broker, tp: TopicPartition) -> Log:
+    log = broker.logs.get_log(tp)
+    require(log is not None, f"broker {broker.id} has no log of {tp}")
+    assert log is not None
+    return log
+
+
+def _content(broker: Broker, tp: TopicPartition) -> bytes:
+    log = _log(broker, tp)
+    data, offset = b"", log.log_start_offset
+    while offset < log.log_end_offset:
+        read = log.read(offset, 1 << 20, max_offset=log.log_end_offset)
+        part = bytes(read.records) if isinstance(read, ReadResult) else b""
+        require(bool(part), f"{tp} of broker {broker.id} cannot be read at {offset}: {read}")
+        data += part
+        *_, last = batches(part)
+        offset = last.last_offset + 1
+    return data

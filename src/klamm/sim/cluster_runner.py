@@ -1,0 +1,154 @@
+"""Runs seeds of level 2: a cluster, clients, faults, then quiet, then everything that must hold."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from klamm.model import TopicPartition
+from klamm.sim.checkers import Violation, require
+from klamm.sim.clients import Client, Consumer, Producer, create_topic
+from klamm.sim.cluster import SimCluster
+from klamm.sim.cluster_quiet import check_quiet
+from klamm.sim.faults import Faults
+from klamm.sim.runner import Failure
+
+FAULTS_S: Final = 12.0
+PATIENCE_S: Final = 60.0
+"""How long after the last fault everything may take to be well again."""
+LOOK_S: Final = 0.2
+
+
+@dataclass(slots=True)
+class ClusterSummary:
+    seeds: int = 0
+    records: int = 0
+    simulated_s: float = 0.0
+    failures: list[Failure] = field(default_factory=list)
+
+
+class Scenario:
+    """One run: two topics, two producers, two consumers of everything."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster = cluster
+        self._is_quiet = False
+        replicas = min(3, len(cluster.nodes))
+        self._topics = {"orders": (2, replicas), "audit": (1, replicas)}
+        self._tps = [TopicPartition(name, p) for name, (count, _) in self._topics.items() for p in range(count)]
+        self._consumers: list[Consumer] = []
+        self._producing: list[asyncio.Task[None]] = []
+        self._clients: list[asyncio.Task[Any]] = []
+
+    async def run(self) -> None:
+        cluster = self._cluster
+        for node in cluster.nodes.values():
+            cluster.outside(cluster.rng.uniform(0.0, 0.3), node.start)
+        await self._until(lambda: all(node.is_ready for node in cluster.nodes.values()), "all brokers answer")
+        await self._start_clients()
+        faults = Faults(cluster, cluster.loop.time() + FAULTS_S)
+        await self._while_watching(cluster.loop.create_task(faults.run()))
+        await self._while_watching(cluster.loop.create_task(faults.heal()))
+        self._is_quiet = True
+        await self._until(lambda: all(task.done() for task in self._producing), "all producers are done")
+        await self._until_quiet()
+        cluster.history.check()
+        require(bool(cluster.history.acknowledged), "nothing was acknowledged at all")
+
+    async def _start_clients(self) -> None:
+        cluster = self._cluster
+        creator = Client("admin", cluster.addresses, Random(cluster.rng.getrandbits(64)))
+        process = cluster.client_process("admin")
+        for name, (partitions, replicas) in self._topics.items():
+            task = cluster.loop.spawn(process, create_topic(creator, name, partitions, replicas))
+            await self._while_watching(task)
+        for i in (1, 2):
+            client = Client(f"p{i}", cluster.addresses, Random(cluster.rng.getrandbits(64)))
+            producer = Producer(client, self._tps, cluster.history, lambda: not self._is_quiet)
+            self._producing.append(cluster.loop.spawn(cluster.client_process(client.name), producer.run()))
+        for i in (1, 2):
+            self._start_consumers(f"c{i}")
+        self._clients += self._producing
+
+    def _start_consumers(self, name: str) -> None:
+        cluster = self._cluster
+        client = Client(name, cluster.addresses, Random(cluster.rng.getrandbits(64)))
+        process = cluster.client_process(name)
+        for tp in self._tps:
+            consumer = Consumer(client, tp, cluster.history)
+            self._consumers.append(consumer)
+            self._clients.append(cluster.loop.spawn(process, consumer.run()))
+
+    # --- waiting ---------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self._cluster.check_so_far()
+        for task in self._clients:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def _while_watching(self, task: asyncio.Task[None]) -> None:
+        while not task.done():
+            await asyncio.wait({task}, timeout=LOOK_S)
+            self._look()
+        task.result()
+
+    async def _until(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = self._cluster.loop.time() + PATIENCE_S
+        while not holds():
+            require(self._cluster.loop.time() < deadline, f"after {PATIENCE_S:g} s it is not so that {what}")
+            await asyncio.sleep(LOOK_S)
+            self._look()
+
+    async def _until_quiet(self) -> None:
+        """What does not hold yet may hold soon; what does not hold at the end is told."""
+        deadline = self._cluster.loop.time() + PATIENCE_S
+        while True:
+            self._look()
+            try:
+                check_quiet(self._cluster, self._tps, self._consumers)
+                return
+            except Violation:
+                if self._cluster.loop.time() >= deadline:
+                    raise
+            await asyncio.sleep(LOOK_S)
+
+
+def run_cluster(seed: int, brokers: int = 3, *, tracing: bool = False) -> tuple[SimCluster, Failure | None]:
+    """One seed. The cluster is closed; it still knows what happened."""
+    cluster = SimCluster(seed, brokers, tracing=tracing)
+    failure = None
+    try:
+        cluster.loop.run_until_complete(Scenario(cluster).run())
+    except Exception as error:
+        failure = Failure(seed, f"{type(error).__name__}: {error}", tuple(cluster.lines))
+    finally:
+        cluster.close()
+    return cluster, failure
+
+
+def run_cluster_seeds(first: int, count: int, brokers: int = 3, *, stop_at_failure: bool = True) -> ClusterSummary:
+    """Failing seeds are run again with their transcript."""
+    summary = ClusterSummary()
+    for seed in range(first, first + count):
+        cluster, failure = run_cluster(seed, brokers)
+        summary.seeds += 1
+        summary.records += sum(map(len, cluster.history.acknowledged.values()))
+        summary.simulated_s += cluster.loop.time()
+        if failure is not None:
+            _, told = run_cluster(seed, brokers, tracing=True)
+            assert told is not None, f"seed {seed} failed, and not when replayed: the simulation is not deterministic"
+            summary.failures.append(told)
+            if stop_at_failure:
+                break
+    return summary
+
+
+def fingerprint(seed: int, brokers: int = 3) -> str:
+    """A digest of all that happened: the same for the same seed, in every process."""
+    cluster, _ = run_cluster(seed, brokers, tracing=True)
+    return hashlib.sha256("\n".join(cluster.lines).encode()).hexdigest()[:16]

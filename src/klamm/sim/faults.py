@@ -1,0 +1,208 @@
+"""What goes wrong in a whole-cluster simulation, and when: one thing after the other, all chosen by the seed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from klamm.sim.cluster import SimCluster, SimNode
+from klamm.sim.zk_server import HOST
+from klamm.zk import paths
+from klamm.zk.ops import Delete
+
+
+class Faults:
+    """Every fault ends by itself, at the latest at `end_s`; `heal` ends them all."""
+
+    def __init__(self, cluster: SimCluster, end_s: float) -> None:
+        self._cluster = cluster
+        self._rng = cluster.rng
+        self._end_s = end_s
+        self._is_over = False
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        choices = self._choices()
+        kinds, weights = list(choices), [weight for weight, _ in choices.values()]
+        while (now := self._cluster.loop.time()) < self._end_s:
+            kind = self._rng.choices(kinds, weights)[0]
+            choices[kind][1]()
+            await asyncio.sleep(min(self._rng.uniform(0.1, 2.0), self._end_s - now))
+
+    def _choices(self) -> dict[str, tuple[int, Callable[[], None]]]:
+        return {
+            "kill": (6, self._kill),
+            "stop": (3, self._stop),
+            "pause": (4, self._pause),
+            "cut": (4, self._cut),
+            "isolate": (2, self._isolate),
+            "cut from zookeeper": (3, self._cut_from_zookeeper),
+            "slow": (4, self._slow),
+            "lost replies": (2, self._lose_replies),
+            "zookeeper loses connections": (3, self._lose_zookeeper_answers),
+            "zookeeper down": (1, self._stop_zookeeper),
+            "operator": (2, self._delete_controller),
+            "disk": (1, self._break_disk),
+            "clock": (2, self._move_clock),
+        }
+
+    async def heal(self) -> None:
+        """Nothing is wrong any more, and everybody is started."""
+        cluster = self._cluster
+        self._is_over = True
+        cluster.note("--- quiet")
+        cluster.network.heal()
+        cluster.zookeeper.loss_rate = 0.0
+        if cluster.zookeeper.is_down:
+            cluster.zookeeper.set_down(False)
+        for node in cluster.nodes.values():
+            self._resume(node)
+        if self._stopping:
+            await asyncio.wait(self._stopping)
+        for node in cluster.nodes.values():
+            if node.is_disk_broken:
+                node.kill()
+            node.start()
+
+    # --- helpers ---------------------------------------------------------------------------------------------------
+
+    def _some_node(self) -> SimNode:
+        return self._rng.choice(list(self._cluster.nodes.values()))
+
+    def _until(self, longest_s: float) -> float:
+        return min(self._cluster.loop.time() + self._rng.uniform(0.2, longest_s), self._end_s)
+
+    def _at(self, when_s: float, call: Callable[..., object], *args: object) -> None:
+        self._cluster.outside(when_s - self._cluster.loop.time(), call, *args)
+
+    # --- brokers ---------------------------------------------------------------------------------------------------
+
+    def _kill(self) -> None:
+        """Also of one that is still starting. Sometimes it is back before anybody can have noticed."""
+        node = self._some_node()
+        if node.process is None or node.is_paused:
+            return
+        node.note.is_a_copy = self._rng.random() < 0.2
+        self._cluster.note(f"kill broker {node.id}")
+        node.kill()
+        self._at(self._until(0.4 if self._rng.random() < 0.4 else 4.0), node.start)
+
+    def _stop(self) -> None:
+        node = self._some_node()
+        if not node.is_ready or node.is_paused or any(not other.is_ready for other in self._cluster.nodes.values()):
+            return
+        self._cluster.note(f"stop broker {node.id}")
+        task = self._cluster.loop.create_task(self._stop_and_start(node))
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    async def _stop_and_start(self, node: SimNode) -> None:
+        await node.stop()
+        if not self._is_over:
+            await asyncio.sleep(self._rng.uniform(0.0, 1.0))
+        node.start()
+
+    def _pause(self) -> None:
+        """Shorter than its session, or longer."""
+        node = self._some_node()
+        if node.process is None or node.is_paused:
+            return
+        until_s = self._until(5.0)
+        self._cluster.note(f"pause broker {node.id} until {until_s:.3f}")
+        self._cluster.loop.pause(node.process)
+        self._at(until_s, self._resume, node)
+
+    def _resume(self, node: SimNode) -> None:
+        if node.process is not None and node.is_paused:
+            self._cluster.note(f"resume broker {node.id}")
+            self._cluster.loop.resume(node.process)
+
+    def _break_disk(self) -> None:
+        node = self._some_node()
+        if not node.is_ready or node.is_disk_broken:
+            return
+        self._cluster.note(f"the disk of broker {node.id} fails")
+        node.break_disk()
+        self._at(self._until(4.0), self._replace_disk, node, node.process)
+
+    def _replace_disk(self, node: SimNode, process: object) -> None:
+        if node.process is process and node.is_disk_broken and not node.is_paused:
+            self._cluster.note(f"broker {node.id} gets its disk repaired")
+            node.kill()
+            node.start()
+
+    def _move_clock(self) -> None:
+        node = self._some_node()
+        jump_ms = self._rng.choice([-600_000, -5_000, -500, 500, 5_000, 600_000])
+        self._cluster.note(f"the clock of broker {node.id} jumps by {jump_ms} ms")
+        node.clock.offset_ms += jump_ms
+
+    # --- the network -----------------------------------------------------------------------------------------------
+
+    def _cut(self) -> None:
+        """One direction, or both."""
+        one, other = self._rng.sample(list(self._cluster.nodes.values()), 2)
+        until_s = self._until(4.0)
+        self._cluster.note(f"cut {one.host} to {other.host} until {until_s:.3f}")
+        self._cluster.network.cut(one.host, other.host, until_s)
+        if self._rng.random() < 0.5:
+            self._cluster.network.cut(other.host, one.host, until_s)
+
+    def _isolate(self) -> None:
+        node, until_s = self._some_node(), self._until(4.0)
+        hosts = [other.host for other in self._cluster.nodes.values() if other is not node]
+        if self._rng.random() < 0.5:
+            hosts.append(HOST)
+        self._cluster.note(f"isolate {node.host} from {', '.join(hosts)} until {until_s:.3f}")
+        for host in hosts:
+            self._cluster.network.cut(node.host, host, until_s)
+            self._cluster.network.cut(host, node.host, until_s)
+
+    def _cut_from_zookeeper(self) -> None:
+        node, until_s = self._some_node(), self._until(5.0)
+        self._cluster.note(f"cut {node.host} from ZooKeeper until {until_s:.3f}")
+        self._cluster.network.cut(node.host, HOST, until_s)
+        if self._rng.random() < 0.7:
+            self._cluster.network.cut(HOST, node.host, until_s)
+
+    def _slow(self) -> None:
+        hosts = [*(node.host for node in self._cluster.nodes.values()), HOST]
+        one, other = self._rng.sample(hosts, 2)
+        until_s = self._until(4.0)
+        self._cluster.note(f"slow {one} to {other} until {until_s:.3f}")
+        self._cluster.network.slow(one, other, until_s)
+
+    def _lose_replies(self) -> None:
+        until_s = self._until(2.0)
+        self._cluster.note(f"replies are lost until {until_s:.3f}")
+        self._cluster.network.lost_replies = 0.08
+        self._at(until_s, self._keep_replies)
+
+    def _keep_replies(self) -> None:
+        self._cluster.network.lost_replies = 0.0
+
+    # --- ZooKeeper -------------------------------------------------------------------------------------------------
+
+    def _lose_zookeeper_answers(self) -> None:
+        until_s = self._until(2.0)
+        self._cluster.note(f"ZooKeeper loses connections until {until_s:.3f}")
+        self._cluster.zookeeper.loss_rate = 0.3
+        self._at(until_s, self._keep_zookeeper_answers)
+
+    def _keep_zookeeper_answers(self) -> None:
+        self._cluster.zookeeper.loss_rate = 0.0
+
+    def _stop_zookeeper(self) -> None:
+        if not self._cluster.zookeeper.is_down:
+            until_s = self._until(4.0)
+            self._cluster.note(f"ZooKeeper is down until {until_s:.3f}")
+            self._cluster.zookeeper.set_down(True)
+            self._at(until_s, self._start_zookeeper)
+
+    def _start_zookeeper(self) -> None:
+        if self._cluster.zookeeper.is_down:
+            self._cluster.zookeeper.set_down(False)
+
+    def _delete_controller(self) -> None:
+        if not self._cluster.zookeeper.is_down and self._cluster.zookeeper.operate(Delete(paths.CONTROLLER)):
+            self._cluster.note("an operator deletes /controller")

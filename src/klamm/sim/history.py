@@ -1,0 +1,67 @@
+"""What clients of a simulated cluster were told, and whether it was true: nothing acknowledged is lost or doubled.
+
+A record's value names its producer, its partition and its number, so every record of a run is different.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from klamm.model import TopicPartition
+from klamm.sim.checkers import require
+
+
+class Acknowledged(NamedTuple):
+    value: bytes
+    offset: int
+
+
+def value_of(producer: str, tp: TopicPartition, number: int) -> bytes:
+    return f"{producer} {tp.topic}-{tp.partition} {number}".encode()
+
+
+class History:
+    def __init__(self) -> None:
+        self.acknowledged: dict[TopicPartition, list[Acknowledged]] = {}
+        self._seen: dict[TopicPartition, list[bytes]] = {}
+
+    def on_acknowledged(self, tp: TopicPartition, base_offset: int, values: list[bytes]) -> None:
+        """A produce with acks=all was answered. A duplicate of an earlier attempt may be answered without an offset."""
+        known = self.acknowledged.setdefault(tp, [])
+        for i, value in enumerate(values):
+            known.append(Acknowledged(value, base_offset + i if base_offset >= 0 else -1))
+
+    def on_read(self, tp: TopicPartition, offset: int, value: bytes) -> None:
+        """A consumer saw a record: from now on it is at that offset, whoever reads it wherever."""
+        seen = self._seen.setdefault(tp, [])
+        require(offset <= len(seen), f"a consumer of {tp} was given offset {offset} where {len(seen)} was expected")
+        if offset == len(seen):
+            seen.append(value)
+        require(
+            seen[offset] == value,
+            f"{tp} at offset {offset} was {seen[offset]!r} for one consumer and is {value!r} for another",
+        )
+
+    def read_count(self, tp: TopicPartition) -> int:
+        return len(self._seen.get(tp, ()))
+
+    def check(self) -> None:
+        """Call it when consumers have read everything."""
+        for tp, acknowledged in self.acknowledged.items():
+            seen = self._seen.get(tp, [])
+            places = {value: offset for offset, value in enumerate(seen)}
+            require(len(places) == len(seen), f"{tp} holds {len(seen) - len(places)} records twice")
+            for value, offset in acknowledged:
+                require(value in places, f"{value!r} was acknowledged at {tp} {offset} and is lost")
+                found = places[value]
+                require(offset in (-1, found), f"{value!r} was acknowledged at {tp} {offset} and is at {found}")
+        for tp, seen in self._seen.items():
+            _check_order(tp, seen)
+
+
+def _check_order(tp: TopicPartition, values: list[bytes]) -> None:
+    last: dict[bytes, int] = {}
+    for value in values:
+        producer, _, number = value.split(b" ")
+        require(int(number) > last.get(producer, -1), f"{value!r} of {tp} comes behind number {last.get(producer)}")
+        last[producer] = int(number)

@@ -1,0 +1,269 @@
+"""An event loop in virtual time, and the processes that share it.
+
+`select` does not wait: it moves the clock to the next timer. When nothing is left that could ever happen, that is
+reported as a deadlock. Every callback belongs to the process whose context it was scheduled in, so a process can be
+stopped for a while (its callbacks wait) or killed (they never run), as a real one with all it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
+
+T = TypeVar("T")
+EPOCH_MS: Final = 1_700_000_000_000
+"""What the simulated clocks show at the start."""
+
+
+class Deadlock(AssertionError):
+    """Nothing is scheduled and nothing is ready: whoever waits will wait for ever."""
+
+
+class SimProcess:
+    """Whatever runs on `host` on behalf of one process, from its start to its end."""
+
+    def __init__(self, name: str, host: str) -> None:
+        self.name = name
+        self.host = host
+        self.is_dead = False
+        self.held: list[asyncio.Handle] | None = None
+        """While the process stands still: what would have run, in order."""
+        self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._kept: list[asyncio.Task[Any]] = []
+        self.on_death: dict[Callable[[], None], None] = {}
+        """What the system does for a process that is gone: it closes its sockets."""
+
+    def kill(self) -> None:
+        """Nothing of it runs any more. Its tasks are kept, so that none is finished by the garbage collector."""
+        self.is_dead = True
+        self._kept = list(self.tasks)
+        for then in list(self.on_death):
+            then()
+        self.on_death.clear()
+
+    def bury(self) -> None:
+        """At the very end: what was left in the middle is thrown away without a word."""
+        for task in [*self._kept, *self.tasks]:
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                try:
+                    task.get_coro().close()
+                except (RuntimeError, ValueError):  # it waits in its clean-up, or is the task that runs this
+                    continue
+
+
+PROCESS: Final[ContextVar[SimProcess | None]] = ContextVar("process", default=None)
+
+
+def current_host() -> str:
+    process = PROCESS.get()
+    return "outside" if process is None else process.host
+
+
+@contextmanager
+def running_as(process: SimProcess | None) -> Iterator[Context]:
+    """What is scheduled inside belongs to `process`; gives a context that does as well."""
+    token = PROCESS.set(process)
+    try:
+        yield copy_context()
+    finally:
+        PROCESS.reset(token)
+
+
+class _VirtualSelector(selectors.BaseSelector):
+    """Has no files. Waiting is letting the clock go on."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        raise AssertionError("a simulation has no sockets")
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        raise AssertionError("a simulation has no sockets")
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise Deadlock("nothing is scheduled and nothing is ready")
+        self.now_s += max(timeout, 0.0)
+        return []
+
+
+class SimLoop(asyncio.SelectorEventLoop):
+    """Connections go through `network`, which the cluster puts in place."""
+
+    network: Any = None
+
+    def __init__(self, seed: int) -> None:
+        self._virtual = _VirtualSelector()
+        self.rng = random.Random(seed)
+        self.problems: list[str] = []
+        """Callbacks that raised: each is a bug."""
+        super().__init__(self._virtual)
+        self.set_exception_handler(self._note_problem)
+
+    def time(self) -> float:
+        return self._virtual.now_s
+
+    def _make_self_pipe(self) -> None:
+        self._internal_fds = 0
+
+    def _close_self_pipe(self) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def _note_problem(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What only the garbage collector noticed comes at no certain time and is left out."""
+        if "handle" in context:
+            self.problems.append(f"{context['message']}: {context.get('exception')!r}")
+
+    # --- callbacks and their processes -----------------------------------------------------------------------------
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        context = copy_context() if context is None else context
+        process = context.get(PROCESS)
+        if process is None:
+            return super().call_soon(callback, *args, context=context)
+        own: list[asyncio.Handle] = []
+        handle = super().call_soon(self._run_for, process, own, callback, args, context=context)
+        own.append(handle)
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        context = copy_context() if context is None else context
+        process = context.get(PROCESS)
+        if process is None:
+            return super().call_at(when, callback, *args, context=context)
+        own: list[asyncio.Handle] = []
+        handle = super().call_at(when, self._run_for, process, own, callback, args, context=context)
+        own.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def _run_for(
+        self, process: SimProcess, own: list[asyncio.Handle], callback: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
+        if process.is_dead:
+            return
+        if process.held is not None:
+            process.held.append(own[0])
+        else:
+            callback(*args)
+
+    def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = super().create_task(coro, name=name, context=context)
+        process = PROCESS.get() if context is None else context.get(PROCESS)
+        if process is not None:
+            process.tasks.add(task)
+        return task
+
+    def spawn(self, process: SimProcess | None, coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Runs a coroutine as part of a process."""
+        with running_as(process) as context:
+            return self.create_task(coro, context=context)
+
+    def pause(self, process: SimProcess) -> None:
+        """As SIGSTOP does: nothing of it runs; what it is sent waits."""
+        if process.held is None:
+            process.held = []
+
+    def resume(self, process: SimProcess) -> None:
+        """What was due meanwhile runs at once, in its order."""
+        held, process.held = process.held or [], None
+        self._ready.extend(handle for handle in held if not handle.cancelled())  # type: ignore[attr-defined]
+
+    # --- what would be threads and sockets -------------------------------------------------------------------------
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Any, *args: Any
+    ) -> asyncio.Future[Any]:
+        """Done at once, known a little later."""
+        future: asyncio.Future[Any] = self.create_future()
+        try:
+            result = func(*args)
+        except Exception as error:
+            self.call_later(0.001, _settle, future, None, error)
+        else:
+            self.call_later(0.001, _settle, future, result, None)
+        return future
+
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        return self.network.listen(host, port, protocol_factory)
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        return await self.network.connect(host, port, protocol_factory)
+
+
+def _settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
+class SimClock:
+    """The clock of a machine. Its wall clock can jump; what measures durations cannot."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self.offset_ms = 0
+
+    def now_ms(self) -> int:
+        return EPOCH_MS + self.offset_ms + int(self._loop.time() * 1000)
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+
+class SimExecutor(Executor):
+    """The log manager's thread: each job takes its time and is done after the one before it."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self._due_s = 0.0
+        self._jobs: dict[Future[Any], Callable[[], Any]] = {}
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        self._jobs[future] = lambda: fn(*args, **kwargs)
+        self._due_s = max(self._due_s, self._loop.time()) + self._loop.rng.uniform(0.0001, 0.02)
+        self._loop.call_at(self._due_s, self._run, future)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for future in list(self._jobs):
+            self._run(future)
+
+    def _run(self, future: Future[Any]) -> None:
+        job = self._jobs.pop(future, None)
+        if job is None:
+            return
+        try:
+            future.set_result(job())
+        except Exception as error:
+            future.set_exception(error)

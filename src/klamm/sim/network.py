@@ -1,0 +1,292 @@
+"""The network of a simulation: listeners by host and port, connections with delay and fragments, links that fail.
+
+A direction of a link can be slow or cut for a time. What is sent into a cut link arrives when it is whole again, as
+TCP's retransmissions do; who does not wait so long gives up by its own timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from typing import Any, Final, NamedTuple
+
+from klamm.sim.loop import PROCESS, SimLoop, SimProcess, current_host
+
+DELAY_S: Final = (0.0002, 0.004)
+SLOW_S: Final = (0.05, 0.6)
+SOCKET_BYTES: Final = 64 * 1024
+"""What the systems on both ends take before a sender's own buffer grows."""
+_STEP_S: Final = 1e-7
+"""Two things on one link are never due at the same time: timers of one time have no order."""
+
+
+class Listener(NamedTuple):
+    factory: Callable[[], asyncio.BaseProtocol]
+    context: Context
+    process: SimProcess | None
+
+
+class SimServer:
+    """What `create_server` gives."""
+
+    sockets: tuple[()] = ()
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close = close
+
+    def close(self) -> None:
+        self._close()
+
+    async def wait_closed(self) -> None:
+        pass
+
+
+class Network:
+    def __init__(self, loop: SimLoop) -> None:
+        self.loop = loop
+        self.lost_replies = 0.0
+        """How often a server's bytes go nowhere and take the connection with them."""
+        self._rng = loop.rng
+        self._listeners: dict[tuple[str, int], Listener] = {}
+        self._cut_until: dict[tuple[str, str], float] = {}
+        self._slow_until: dict[tuple[str, str], float] = {}
+        self._next_port = 30_000
+
+    # --- faults ----------------------------------------------------------------------------------------------------
+
+    def cut(self, source: str, target: str, until_s: float) -> None:
+        self._cut_until[source, target] = max(until_s, self._cut_until.get((source, target), 0.0))
+
+    def slow(self, source: str, target: str, until_s: float) -> None:
+        self._slow_until[source, target] = max(until_s, self._slow_until.get((source, target), 0.0))
+
+    def heal(self) -> None:
+        """What was sent before stays on its way for as long as it was meant to."""
+        self._cut_until.clear()
+        self._slow_until.clear()
+        self.lost_replies = 0.0
+
+    def is_cut(self, source: str, target: str) -> bool:
+        return self._cut_until.get((source, target), 0.0) > self.loop.time()
+
+    def arrival_s(self, source: str, target: str) -> float:
+        """When something that is sent now arrives."""
+        now = self.loop.time()
+        if source == target:
+            return now + self._rng.uniform(0.00005, 0.0005)
+        start = max(now, self._cut_until.get((source, target), 0.0))
+        is_slow = self._slow_until.get((source, target), 0.0) > now
+        return start + self._rng.uniform(*(SLOW_S if is_slow else DELAY_S))
+
+    # --- connections -----------------------------------------------------------------------------------------------
+
+    def listen(self, host: str, port: int, factory: Callable[[], asyncio.BaseProtocol]) -> SimServer:
+        where = (host, port)
+        if where in self._listeners:
+            raise OSError(98, "Address already in use")
+        process = PROCESS.get()
+        self._listeners[where] = listener = Listener(factory, copy_context(), process)
+
+        def close() -> None:
+            if self._listeners.get(where) is listener:
+                del self._listeners[where]
+
+        if process is not None:
+            process.on_death[close] = None
+        return SimServer(close)
+
+    async def connect(
+        self, host: str, port: int, factory: Callable[[], asyncio.BaseProtocol]
+    ) -> tuple[SimTransport, asyncio.BaseProtocol]:
+        source = current_host()
+        await asyncio.sleep(self.arrival_s(source, host) - self.loop.time())
+        listener = self._listeners.get((host, port))
+        if listener is None:
+            raise ConnectionRefusedError(111, f"nobody listens at {host}:{port}")
+        self._next_port += 1
+        client = SimTransport(self, copy_context(), (source, self._next_port), (host, port))
+        server = SimTransport(self, listener.context.copy(), (host, port), (source, self._next_port), is_server=True)
+        client.peer, server.peer = server, client
+        self.loop.call_soon(server.begin, listener.factory, context=server.context)
+        try:
+            await asyncio.sleep(self.arrival_s(host, source) - self.loop.time())
+        except asyncio.CancelledError:
+            client.abort()
+            raise
+        return client, client.begin(factory)
+
+
+class SimTransport(asyncio.Transport):
+    """One end of a connection. It belongs to the process in whose `context` it was made."""
+
+    peer: SimTransport
+
+    def __init__(
+        self, network: Network, context: Context, own: tuple[str, int], other: tuple[str, int], is_server: bool = False
+    ) -> None:
+        super().__init__({"sockname": own, "peername": other, "socket": None})
+        self.context = context
+        self._network = network
+        self._loop = network.loop
+        self._own, self._other = own, other
+        self._is_server = is_server
+        self._process = context.get(PROCESS)
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._received: deque[bytes] = deque()
+        self._is_reading = True
+        self._is_closing = False
+        self._end: tuple[Exception | None] | None = None
+        self._due_s = 0.0
+        self._unread = 0
+        self._is_write_paused = False
+        self._high, self._low = 64 * 1024, 16 * 1024
+        if self._process is not None:
+            self._process.on_death[self._die] = None
+
+    def begin(self, factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
+        """Called in the context of its process."""
+        self._protocol = protocol = factory()
+        protocol.connection_made(self)
+        self._feed()
+        return protocol
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def write(self, data: Any) -> None:
+        data = bytes(data)
+        if self._is_closing or not data:
+            return
+        network, rng = self._network, self._loop.rng
+        if self._is_server and network.lost_replies and rng.random() < network.lost_replies:
+            self.reset()
+            return
+        self._unread += len(data)
+        self._due_s = max(self._due_s, network.arrival_s(self._own[0], self._other[0]))
+        cut = rng.randint(1, len(data))
+        for part in (data[:cut], data[cut:]):
+            if part:
+                self._due_s += _STEP_S
+                self._loop.call_at(self._due_s, self.peer._arrive, part, context=self.peer.context)
+        if not self._is_write_paused and self.get_write_buffer_size() > self._high:
+            self._is_write_paused = True
+            if isinstance(self._protocol, asyncio.BaseProtocol):
+                self._protocol.pause_writing()
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def get_write_buffer_size(self) -> int:
+        return max(0, self._unread - SOCKET_BYTES)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = 64 * 1024 if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def _on_read(self, size: int) -> None:
+        """The other side has taken bytes out of its socket."""
+        self._unread -= size
+        if self._is_write_paused and self.get_write_buffer_size() <= self._low and self._protocol is not None:
+            self._is_write_paused = False
+            self._loop.call_soon(self._protocol.resume_writing, context=self.context)
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def is_reading(self) -> bool:
+        return self._is_reading and not self._is_closing
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        self._is_reading = True
+        if self._received or self._end is not None:
+            self._loop.call_soon(self._feed)
+
+    def _arrive(self, part: bytes) -> None:
+        if not self._is_closing:
+            self._received.append(part)
+            self._feed()
+
+    def _feed(self) -> None:
+        """Gives the protocol what has come, as long as it reads; then, if that was all, the end."""
+        while self._received and self.is_reading() and self._protocol is not None:
+            self._give(self._received.popleft())
+        if self._end is not None and not self._received and self.is_reading():
+            self._lose(self._end[0])
+
+    def _give(self, part: bytes) -> None:
+        protocol, size = self._protocol, len(part)
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            buffer = memoryview(protocol.get_buffer(size))
+            size = min(size, len(buffer))
+            buffer[:size] = part[:size]
+            buffer.release()
+            if size < len(part):
+                self._received.appendleft(part[size:])
+            protocol.buffer_updated(size)
+        else:
+            assert isinstance(protocol, asyncio.Protocol)
+            protocol.data_received(part)
+        self.peer._on_read(size)
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        """What was written still arrives, then the other side learns of the end."""
+        if not self._is_closing:
+            self._tell_peer(None)
+            self._lose(None)
+
+    def abort(self) -> None:
+        if not self._is_closing:
+            self._tell_peer(ConnectionResetError(104, "Connection reset by peer"))
+            self._lose(None)
+
+    def reset(self) -> None:
+        """The network gives the connection up: both sides learn of it, each in its time."""
+        error = ConnectionResetError(104, "Connection reset by peer")
+        self._tell_peer(error)
+        self._is_closing = True
+        self._forget()
+        due_s = self._network.arrival_s(self._other[0], self._own[0])
+        self._loop.call_at(due_s, self._tell_protocol, error, context=self.context)
+
+    def _tell_peer(self, error: Exception | None) -> None:
+        due_s = max(self._due_s, self._network.arrival_s(self._own[0], self._other[0])) + _STEP_S
+        self._loop.call_at(due_s, self.peer._on_end, error, context=self.peer.context)
+
+    def _on_end(self, error: Exception | None) -> None:
+        """The end of the stream is read after what came before it; a reset counts at once."""
+        if self._is_closing:
+            return
+        if error is not None:
+            self._lose(error)
+        elif self._end is None:
+            self._end = (error,)
+            self._feed()
+
+    def _lose(self, error: Exception | None) -> None:
+        self._is_closing = True
+        self._received.clear()
+        self._forget()
+        self._loop.call_soon(self._tell_protocol, error, context=self.context)
+
+    def _tell_protocol(self, error: Exception | None) -> None:
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None:
+            protocol.connection_lost(error)
+
+    def _forget(self) -> None:
+        if self._process is not None:
+            self._process.on_death.pop(self._die, None)
+
+    def _die(self) -> None:
+        """Its process was killed: the system closes what it had open."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._tell_peer(ConnectionResetError(104, "Connection reset by peer"))

@@ -1,0 +1,199 @@
+"""The ZooKeeper server of a whole-cluster simulation: a tree, its sessions, and who is connected to them.
+
+Nothing is lost when it is down: it comes back with the tree, and counts every session's time anew.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren2, GetData, SetData
+
+from klamm.sim.loop import SimLoop, running_as
+from klamm.zk import kazoo_client as kz
+from klamm.zk import ops
+from klamm.zk.ops import CreateResult, ErrorResult, WatchEvent, WriteOp, ZkError, multi_failure
+from klamm.zk.tree import ZnodeTree
+
+HOST: Final = "zk"
+OPERATOR_SESSION: Final = 1
+TICK_S: Final = 0.05
+Written = Callable[[int, tuple[WriteOp, ...]], None]
+
+
+class Client(Protocol):
+    """A connection, as the server knows it. `watcher` is its number."""
+
+    watcher: int
+
+    def tell(self, event: WatchEvent) -> None: ...
+
+    def tell_lost(self) -> None: ...
+
+
+class SetWatches:
+    """What a client asks for on a new connection of its session."""
+
+    def __init__(self, zxid: int, data: Sequence[str], exist: Sequence[str], child: Sequence[str]) -> None:
+        self.wanted = (zxid, data, exist, child)
+
+
+class ZooKeeperServer:
+    def __init__(self, loop: SimLoop, on_written: Written) -> None:
+        self.tree = ZnodeTree()
+        self.is_down = False
+        self.loss_rate = 0.0
+        """How often the connection is lost with a request, before or after it took effect."""
+        self._loop = loop
+        self._rng: random.Random = loop.rng
+        self._on_written = on_written
+        self._attached: dict[int, Client] = {}
+        self._by_watcher: dict[int, Client] = {}
+        self._next_session = OPERATOR_SESSION
+        self._next_watcher = 0
+        self.tree.create_session(OPERATOR_SESSION, 1 << 40, 0)
+        with running_as(None):
+            loop.call_later(TICK_S, self._tick)
+
+    @property
+    def now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    def _tick(self) -> None:
+        if not self.is_down:
+            for session_id in self.tree.overdue_sessions(self.now_ms):
+                self.end_session(session_id)
+        self._loop.call_later(TICK_S, self._tick)
+
+    # --- sessions --------------------------------------------------------------------------------------------------
+
+    def attach(self, client: Client, session_id: int, timeout_ms: int) -> int | None:
+        """A client connects, with its session or without (0); the session, or None: it has expired."""
+        if session_id == 0:
+            self._next_session += 1
+            session_id = self._next_session
+            self.tree.create_session(session_id, timeout_ms, self.now_ms)
+        elif not self.tree.touch_session(session_id, self.now_ms):
+            return None
+        self._detach(session_id)
+        self._next_watcher += 1
+        client.watcher = self._next_watcher
+        self._attached[session_id] = self._by_watcher[client.watcher] = client
+        return session_id
+
+    def _detach(self, session_id: int) -> None:
+        before = self._attached.pop(session_id, None)
+        if before is not None:
+            self._by_watcher.pop(before.watcher, None)
+            self.tree.remove_watcher(before.watcher)
+
+    def is_attached(self, session_id: int, watcher: int) -> bool:
+        client = self._attached.get(session_id)
+        return client is not None and client.watcher == watcher and not self.is_down
+
+    def touch(self, session_id: int) -> None:
+        self.tree.touch_session(session_id, self.now_ms)
+
+    def end_session(self, session_id: int) -> None:
+        """By expiry or by its owner's wish: ephemeral znodes go; who is still connected learns when it asks."""
+        if session_id in self.tree.sessions:
+            self.tree.close_session(session_id, self.now_ms)
+            self.drop(session_id)
+            self._tell_watchers()
+
+    def drop(self, session_id: int) -> None:
+        """The connection ends, the session goes on."""
+        client = self._attached.get(session_id)
+        self._detach(session_id)
+        if client is not None:
+            client.tell_lost()
+
+    def set_down(self, is_down: bool) -> None:
+        self.is_down = is_down
+        for session_id in list(self._attached):
+            self.drop(session_id)
+        for session_id in self.tree.sessions:
+            self.touch(session_id)
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    def handle(self, session_id: int, watcher: int, request: Any) -> tuple[Any, ZkError | None] | None:
+        """The answer, or None: the connection was lost over it."""
+        self.touch(session_id)
+        is_write = isinstance(request, kz.Multi | Create2 | SetData | Delete)
+        is_lost = is_write and self._rng.random() < self.loss_rate
+        if is_lost and self._rng.random() < 0.5:
+            self.drop(session_id)
+            return None
+        try:
+            answer = self._execute(session_id, watcher, request), None
+        except ZkError as error:
+            answer = None, error  # type: ignore[assignment]
+        self._tell_watchers()
+        if is_lost:
+            self.drop(session_id)
+            return None
+        return answer
+
+    def operate(self, *operations: WriteOp) -> bool:
+        """A person with a tool changes the tree; False when it was refused."""
+        results = self.tree.multi(OPERATOR_SESSION, operations, self.now_ms)
+        if multi_failure(operations, results) is not None:
+            return False
+        self._on_written(OPERATOR_SESSION, operations)
+        self._tell_watchers()
+        return True
+
+    def _execute(self, session_id: int, watcher: int, request: Any) -> Any:
+        if isinstance(request, SetWatches):
+            self.tree.set_watches(watcher, *request.wanted)
+            return True
+        if isinstance(request, kz.MultiRead):
+            found = self.tree.multi_read([ops.GetData(path) for path in request.paths])
+            return [r.code if isinstance(r, ErrorResult) else (r.data, r.stat) for r in found]  # type: ignore[union-attr]
+        if isinstance(request, kz.Multi):
+            return self._multi(session_id, tuple(request.operations))
+        if isinstance(request, Create2 | SetData | Delete):
+            return self._write(session_id, request)
+        return self._read(watcher, request)
+
+    def _multi(self, session_id: int, operations: tuple[WriteOp, ...]) -> list[ops.MultiResult]:
+        results = self.tree.multi(session_id, operations, self.now_ms)
+        if multi_failure(operations, results) is None:
+            self._on_written(session_id, operations)
+        return [CreateResult(r.path) if isinstance(r, CreateResult) else r for r in results]
+
+    def _write(self, session_id: int, request: Any) -> Any:
+        if isinstance(request, Create2):
+            create = ops.Create(request.path, request.data, bool(request.flags & 1), bool(request.flags & 2))
+            created = self.tree.write(session_id, create, self.now_ms)
+            self._on_written(session_id, (create,))
+            return created.path, created.stat
+        if isinstance(request, SetData):
+            put = ops.SetData(request.path, request.data, request.version)
+            stat = self.tree.write(session_id, put, self.now_ms).stat
+            self._on_written(session_id, (put,))
+            return stat
+        delete = ops.Delete(request.path, request.version)
+        self.tree.write(session_id, delete, self.now_ms)
+        self._on_written(session_id, (delete,))
+        return True
+
+    def _read(self, watcher: int, request: Any) -> Any:
+        watches = request.watcher is not None
+        if isinstance(request, Exists):
+            return self.tree.read(ops.Exists(request.path, watches), watcher).stat
+        if isinstance(request, GetData):
+            data = self.tree.read(ops.GetData(request.path, watches), watcher)
+            return data.data, data.stat
+        assert isinstance(request, GetChildren2)
+        children = self.tree.read(ops.GetChildren(request.path, watches), watcher)
+        return list(children.children), children.stat
+
+    def _tell_watchers(self) -> None:
+        for watcher, event in self.tree.take_events():
+            client = self._by_watcher.get(watcher)
+            if client is not None:
+                client.tell(event)

@@ -1,0 +1,105 @@
+"""Level 2: whole brokers, clients and faults on one loop in virtual time. Seeds that once failed are run first."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from klamm.sim.cluster_runner import ClusterSummary, fingerprint, run_cluster_seeds
+from klamm.sim.loop import Deadlock, SimLoop, SimProcess
+
+FOUND = [line.split("#")[0].split() for line in (Path(__file__).parent / "cluster_seeds.txt").read_text().splitlines()]
+KNOWN_SEEDS = [int(words[0]) for words in FOUND if words]
+SEEDS, PART = 50, 10
+
+
+def told(summary: ClusterSummary) -> str:
+    return "\n".join(
+        line
+        for failure in summary.failures
+        for line in (
+            *failure.transcript[-80:],
+            f"{failure.error}\nreplay with: python -m klamm.sim --level 2 --seed {failure.seed}",
+        )
+    )
+
+
+@pytest.mark.parametrize("seed", KNOWN_SEEDS)
+def test_a_seed_that_once_failed(seed: int) -> None:
+    summary = run_cluster_seeds(seed, 1)
+    assert not summary.failures, told(summary)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, PART))
+def test_seeds(first: int) -> None:
+    summary = run_cluster_seeds(first, PART)
+    assert not summary.failures, told(summary)
+    assert summary.records > 100 * PART
+
+
+def test_a_seed_repeats_its_run_whatever_the_order_of_sets_is() -> None:
+    """In processes of their own, since Python decides about its hashes at the start."""
+    program = "from klamm.sim.cluster_runner import fingerprint; print(fingerprint(7))"
+    prints = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for hash_seed in ("0", "1", "4711")
+    }
+    assert prints == {fingerprint(7)}
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+def test_time_is_virtual_and_a_deadlock_is_told() -> None:
+    loop = SimLoop(1)
+
+    async def sleep_and_wait() -> None:
+        await asyncio.sleep(100_000)
+        await loop.create_future()
+
+    with pytest.raises(Deadlock):
+        loop.run_until_complete(sleep_and_wait())
+    assert loop.time() == 100_000
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+
+
+def test_a_paused_process_does_later_what_was_due_and_a_killed_one_nothing() -> None:
+    loop = SimLoop(1)
+    paused, killed = SimProcess("paused", "a"), SimProcess("killed", "b")
+    seen: list[tuple[str, float]] = []
+
+    async def tick(name: str) -> None:
+        while True:
+            seen.append((name, loop.time()))
+            await asyncio.sleep(1)
+
+    async def main() -> None:
+        for process in (paused, killed):
+            loop.spawn(process, tick(process.name))
+        await asyncio.sleep(1.5)
+        loop.pause(paused)
+        killed.kill()
+        await asyncio.sleep(5)
+        loop.resume(paused)
+        await asyncio.sleep(1.2)
+
+    loop.run_until_complete(main())
+    for process in (paused, killed):
+        process.kill()
+        process.bury()
+    loop.close()
+    assert [at for name, at in seen if name == "paused"] == [0, 1, 6.5, 7.5]
+    assert [at for name, at in seen if name == "killed"] == [0, 1]
