@@ -99,7 +99,8 @@ def _response(asked: list[_Asked], results: dict[str | UUID, TopicResult]) -> De
         key = each.topic_id if each.by_id else name
         if error == ErrorCode.NONE and key is not None:
             result = results[key]
-            name, error, message = result.name or None, result.error, result.message
+            name = (result.name or None) if each.by_id else each.name
+            error, message = result.error, result.message
         responses.append(
             DeletableTopicResult(name=name, topic_id=each.topic_id, error_code=error, error_message=message)
         )

@@ -198,6 +198,15 @@ class TestDeleteTopics:
         assert [(r.name, r.error_code) for r in response.responses] == [("t", 0)]
         assert not one.broker.metadata.contains("t")
 
+    @pytest.mark.parametrize("version", range(0, 7))
+    def test_an_empty_name_is_answered_with_itself(self, one: OneBroker, version: int) -> None:
+        unknown = TopicResult("", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        one.controller.script = lambda _: TopicResults((unknown,))
+        topics = [DeleteTopicState(name="", topic_id=ZERO_UUID)]
+        request = DeleteTopicsRequest(topic_names=[""], topics=topics, timeout_ms=1000)
+        response = one.ask(delete_topics.API, request, version)
+        assert [(r.name, r.error_code) for r in response.responses] == [("", unknown.error)]
+
     def test_by_id(self, one: OneBroker) -> None:
         one.lead("t", topic_id=ID)
         self.deleted(one)
