@@ -44,6 +44,9 @@ WAIT_S: Final = 180.0
 """How long anything may take that must come in the end, on the slowest machine."""
 
 
+CLOSE_S: Final = 30.0
+
+
 class ZooKeeper(Protocol):
     """Who coordinates the cluster, and can be taken away."""
 
@@ -83,6 +86,7 @@ class Chaos:
         self.rng = Random(seed)
         self.account = Account(PARTITIONS, PIPELINED)
         self.repeated = 0
+        self.left_behind: list[str] = []
         self.faults: list[Fault] = []
         self._bag: list[Callable[[], None]] = []
         self._begin = time.monotonic()
@@ -107,7 +111,8 @@ class Chaos:
         finally:
             for worker in workers:
                 worker.stop()
-                worker.join()
+            # librdkafka's close has been seen to wait for ever after many rebalances, in a group that had let it go
+            self.left_behind = [worker.name for worker in workers if not worker.join(CLOSE_S)]
 
     # --- faults ---
 
@@ -303,6 +308,7 @@ class Chaos:
             f"{account.acked_count} records acknowledged, {len(account.timed_out)} timed out, "
             f"{self.repeated} repeated under a new epoch by a producer with several requests in flight"
         ]
+        lines += [f"  {name} did not end" for name in self.left_behind]
         starts = [*(fault.start for fault in self.faults), time.monotonic()]
         for fault, end in zip(self.faults, starts[1:], strict=True):
             gap = account.longest_gap(fault.start, end)

@@ -96,8 +96,10 @@ class Worker:
     def stop(self) -> None:
         self._stop.set()
 
-    def join(self) -> None:
-        self._thread.join()
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Whether it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def run(self, is_stopped: Callable[[], bool]) -> None:
         raise NotImplementedError
