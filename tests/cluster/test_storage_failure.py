@@ -144,6 +144,9 @@ def without_new_files(folder: Path) -> Iterator[None]:
 def test_no_new_segment_can_be_made(cluster: LocalCluster) -> None:
     client = RawClient(cluster.port(1))
     cluster.create_topic("locked", config={"segment.bytes": 1 << 15})
+    # Files are forced to the disk one after the other: an answer that waited for this one comes after the new topic's.
+    cluster.create_topic("forced", config={"flush.messages": 1})
+    assert client.produce("forced", batch_of([b"x"])).error_code == ErrorCode.NONE
     with without_new_files(cluster.data_dir / "broker-1" / "locked-0"):
         acknowledged = fill(client, "locked", ErrorCode.KAFKA_STORAGE_ERROR)
         assert_alive(cluster, client)
