@@ -114,7 +114,7 @@ class ConfigChangeListener:
         from klamm.zk.session import SessionListener
 
         self._zk.on_children(paths.CONFIG_CHANGES, self._on_change)
-        self._zk.add_listener(SessionListener(after_new_session=self.load_all))
+        self._zk.add_listener(SessionListener(after_new_session=self._load_quietly))
         self.wake()
 
     async def stop(self) -> None:
@@ -133,6 +133,12 @@ class ConfigChangeListener:
         with contextlib.suppress(NoNode):
             topics = await self._zk.get_children(paths.config_entity_type_path(TOPICS))
             await self._refresh([*topics, *self._configs.topics_with_overrides()])
+
+    async def _load_quietly(self) -> None:
+        try:
+            await self.load_all()
+        except ZkError as error:
+            log.warning("Configurations cannot be read now: %s; the next session reads all", error)
 
     def refresh_topics(self, topics: Iterable[str]) -> asyncio.Future[None]:
         """Reads the configurations of topics that come to this broker; done when the repository has them."""

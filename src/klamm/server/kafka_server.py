@@ -42,7 +42,7 @@ from klamm.server.missed_deletions import MissedDeletions
 from klamm.server.replication import Replication
 from klamm.server.schedules import Scheduler
 from klamm.zk import paths
-from klamm.zk.ops import Create
+from klamm.zk.ops import Create, ZkError
 from klamm.zk.session import SessionState
 from klamm.zk.znodes import encode_log_dir_event
 
@@ -96,6 +96,12 @@ class KafkaServer:
 
     async def start(self) -> None:
         """Returns when the broker answers clients. Raises KlammError with a sentence when it cannot start."""
+        try:
+            await self._start()
+        except ZkError as error:
+            raise KlammError(f"ZooKeeper was lost while the broker started ({error}): start it again.") from error
+
+    async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         config, environment = self._static_config, self._environment
         self._coordination = coordination = environment.coordination(config, self._on_failure)
