@@ -46,6 +46,8 @@ SETTINGS: Final[dict[str, object]] = {
     "replica.lag.time.max.ms": 1_500,
     "replica.fetch.wait.max.ms": 200,
     "replica.fetch.backoff.ms": 200,
+    "replica.fetch.max.bytes": 400,
+    "replica.fetch.response.max.bytes": 1_000,
     "replica.high.watermark.checkpoint.interval.ms": 1_000,
     "controlled.shutdown.retry.backoff.ms": 100,
     "min.insync.replicas": 2,

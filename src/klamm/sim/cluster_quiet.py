@@ -36,6 +36,14 @@ def check_quiet(cluster: SimCluster, topics: Sequence[TopicPartition], consumers
         require(consumer.offset == end, f"a consumer of {consumer.tp} is at {consumer.offset}, the log ends at {end}")
 
 
+def led_from_failed_disks(cluster: SimCluster) -> list[TopicPartition]:
+    """Partitions whose leader has noticed that its disk failed, while another member of the ISR could lead."""
+    nodes = cluster.nodes
+    failed = {n.id for n in nodes.values() if n.broker is not None and not n.broker.logs.dirs.live}
+    able = {n.id for n in nodes.values() if n.broker is not None and not n.is_disk_broken}
+    return [tp for tp, s in _states(cluster).items() if s.leader in failed and any(r in able for r in s.isr)]
+
+
 def _brokers(cluster: SimCluster) -> dict[int, Broker]:
     brokers = {}
     for node in cluster.nodes.values():

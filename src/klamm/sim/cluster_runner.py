@@ -13,7 +13,7 @@ from klamm.model import TopicPartition
 from klamm.sim.checkers import Violation, require
 from klamm.sim.clients import Client, Consumer, Producer, create_topic
 from klamm.sim.cluster import SimCluster
-from klamm.sim.cluster_quiet import check_quiet
+from klamm.sim.cluster_quiet import check_quiet, led_from_failed_disks
 from klamm.sim.faults import Faults
 from klamm.sim.runner import Failure
 
@@ -53,6 +53,8 @@ class Scenario:
         faults = Faults(cluster, cluster.loop.time() + FAULTS_S)
         await self._while_watching(cluster.loop.create_task(faults.run()))
         await self._while_watching(cluster.loop.create_task(faults.heal()))
+        await self._until(lambda: not led_from_failed_disks(cluster), "leaders have left the disks that failed")
+        faults.repair_disks()
         self._is_quiet = True
         await self._until(lambda: all(task.done() for task in self._producing), "all producers are done")
         await self._until_quiet()

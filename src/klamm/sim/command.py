@@ -24,11 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--all-lines", action="store_true", help="print whole transcripts")
     args = parser.parse_args(argv)
     if args.mutant:
+        from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
         from klamm.sim.mutants import MUTANTS, install
 
-        install(args.mutant)
+        mutant = install(args.mutant, MUTANTS if args.level == 1 else CLUSTER_MUTANTS)
         if args.seeds is None:
-            args.seeds = MUTANTS[args.mutant].seeds
+            args.seeds = mutant.seeds
     run = simulate if args.level == 1 else simulate_cluster
     seeds = args.seeds or (200 if args.level == 1 else 50)
     return run(seeds, args.seed, args.brokers, first=args.first, mutant=args.mutant, all_lines=args.all_lines)

@@ -42,12 +42,13 @@ class Faults:
             "zookeeper loses connections": (3, self._lose_zookeeper_answers),
             "zookeeper down": (1, self._stop_zookeeper),
             "operator": (2, self._delete_controller),
+            "zombie controller": (3, self._make_zombie_controller),
             "disk": (1, self._break_disk),
             "clock": (2, self._move_clock),
         }
 
     async def heal(self) -> None:
-        """Nothing is wrong any more, and everybody is started."""
+        """Nothing is wrong any more but disks that have failed, and everybody is started."""
         cluster = self._cluster
         self._is_over = True
         cluster.note("--- quiet")
@@ -60,9 +61,14 @@ class Faults:
         if self._stopping:
             await asyncio.wait(self._stopping)
         for node in cluster.nodes.values():
-            if node.is_disk_broken:
-                node.kill()
             node.start()
+
+    def repair_disks(self) -> None:
+        for node in self._cluster.nodes.values():
+            if node.is_disk_broken:
+                self._cluster.note(f"broker {node.id} gets its disk repaired")
+                node.kill()
+                node.start()
 
     # --- helpers ---------------------------------------------------------------------------------------------------
 
@@ -126,7 +132,8 @@ class Faults:
         self._at(self._until(4.0), self._replace_disk, node, node.process)
 
     def _replace_disk(self, node: SimNode, process: object) -> None:
-        if node.process is process and node.is_disk_broken and not node.is_paused:
+        is_left_to_the_end = self._cluster.loop.time() >= self._end_s
+        if node.process is process and node.is_disk_broken and not node.is_paused and not is_left_to_the_end:
             self._cluster.note(f"broker {node.id} gets its disk repaired")
             node.kill()
             node.start()
@@ -202,6 +209,22 @@ class Faults:
     def _start_zookeeper(self) -> None:
         if self._cluster.zookeeper.is_down:
             self._cluster.zookeeper.set_down(False)
+
+    def _make_zombie_controller(self) -> None:
+        """What the controller sends to one broker is on its way for long, and overtaken by its successor."""
+        nodes = list(self._cluster.nodes.values())
+        owners = [node for node in nodes if node.broker is not None and node.broker.controller.is_active]
+        others = [node for node in nodes if node not in owners and node.process is not None and not node.is_paused]
+        if not owners or len(others) < 2:
+            return
+        late, bounced = self._rng.sample(others, 2)
+        until_s = self._until(3.0)
+        self._cluster.note(f"what {owners[0].host} sends to {late.host} comes at {until_s:.3f}, then it is deposed")
+        self._cluster.network.cut(owners[0].host, late.host, until_s)
+        bounced.kill()
+        now = self._cluster.loop.time()
+        self._at(now + self._rng.uniform(0.05, 0.3), bounced.start)
+        self._at(now + self._rng.uniform(0.2, 0.6), self._delete_controller)
 
     def _delete_controller(self) -> None:
         if not self._cluster.zookeeper.is_down and self._cluster.zookeeper.operate(Delete(paths.CONTROLLER)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -152,11 +152,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.machinery.ModuleSpec(fullname, _Loader(spec.origin, self._mutant), origin=spec.origin)
 
 
-def install(name: str) -> None:
+def install(name: str, mutants: Mapping[str, Mutant] = MUTANTS) -> Mutant:
     """Puts a mutant in place, in a process that has not imported its module yet."""
-    if name not in MUTANTS:
-        raise SystemExit(f"there is no mutant {name!r}; there are: {', '.join(MUTANTS)}")
-    mutant = MUTANTS[name]
+    if name not in mutants:
+        raise SystemExit(f"there is no mutant {name!r}; there are: {', '.join(mutants)}")
+    mutant = mutants[name]
     if mutant.module in sys.modules:
         raise SystemExit(f"{mutant.module} is imported already: run mutants in a process of their own")
     sys.meta_path.insert(0, _Finder(mutant))
+    return mutant

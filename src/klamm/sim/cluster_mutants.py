@@ -1,0 +1,86 @@
+"""Bugs for level 2, as replacements in the source of brokers: each must be caught by whole-cluster seeds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from klamm.sim.mutants import Mutant
+
+_R: Final = "klamm.replica."
+CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
+    "high_watermark_too_early": Mutant(
+        _R + "isr", "            candidate = remote.log_end_offset\n", "            pass\n"
+    ),
+    "acks_all_does_not_wait": Mutant(
+        _R + "append_path",
+        "result.flush_pending or (required_acks == -1 and partition.log.high_watermark <= result.last_offset)",
+        "result.flush_pending",
+    ),
+    "joins_isr_behind": Mutant(
+        _R + "isr",
+        "remote.log_end_offset >= high_watermark and remote.log_end_offset >= (leader_epoch_start_offset or 0)",
+        "remote.log_end_offset >= 0",
+    ),
+    "isr_shrinks_before_it_is_decided": Mutant(
+        _R + "partition",
+        "        self.pending_isr = isr\n",
+        "        self.pending_isr = isr\n        self.isr = isr\n",
+    ),
+    "follower_is_not_cut": Mutant(_R + "fetcher", "hosted.truncate_to(offset))", "ErrorCode.NONE)"),
+    "diverging_logs_are_not_told": Mutant(
+        _R + "partition_reader",
+        "elif epoch < fetch.last_fetched_epoch or end_offset < fetch.fetch_offset:",
+        "elif False:",
+    ),
+    "leader_epoch_is_not_checked": Mutant(
+        _R + "partition_reader",
+        "if current_leader_epoch != NO_EPOCH and (error := partition.check_leader_epoch(current_leader_epoch)):",
+        "if error := ErrorCode.NONE:",
+    ),
+    "duplicates_are_appended": Mutant(
+        "klamm.log.log",
+        "        known = self.producers.find_duplicate(batch)\n",
+        "        known = None\n",
+        also=(("            refusal = self.producers.validate(batch, origin)\n", "            refusal = None\n"),),
+    ),
+    "producers_forgotten_at_restart": Mutant(
+        "klamm.log.producer_rebuild", "    if start >= log_end_offset:\n        return\n", "    return\n"
+    ),
+    "stale_controllers_are_obeyed": Mutant(
+        _R + "replica_manager",
+        "        if controller_epoch < self.controller_epoch:\n",
+        "        if False:\n",
+        200,
+    ),
+    "older_leader_epochs_are_taken": Mutant(
+        _R + "state_change",
+        "        if state.leader_epoch < partition.leader_epoch:\n            return ErrorCode.STALE",
+        "        if False:\n            return ErrorCode.STALE",
+        200,
+    ),
+    "watches_are_lost_with_the_connection": Mutant(
+        "klamm.zk.session", "            self._watches.restore(self._connection)\n", "            pass\n"
+    ),
+    "expired_controller_goes_on": Mutant(
+        "klamm.controller.runner",
+        "            await self._manager.clear_and_put(Expire()).await_processing()\n",
+        "            pass\n",
+    ),
+    "not_registered_again": Mutant(
+        "klamm.controller.runner", "        self._register(self._zk.session_id, 1)\n", "        pass\n"
+    ),
+    "high_watermark_told_once": Mutant(
+        _R + "fetch_session", "            known.high_watermark = -1\n", "            pass\n"
+    ),
+    "lost_request_is_not_repeated": Mutant(
+        _R + "alter_partition_manager",
+        '            self._complain(f"no answer: {failure}")\n            self._again(changes)\n',
+        "",
+    ),
+    "failed_disk_is_kept_secret": Mutant(
+        "klamm.server.kafka_server", "        self._spawn(self._tell_controller_of_failure())\n", ""
+    ),
+    "zombie_incarnation_joins_isr": Mutant(
+        "klamm.controller.isr_changes", "        if epoch not in (-1, broker.epoch):\n", "        if False:\n", 200
+    ),
+}
