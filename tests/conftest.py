@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 def _own_environment() -> None:
     """Tests must not find a cluster that a person works with."""
     os.environ.pop("KLAMM_BOOTSTRAP_SERVERS", None)
+    # A run in the background of a shell ignores SIGINT, and so would every process that a test interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
