@@ -43,7 +43,7 @@ class Faults:
             "zookeeper down": (1, self._stop_zookeeper),
             "operator": (2, self._delete_controller),
             "zombie controller": (3, self._make_zombie_controller),
-            "disk": (1, self._break_disk),
+            "disk": (2, self._break_disk),
             "clock": (2, self._move_clock),
         }
 
@@ -129,11 +129,12 @@ class Faults:
             return
         self._cluster.note(f"the disk of broker {node.id} fails")
         node.break_disk()
-        self._at(self._until(4.0), self._replace_disk, node, node.process)
+        until_s = self._until(8.0)
+        if until_s < self._end_s:  # else it stays broken to the end: see `repair_disks`
+            self._at(until_s, self._replace_disk, node, node.process)
 
     def _replace_disk(self, node: SimNode, process: object) -> None:
-        is_left_to_the_end = self._cluster.loop.time() >= self._end_s
-        if node.process is process and node.is_disk_broken and not node.is_paused and not is_left_to_the_end:
+        if node.process is process and node.is_disk_broken and not node.is_paused:
             self._cluster.note(f"broker {node.id} gets its disk repaired")
             node.kill()
             node.start()
