@@ -53,6 +53,7 @@ SETTINGS: Final[dict[str, object]] = {
     "min.insync.replicas": 2,
     "offsets.topic.num.partitions": 2,
     "group.initial.rebalance.delay.ms": 0,
+    "group.min.session.timeout.ms": 500,
     "log.segment.bytes": 2_000,
     "log.cleaner.enable": False,
     "leader.imbalance.check.interval.seconds": 3,

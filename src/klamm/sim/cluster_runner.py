@@ -15,12 +15,14 @@ from klamm.sim.clients import Client, Consumer, Producer, create_topic
 from klamm.sim.cluster import SimCluster
 from klamm.sim.cluster_quiet import check_quiet, led_from_failed_disks
 from klamm.sim.faults import Faults
+from klamm.sim.group_member import Committed, GroupMember, check_group, committed_offset
 from klamm.sim.runner import Failure
 
 FAULTS_S: Final = 12.0
 PATIENCE_S: Final = 60.0
 """How long after the last fault everything may take to be well again."""
 LOOK_S: Final = 0.2
+GROUP: Final = "readers"
 
 
 @dataclass(slots=True)
@@ -32,7 +34,7 @@ class ClusterSummary:
 
 
 class Scenario:
-    """One run: two topics, two producers, two consumers of everything."""
+    """One run: two topics, two producers, two consumers of everything, a group of two members."""
 
     def __init__(self, cluster: SimCluster) -> None:
         self._cluster = cluster
@@ -41,6 +43,8 @@ class Scenario:
         self._topics = {"orders": (2, replicas), "audit": (1, replicas)}
         self._tps = [TopicPartition(name, p) for name, (count, _) in self._topics.items() for p in range(count)]
         self._consumers: list[Consumer] = []
+        self._members: list[GroupMember] = []
+        self._committed = Committed()
         self._producing: list[asyncio.Task[None]] = []
         self._clients: list[asyncio.Task[Any]] = []
 
@@ -59,6 +63,7 @@ class Scenario:
         await self._until(lambda: all(task.done() for task in self._producing), "all producers are done")
         await self._until_quiet()
         cluster.history.check()
+        await self._check_offsets()
         require(bool(cluster.history.acknowledged), "nothing was acknowledged at all")
 
     async def _start_clients(self) -> None:
@@ -74,6 +79,7 @@ class Scenario:
             self._producing.append(cluster.loop.spawn(cluster.client_process(client.name), producer.run()))
         for i in (1, 2):
             self._start_consumers(f"c{i}")
+            self._start_member(f"g{i}")
         self._clients += self._producing
 
     def _start_consumers(self, name: str) -> None:
@@ -85,6 +91,23 @@ class Scenario:
             self._consumers.append(consumer)
             self._clients.append(cluster.loop.spawn(process, consumer.run()))
 
+    def _start_member(self, name: str) -> None:
+        cluster = self._cluster
+        client = Client(name, cluster.addresses, Random(cluster.rng.getrandbits(64)))
+        member = GroupMember(client, GROUP, self._tps, cluster.history, self._committed)
+        self._members.append(member)
+        self._clients.append(cluster.loop.spawn(cluster.client_process(name), member.run()))
+
+    async def _check_offsets(self) -> None:
+        """What the group has committed is what it was told, also by a coordinator that had to read it again."""
+        cluster = self._cluster
+        client = Client("auditor", cluster.addresses, Random(cluster.rng.getrandbits(64)))
+        process = cluster.client_process("auditor")
+        for tp in self._tps:
+            task = cluster.loop.spawn(process, committed_offset(client, GROUP, tp))
+            await self._while_watching(task)
+            self._committed.check(tp, task.result())
+
     # --- waiting ---------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
@@ -93,7 +116,7 @@ class Scenario:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
-    async def _while_watching(self, task: asyncio.Task[None]) -> None:
+    async def _while_watching(self, task: asyncio.Task[Any]) -> None:
         while not task.done():
             await asyncio.wait({task}, timeout=LOOK_S)
             self._look()
@@ -113,6 +136,7 @@ class Scenario:
             self._look()
             try:
                 check_quiet(self._cluster, self._tps, self._consumers)
+                check_group(self._members, self._tps, self._cluster.history)
                 return
             except Violation:
                 if self._cluster.loop.time() >= deadline:
