@@ -1,0 +1,33 @@
+"""Topics as DataFrames: klamm's part for PySpark. `import klamm.spark as ks`; nothing of Spark is loaded before it is used.
+
+ks.session()                     a SparkSession with klamm's settings
+ks.topic(spark, "orders", ...)   a topic as a DataFrame, raw or typed
+ks.to_topic(df, ...)             a streaming query into a topic
+ks.to_table(df, ...)             a streaming query into a Delta table, exactly once
+ks.watch(query)                  its progress on the terminal
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from klamm.spark.session import session as session
+    from klamm.spark.session import settings as settings
+
+_HOME: Final = {
+    "session": "klamm.spark.session",
+    "settings": "klamm.spark.session",
+}
+"""Where each public name is."""
+
+
+def __getattr__(name: str) -> Any:
+    if (home := _HOME.get(name)) is None:
+        raise AttributeError(f"module 'klamm.spark' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

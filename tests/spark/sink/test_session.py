@@ -1,0 +1,46 @@
+"""The SparkSession that klamm makes has the settings it says it sets."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from pyspark.sql import SparkSession
+
+from klamm.spark.session import WHY, settings
+
+
+def test_the_session_runs_and_has_the_settings(spark: SparkSession) -> None:
+    assert spark.range(10).selectExpr("sum(id)").first() == (45,)
+    for name, value in settings("local[2,3]").items():
+        assert spark.conf.get(name) == value, name
+
+
+def test_python_functions_run_over_sockets_in_our_directory(spark: SparkSession) -> None:
+    doubled = spark.range(4).mapInArrow(lambda batches: batches, "id long").collect()
+    assert [row.id for row in doubled] == [0, 1, 2, 3]
+    assert os.stat(settings()["spark.python.unix.domain.socket.dir"]).st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [
+        ("local", "local[1,4]"),
+        ("local[*]", "local[*,4]"),
+        ("local[2]", "local[2,4]"),
+        ("local[2,1]", "local[2,1]"),
+        ("local-cluster[2,1,1024]", "local-cluster[2,1,1024]"),
+        ("spark://host:7077", "spark://host:7077"),
+    ],
+)
+def test_tasks_on_a_local_master_are_tried_again(master: str, expected: str) -> None:
+    assert settings(master)["spark.master"] == expected
+
+
+def test_a_cluster_gets_nothing_that_holds_for_one_machine_only() -> None:
+    assert not {"spark.driver.host", "spark.python.unix.domain.socket.dir"} & settings("spark://host:7077").keys()
+    assert settings("local-cluster[2,1,1024]")["spark.sql.shuffle.partitions"] == "2"
+
+
+def test_every_setting_has_its_reason() -> None:
+    assert settings("local[2]").keys() <= WHY.keys()
