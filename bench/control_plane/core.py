@@ -1,0 +1,121 @@
+"""The controller's core alone: driven on a `ZnodeTree` in this process, its requests encoded and thrown away.
+
+What is timed here is the controller's own work, without ZooKeeper's process, sockets and brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Final
+
+from bench.control_plane.seeding import PARENTS, topic_names, transactions
+from klamm.clock import SystemClock
+from klamm.controller.config import ControllerConfig
+from klamm.controller.controller import KafkaController
+from klamm.controller.effects import AskSessionId, Effect, Enqueue, Reply, Send, ZkMulti, ZkRead
+from klamm.controller.events import ControllerEvent, Startup
+from klamm.controller.requests import ControlRequest
+from klamm.controller.wire import encode_request
+from klamm.model import BrokerEndPoints, EndPoint
+from klamm.zk import ops, paths
+from klamm.zk.broker_znode import encode_broker
+from klamm.zk.tree import ZnodeTree
+
+BROKERS: Final = (1, 2, 3)
+_SESSION: Final = 1
+
+
+def new_tree(names: Sequence[str], partitions: int, brokers: Sequence[int] = BROKERS) -> ZnodeTree:
+    """Seeded topics on `brokers`, all of which are registered, but for broker 1: the controller that is to start."""
+    tree = ZnodeTree()
+    tree.create_session(_SESSION, 3_600_000, 0)
+    for path in (*(parent for path in (*paths.PERSISTENT_PATHS, *PARENTS) for parent in _levels(path)),):
+        if path not in tree.nodes:
+            tree.multi(_SESSION, [ops.Create(path)], 0)
+    for transaction in transactions(names, partitions, brokers, len(brokers)):
+        tree.multi(_SESSION, transaction, 0)
+    return tree
+
+
+def _levels(path: str) -> list[str]:
+    parts = path.split("/")[1:]
+    return ["/" + "/".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def register(tree: ZnodeTree, broker_id: int) -> None:
+    broker = BrokerEndPoints(broker_id, (EndPoint("PLAINTEXT", "127.0.0.1", 9092 + broker_id),))
+    tree.multi(_SESSION, [ops.Create(paths.broker_path(broker_id), encode_broker(broker, 0), ephemeral=True)], 0)
+
+
+class CoreDriver:
+    """One controller, and a tree that answers at once. `sent` are the requests of the last event."""
+
+    def __init__(self, tree: ZnodeTree, broker_id: int = 1) -> None:
+        endpoint = EndPoint("PLAINTEXT", "127.0.0.1", 9092 + broker_id)
+        config = ControllerConfig(broker_id, (endpoint,))
+        self.tree = tree
+        self.controller = KafkaController(config, SystemClock(), Random(7))
+        self.sent: list[tuple[int, ControlRequest]] = []
+        self.replies: list[object] = []
+        self.sent_bytes = 0
+
+    def start(self) -> None:
+        """Registers, wins the election, fails over."""
+        self.process(Startup())
+
+    def process(self, event: ControllerEvent) -> None:
+        """Runs an event to its end, with all that it puts into the queue, and encodes what is to be sent."""
+        events, self.sent, self.replies, self.sent_bytes = [event], [], [], 0
+        while events:
+            self._drive(events.pop(0), events)
+        protocol = self.controller.context.config.inter_broker_protocol
+        for _, request in self.sent:
+            self.sent_bytes += sum(map(len, encode_request(request, protocol)[2]))
+
+    def _drive(self, event: ControllerEvent, events: list[ControllerEvent]) -> None:
+        steps = self.controller.process(event)
+        value: Any = None
+        error: ops.ZkError | None = None
+        while True:
+            try:
+                effect = steps.throw(error) if error is not None else steps.send(value)
+            except StopIteration:
+                return
+            value = error = None
+            try:
+                value = self._answer(effect, events)
+            except ops.ZkError as caught:
+                error = caught
+
+    def _answer(self, effect: Effect, events: list[ControllerEvent]) -> Any:
+        if isinstance(effect, ZkRead):
+            return tuple(map(self._read, effect.ops))
+        if isinstance(effect, ZkMulti):
+            results = self.tree.multi(_SESSION, effect.ops, 0)
+            if (failure := ops.multi_failure(effect.ops, results)) is not None:
+                raise ops.MultiFailed(failure)
+            return results
+        if isinstance(effect, AskSessionId):
+            return _SESSION
+        if isinstance(effect, Send):
+            self.sent.append((effect.broker_id, effect.request))
+        elif isinstance(effect, Enqueue):
+            events.append(effect.event)
+        elif isinstance(effect, Reply):
+            self.replies.append(effect.value)
+        return None
+
+    def _read(self, op: ops.ReadOp) -> ops.ReadResult | None:
+        try:
+            return self.tree.read(op, _SESSION)
+        except ops.NoNode:
+            return None
+
+
+def cluster(partitions: int, partitions_a_topic: int = 10, brokers: Sequence[int] = BROKERS) -> ZnodeTree:
+    """A tree with so many partitions; brokers other than 1 are registered."""
+    tree = new_tree(topic_names(partitions // partitions_a_topic), partitions_a_topic, brokers)
+    for broker_id in brokers[1:]:
+        register(tree, broker_id)
+    return tree
