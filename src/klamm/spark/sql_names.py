@@ -1,0 +1,236 @@
+"""Which tables a SQL query names, without Spark: so that only these topics are read, and a wrong name is told at once.
+
+This is a reader of tokens, not a parser: it follows FROM and JOIN through subqueries and leaves out the names that WITH
+defines, table functions, and the FROM of EXTRACT, TRIM and their like. Spark still has the last word on a query.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from klamm.errors import KlammError
+
+_TOKEN: Final = re.compile(
+    r"""
+      (?P<space>\s+ | --[^\n]*)
+    | (?P<comment>/\*.*?\*/)
+    | (?P<string>[rR]?'(?:[^'\\]|\\.|'')*' | [rR]?"(?:[^"\\]|\\.|"")*")
+    | (?P<quoted>`(?:[^`]|``)*`)
+    | (?P<word>[^\W\d]\w*)
+    | (?P<number>\d[\w.]*)
+    | (?P<symbol>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_CLAUSES: Final = frozenset(
+    "WHERE GROUP ORDER HAVING LIMIT OFFSET UNION INTERSECT EXCEPT MINUS SELECT WINDOW QUALIFY CLUSTER DISTRIBUTE SORT "
+    "PIVOT UNPIVOT".split()
+)
+_FROM_IS_AN_ARGUMENT: Final = frozenset("EXTRACT TRIM SUBSTRING SUBSTR OVERLAY POSITION".split())
+_NOT_NAMES: Final = frozenset("LATERAL STREAM ONLY".split())
+_FILE_FORMATS: Final = frozenset("parquet json csv orc text xml binaryfile".split())
+
+
+class SqlTextError(KlammError):
+    """The text cannot even be cut into words: an open string, comment or bracket."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        self.line = line
+        super().__init__(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    kind: str
+    text: str
+    line: int
+
+    @property
+    def keyword(self) -> str:
+        """In capitals; empty for anything that is not a bare word."""
+        return self.text.upper() if self.kind == "word" else ""
+
+    @property
+    def identifier(self) -> str:
+        return self.text[1:-1].replace("``", "`") if self.kind == "quoted" else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table as the query names it; `line` counts from 1 within the query."""
+
+    parts: tuple[str, ...]
+    line: int
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.parts)
+
+    @property
+    def is_file(self) -> bool:
+        """Spark reads files by `parquet.`/path``."""
+        return len(self.parts) == 2 and self.parts[0].lower() in _FILE_FORMATS
+
+
+def tokens(sql: str) -> list[Token]:
+    """Words, quoted names, strings, numbers and symbols, without space and comments."""
+    found: list[Token] = []
+    line = 1
+    for match in _TOKEN.finditer(sql):
+        kind, text = match.lastgroup or "symbol", match[0]
+        if kind not in ("space", "comment"):
+            if kind == "symbol" and text in "'\"`":
+                raise SqlTextError(line, f"the {'name' if text == '`' else 'string'} that begins with {text} never ends.")
+            if kind == "symbol" and text == "/" and sql.startswith("/*", match.start()):
+                raise SqlTextError(line, "the comment that begins with /* never ends.")
+            found.append(Token(kind, text, line))
+        line += text.count("\n")
+    return found
+
+
+def statements(text: str) -> tuple[list[str], str]:
+    """The statements that end with a semicolon, and what is left after the last one."""
+    done: list[str] = []
+    begin = 0
+    for match in _TOKEN.finditer(text):
+        if match.lastgroup == "symbol" and match[0] == ";":
+            if statement := text[begin : match.start()].strip():
+                done.append(statement)
+            begin = match.end()
+    return done, text[begin:]
+
+
+def relations(sql: str) -> list[Relation]:
+    """Every table the query reads, in the order in which it names them, each once."""
+    words = tokens(sql)
+    defined = {name.lower() for name in _defined(words)}
+    found: dict[tuple[str, ...], Relation] = {}
+    for relation in _Reader(words).read():
+        if len(relation.parts) > 1 or relation.parts[0].lower() not in defined:
+            found.setdefault(relation.parts, relation)
+    return list(found.values())
+
+
+def _defined(words: list[Token]) -> Iterator[str]:
+    """The names that WITH gives to subqueries: `WITH a AS (...), b (x, y) AS (...)`."""
+    for index, word in enumerate(words):
+        if word.keyword == "WITH":
+            yield from _common_tables(words, index + 1)
+
+
+def _common_tables(words: list[Token], index: int) -> Iterator[str]:
+    if index < len(words) and words[index].keyword == "RECURSIVE":
+        index += 1
+    while index < len(words) and words[index].kind in ("word", "quoted"):
+        name, index = words[index].identifier, index + 1
+        if index < len(words) and words[index].text == "(":
+            index = _after_bracket(words, index)
+        if not (index + 1 < len(words) and words[index].keyword == "AS" and words[index + 1].text == "("):
+            return
+        yield name
+        index = _after_bracket(words, index + 1)
+        if not (index < len(words) and words[index].text == ","):
+            return
+        index += 1
+
+
+def _after_bracket(words: list[Token], index: int) -> int:
+    depth = 0
+    while index < len(words):
+        depth += {"(": 1, ")": -1}.get(words[index].text, 0) if words[index].kind == "symbol" else 0
+        index += 1
+        if depth == 0:
+            break
+    return index
+
+
+@dataclass(slots=True)
+class _Frame:
+    """One level of brackets: whether a table may come next, and whether a comma leads to another one."""
+
+    line: int
+    expects: bool = False
+    in_from: bool = False
+    argument: bool = False
+
+
+class _Reader:
+    def __init__(self, words: list[Token]) -> None:
+        self._words = words
+        self._frames = [_Frame(1)]
+        self._index = 0
+
+    def read(self) -> Iterator[Relation]:
+        self._describe()
+        while self._index < len(self._words):
+            word = self._words[self._index]
+            frame = self._frames[-1]
+            if word.kind == "symbol":
+                self._symbol(word, frame)
+            elif frame.expects and word.kind in ("word", "quoted") and not self._passes(word, frame):
+                frame.expects = False
+                relation = self._name(word.line)
+                if relation is not None:
+                    yield relation
+                continue
+            elif word.keyword:
+                self._keyword(word.keyword, frame)
+            self._index += 1
+        if len(self._frames) > 1:
+            raise SqlTextError(self._frames[-1].line, "a bracket is opened and never closed.")
+
+    def _describe(self) -> None:
+        """`DESCRIBE orders`, `TABLE orders`: the name comes without FROM."""
+        while self._word(self._index) in ("DESCRIBE", "DESC", "TABLE", "EXTENDED", "EXPLAIN", "FORMATTED", "CACHE"):
+            self._frames[0].expects = self._word(self._index) not in ("EXPLAIN",)
+            self._index += 1
+        if self._word(self._index) in ("SELECT", "WITH", "FROM", "QUERY"):
+            self._frames[0].expects = False
+
+    def _word(self, index: int) -> str:
+        return self._words[index].keyword if 0 <= index < len(self._words) else ""
+
+    def _symbol(self, word: Token, frame: _Frame) -> None:
+        if word.text == "(":
+            argument = self._word(self._index - 1) in _FROM_IS_AN_ARGUMENT
+            self._frames.append(_Frame(word.line, expects=frame.expects, argument=argument))
+            self._frames[-1].in_from = frame.expects
+            frame.expects = False
+        elif word.text == ")":
+            if len(self._frames) == 1:
+                raise SqlTextError(word.line, "a bracket is closed that was never opened.")
+            self._frames.pop()
+        elif word.text == "," and frame.in_from:
+            frame.expects = True
+
+    def _passes(self, word: Token, frame: _Frame) -> bool:
+        """Words between FROM and the table; a SELECT or VALUES there means that no table follows."""
+        if word.keyword in ("SELECT", "VALUES", "WITH", "FROM"):
+            frame.expects = False
+            frame.in_from = word.keyword == "VALUES"
+            self._keyword(word.keyword, frame)
+            return True
+        return word.keyword in _NOT_NAMES and self._word(self._index + 1) != "AS"
+
+    def _keyword(self, keyword: str, frame: _Frame) -> None:
+        if keyword == "FROM" and not frame.argument and self._word(self._index - 1) != "DISTINCT":
+            frame.expects = frame.in_from = True
+        elif keyword == "JOIN":
+            frame.expects = frame.in_from = True
+        elif keyword in _CLAUSES or (keyword == "LATERAL" and self._word(self._index + 1) == "VIEW"):
+            frame.expects = frame.in_from = False
+
+    def _name(self, line: int) -> Relation | None:
+        """`a`, `` `a.b` `` or `a.b`, with the index behind it; None for a table function."""
+        parts = [self._words[self._index].identifier]
+        self._index += 1
+        while self._text(self._index) == "." and self._index + 1 < len(self._words):
+            parts.append(self._words[self._index + 1].identifier)
+            self._index += 2
+        return None if self._text(self._index) == "(" else Relation(tuple(parts), line)
+
+    def _text(self, index: int) -> str:
+        return self._words[index].text if index < len(self._words) and self._words[index].kind == "symbol" else ""

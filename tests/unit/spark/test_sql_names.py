@@ -1,0 +1,66 @@
+"""Which tables a query names."""
+
+from __future__ import annotations
+
+import pytest
+
+from klamm.spark.sql_names import SqlTextError, relations, statements
+
+
+@pytest.mark.parametrize(
+    ("sql", "names"),
+    [
+        ("select * from orders", ["orders"]),
+        ("SELECT o.id FROM orders o JOIN payments p ON o.id = p.order_id", ["orders", "payments"]),
+        ("select * from a, b as c, `d-e.f` where x in (select y from g)", ["a", "b", "d-e.f", "g"]),
+        ("with big as (select * from orders), n(x) as (select 1) select * from big join n", ["orders"]),
+        ("select extract(year from at), trim(both 'x' from name) from users", ["users"]),
+        ("select a is not distinct from b from t", ["t"]),
+        ("select * from range(10) r join t on r.id = t.id", ["t"]),
+        ("select * from values (1, 2) as v(a, b), t", ["t"]),
+        ("select k, v from t lateral view explode(m) x as k, v where k > 1", ["t"]),
+        ("select * from (a join b using (id, at)) c", ["a", "b"]),
+        ("select * from (select * from inner_t) s, other", ["inner_t", "other"]),
+        ("select 'from x', \"join y\" -- from z\n/* from w */ from t", ["t"]),
+        ("select 1", []),
+        ("from t select a", ["t"]),
+        ("select * from t tablesample (10 percent) order by a, b", ["t"]),
+        ("select * from a union all select * from a", ["a"]),
+        ("select * from db.t", ["db.t"]),
+        ("select * from parquet.`dir/file`", ["parquet.dir/file"]),
+        ("describe orders", ["orders"]),
+        ("explain select * from orders", ["orders"]),
+        ("select count(distinct x) from t where exists (select 1 from u where u.id = t.id)", ["t", "u"]),
+        ("select case when a then b end as `from` from `select`", ["select"]),
+    ],
+)
+def test_tables_of_a_query(sql: str, names: list[str]) -> None:
+    assert [relation.name for relation in relations(sql)] == names
+
+
+def test_lines_and_files() -> None:
+    found = relations("select *\nfrom a\njoin `b`\n  on a.x = b.x")
+    assert [(relation.name, relation.line) for relation in found] == [("a", 2), ("b", 3)]
+    assert relations("select * from csv.`x`")[0].is_file
+    assert not relations("select * from db.x")[0].is_file
+
+
+@pytest.mark.parametrize(
+    ("sql", "line", "reason"),
+    [
+        ("select 'a\nfrom t", 1, "string"),
+        ("select *\nfrom `t", 2, "name"),
+        ("select (1\nfrom t", 1, "never closed"),
+        ("select 1)", 1, "never opened"),
+        ("select 1 /* x", 1, "comment"),
+    ],
+)
+def test_text_that_cannot_be_a_query(sql: str, line: int, reason: str) -> None:
+    with pytest.raises(SqlTextError, match=reason) as caught:
+        relations(sql)
+    assert caught.value.line == line
+
+
+def test_statements_end_with_a_semicolon_outside_strings() -> None:
+    assert statements("select ';'; select 2 -- ; \n; sel") == (["select ';'", "select 2 -- ;"], " sel")
+    assert statements("") == ([], "")
