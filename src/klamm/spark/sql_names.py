@@ -26,12 +26,30 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _CLAUSES: Final = frozenset(
-    "WHERE GROUP ORDER HAVING LIMIT OFFSET UNION INTERSECT EXCEPT MINUS SELECT WINDOW QUALIFY CLUSTER DISTRIBUTE SORT "
-    "PIVOT UNPIVOT".split()
+    [
+        "WHERE",
+        "GROUP",
+        "ORDER",
+        "HAVING",
+        "LIMIT",
+        "OFFSET",
+        "UNION",
+        "INTERSECT",
+        "EXCEPT",
+        "MINUS",
+        "SELECT",
+        "WINDOW",
+        "QUALIFY",
+        "CLUSTER",
+        "DISTRIBUTE",
+        "SORT",
+        "PIVOT",
+        "UNPIVOT",
+    ]
 )
-_FROM_IS_AN_ARGUMENT: Final = frozenset("EXTRACT TRIM SUBSTRING SUBSTR OVERLAY POSITION".split())
-_NOT_NAMES: Final = frozenset("LATERAL STREAM ONLY".split())
-_FILE_FORMATS: Final = frozenset("parquet json csv orc text xml binaryfile".split())
+_FROM_IS_AN_ARGUMENT: Final = frozenset(["EXTRACT", "TRIM", "SUBSTRING", "SUBSTR", "OVERLAY", "POSITION"])
+_NOT_NAMES: Final = frozenset(["LATERAL", "STREAM", "ONLY"])
+_FILE_FORMATS: Final = frozenset(["parquet", "json", "csv", "orc", "text", "xml", "binaryfile"])
 
 
 class SqlTextError(KlammError):
@@ -83,7 +101,9 @@ def tokens(sql: str) -> list[Token]:
         kind, text = match.lastgroup or "symbol", match[0]
         if kind not in ("space", "comment"):
             if kind == "symbol" and text in "'\"`":
-                raise SqlTextError(line, f"the {'name' if text == '`' else 'string'} that begins with {text} never ends.")
+                raise SqlTextError(
+                    line, f"the {'name' if text == '`' else 'string'} that begins with {text} never ends."
+                )
             if kind == "symbol" and text == "/" and sql.startswith("/*", match.start()):
                 raise SqlTextError(line, "the comment that begins with /* never ends.")
             found.append(Token(kind, text, line))
@@ -216,9 +236,9 @@ class _Reader:
         return word.keyword in _NOT_NAMES and self._word(self._index + 1) != "AS"
 
     def _keyword(self, keyword: str, frame: _Frame) -> None:
-        if keyword == "FROM" and not frame.argument and self._word(self._index - 1) != "DISTINCT":
-            frame.expects = frame.in_from = True
-        elif keyword == "JOIN":
+        if (
+            keyword == "FROM" and not frame.argument and self._word(self._index - 1) != "DISTINCT"
+        ) or keyword == "JOIN":
             frame.expects = frame.in_from = True
         elif keyword in _CLAUSES or (keyword == "LATERAL" and self._word(self._index + 1) == "VIEW"):
             frame.expects = frame.in_from = False

@@ -1,0 +1,168 @@
+"""What must hold between the parts of a pipeline, whether it was written in YAML or in Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from klamm.spark.pipeline.fields import check_name
+from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, View, find_cycle, in_order
+from klamm.spark.pipeline.problems import PipelineError, Problem, suggestion
+from klamm.spark.sql_names import SqlTextError, relations
+
+_TABLE_ONLY: Final = ("partition_by_date", "compact_every", "bad_records")
+_TOPIC_ONLY: Final = ("key", "value")
+_SET_ELSEWHERE: Final = {
+    "subscribe": "topic",
+    "subscribePattern": "pattern",
+    "startingOffsets": "starting_offsets",
+    "kafka.bootstrap.servers": "bootstrap_servers of the pipeline",
+    "valueFormat": "format",
+    "valueSchema": "schema",
+    "valueSchemaFile": "schema_file",
+    "topic": "topic",
+    "checkpointLocation": "checkpoint of the pipeline",
+}
+
+
+def checked(spec: PipelineSpec, problems: list[Problem]) -> PipelineSpec:
+    """The pipeline with its views in order; raises with `problems` and what is found here, if there is any."""
+    problems = list(problems)
+    names = {step.name for step in (*spec.sources, *spec.views)}
+    views = tuple(_with_inputs(view, names, problems) for view in spec.views)
+    problems += _names(spec)
+    for source in spec.sources:
+        problems += _source(source)
+    for sink in spec.sinks:
+        problems += _sink(sink, names)
+    problems += _shared_targets(spec.sinks)
+    problems += _parts_that_are_missing(spec)
+    if cycle := find_cycle({view.name: view.inputs for view in views}):
+        line = next(view.line for view in views if view.name == cycle[0])
+        problems.append(Problem(line, f"views need each other in a circle: {' -> '.join(cycle)}."))
+    if problems:
+        raise PipelineError(spec.file, problems)
+    spec = replace(spec, views=in_order(views))
+    problems += _watermarks(spec)
+    if problems:
+        raise PipelineError(spec.file, problems)
+    return spec
+
+
+def _with_inputs(view: View, names: set[str], problems: list[Problem]) -> View:
+    """The view with what it reads; names in SQL are compared as Spark does, without regard to case."""
+    by_lower = {name.lower(): name for name in names}
+    if view.sql is None:
+        for name in view.inputs:
+            if name not in names:
+                problems.append(_unknown(view.line, f"view {view.name!r}", name, names - {view.name}))
+        return replace(view, inputs=tuple(name for name in view.inputs if name in names))
+    inputs: list[str] = []
+    try:
+        found = relations(view.sql)
+    except SqlTextError as error:
+        problems.append(Problem(view.line + error.line - 1, f"view {view.name!r}: {error}"))
+        return view
+    for relation in found:
+        if relation.is_file:
+            continue
+        if (known := by_lower.get(relation.name.lower())) is not None:
+            inputs.append(known)
+        else:
+            where = view.line + relation.line - 1
+            problems.append(_unknown(where, f"view {view.name!r}", relation.name, names - {view.name}))
+    if view.sql and not found:
+        problems.append(Problem(view.line, f"view {view.name!r} reads no source and no view."))
+    return replace(view, inputs=tuple(inputs))
+
+
+def _unknown(line: int, reader: str, name: str, names: set[str]) -> Problem:
+    return Problem(line, f"{reader} reads {name!r}, which is neither a source nor a view.{suggestion(name, names)}")
+
+
+def _names(spec: PipelineSpec) -> Iterator[Problem]:
+    problems: list[Problem] = []
+    if spec.name:
+        check_name(spec.name.replace("-", "_"), "pipeline", 1, problems)
+    for what, parts in (("source", spec.sources), ("view", spec.views), ("sink", spec.sinks)):
+        for part in parts:
+            check_name(part.name, what, part.line, problems)
+    yield from problems
+    first: dict[str, Source | View] = {}
+    for step in (*spec.sources, *spec.views):
+        earlier = first.setdefault(step.name.lower(), step)
+        if earlier is not step:
+            yield Problem(step.line, f"{step.name!r} is the name of two steps, first in line {earlier.line}.")
+    counts = Counter(sink.name for sink in spec.sinks)
+    yield from (
+        Problem(sink.line, f"{sink.name!r} is the name of two sinks.") for sink in spec.sinks if counts[sink.name] > 1
+    )
+
+
+def _source(source: Source) -> Iterator[Problem]:
+    what = f"source {source.name!r}"
+    if source.topic is not None and source.pattern is not None:
+        yield Problem(source.line, f"{what} has both 'topic' and 'pattern'; it needs one.")
+    if source.schema is not None and source.schema_file is not None:
+        yield Problem(source.line, f"{what} has both 'schema' and 'schema_file'; it needs one.")
+    given = source.schema is not None or source.schema_file is not None
+    if source.format in ("json", "avro", "protobuf") and not given:
+        advice = " `klamm schema infer` writes one from the topic's records." if source.format == "json" else ""
+        yield Problem(source.line, f"{what} of format {source.format} needs a 'schema' or a 'schema_file'.{advice}")
+    if source.format in ("raw", "string") and given:
+        yield Problem(source.line, f"{what} of format {source.format} takes no schema.")
+    if source.deduplicate and source.watermark is None:
+        yield Problem(source.line, f"{what}: 'deduplicate' needs a 'watermark', or its state would grow for ever.")
+    if source.static and (source.watermark is not None or source.deduplicate):
+        yield Problem(source.line, f"{what} is static: it has no watermark and no deduplication.")
+    yield from _options(source.options, what, source.line)
+
+
+def _options(options: Mapping[str, str], what: str, line: int) -> Iterator[Problem]:
+    for name in options:
+        if (key := _SET_ELSEWHERE.get(name)) is not None:
+            yield Problem(line, f"{what}: option {name!r} is written as {key!r}.")
+
+
+def _sink(sink: Sink, names: set[str]) -> Iterator[Problem]:
+    what = f"sink {sink.name!r}"
+    if sink.view and sink.view not in names:
+        yield _unknown(sink.line, what, sink.view, names)
+    if (sink.topic is None) == (sink.table is None):
+        yield Problem(sink.line, f"{what} needs either a 'topic' or a 'table'.")
+        return
+    wrong = _TABLE_ONLY if sink.topic is not None else _TOPIC_ONLY
+    for key in wrong:
+        if getattr(sink, key) is not None:
+            kind = "topic" if sink.topic is not None else "table"
+            yield Problem(sink.line, f"{what} goes to a {kind}, which has no {key!r}.")
+    if sink.table is not None and sink.mode != "append":
+        yield Problem(sink.line, f"{what}: a table takes mode append only; {sink.mode} goes to a topic.")
+    yield from _options(sink.options, what, sink.line)
+
+
+def _shared_targets(sinks: tuple[Sink, ...]) -> Iterator[Problem]:
+    first: dict[str, Sink] = {}
+    for sink in sinks:
+        if sink.table is not None and (earlier := first.setdefault(sink.table.rstrip("/"), sink)) is not sink:
+            yield Problem(sink.line, f"sink {sink.name!r} writes the table of sink {earlier.name!r}.")
+
+
+def _parts_that_are_missing(spec: PipelineSpec) -> Iterator[Problem]:
+    if not spec.sources:
+        yield Problem(1, "the pipeline has no source.")
+    elif all(source.static for source in spec.sources):
+        yield Problem(spec.sources[0].line, "every source is static: at least one must be a stream.")
+    if not spec.sinks:
+        yield Problem(1, "the pipeline has no sink.")
+
+
+def _watermarks(spec: PipelineSpec) -> Iterator[Problem]:
+    """A view can deduplicate when it, or something it is made of, has a watermark."""
+    marked = {step.name for step in (*spec.sources, *spec.views) if step.watermark is not None}
+    for view in spec.views:
+        if view.deduplicate and not marked & set(spec.upstream(view.name)):
+            reason = f"view {view.name!r}: 'deduplicate' needs a watermark, here or in what it reads."
+            yield Problem(view.line, reason)

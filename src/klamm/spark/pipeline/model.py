@@ -1,0 +1,196 @@
+"""A pipeline as a value: frozen, checked, free of Spark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+FORMATS: Final = ("raw", "string", "json", "avro", "protobuf")
+MODES: Final = ("append", "update", "complete")
+TABLE_FORMATS: Final = ("delta", "parquet", "iceberg")
+NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+_UNITS_MS: Final = {
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 7 * 86_400_000,
+}
+_WORDS: Final = {
+    "ms": ("ms", "millisecond", "milliseconds"),
+    "s": ("s", "sec", "second", "seconds"),
+    "m": ("m", "min", "minute", "minutes"),
+    "h": ("h", "hour", "hours"),
+    "d": ("d", "day", "days"),
+    "w": ("w", "week", "weeks"),
+}
+_UNIT_OF: Final = {word: unit for unit, words in _WORDS.items() for word in words}
+_DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+
+
+def duration_ms(text: str) -> int:
+    """`5s`, `10 minutes`, `1h 30m` in milliseconds; ValueError with a sentence for anything else."""
+    position, total = 0, 0.0
+    while (match := _DURATION.match(text, position)) is not None:
+        unit = _UNIT_OF.get(match[2].lower())
+        if unit is None:
+            raise ValueError(f"{text!r} is not a duration: {match[2]!r} is no unit; use ms, s, m, h, d or w.")
+        total += float(match[1]) * _UNITS_MS[unit]
+        position = match.end()
+    if position != len(text) or not text.strip():
+        raise ValueError(f"{text!r} is not a duration; write it as 500ms, 5s, 10 minutes or 1h 30m.")
+    return round(total)
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    column: str
+    delay_ms: int
+
+    @property
+    def delay(self) -> str:
+        return f"{self.delay_ms} milliseconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """`available_now` reads what there is and ends; an interval of 0 starts a batch as soon as the last is done."""
+
+    available_now: bool = False
+    interval_ms: int = 0
+
+    def __str__(self) -> str:
+        if self.available_now:
+            return "once, over what there is"
+        return f"every {self.interval_ms / 1000:g} s" if self.interval_ms else "as soon as there is data"
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """How a failed query is started again: `attempts` times in a row, later and later."""
+
+    attempts: int = 10
+    first_delay_ms: int = 1000
+    max_delay_ms: int = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A topic (or the topics that match `pattern`) as a view. `static` is read once, as it is when the run starts."""
+
+    name: str
+    line: int
+    topic: str | None = None
+    pattern: str | None = None
+    format: str = "json"
+    schema: str | None = None
+    schema_file: str | None = None
+    starting_offsets: str = "earliest"
+    static: bool = False
+    watermark: Watermark | None = None
+    deduplicate: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> str:
+        return self.topic if self.topic is not None else f"/{self.pattern}/"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A step: SQL over sources and other views, or a function that is given its inputs as DataFrames."""
+
+    name: str
+    line: int
+    sql: str | None = None
+    function: Callable[..., Any] | None = None
+    inputs: tuple[str, ...] = ()
+    watermark: Watermark | None = None
+    deduplicate: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where a view goes: one streaming query with a checkpoint of its own, `<checkpoint>/<name>`."""
+
+    name: str
+    line: int
+    view: str
+    topic: str | None = None
+    table: str | None = None
+    format: str = ""
+    mode: str = "append"
+    key: str | None = None
+    value: str | None = None
+    partition_by_date: str | None = None
+    compact_every: int | None = None
+    bad_records: str | None = None
+    group: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        return f"topic {self.topic}" if self.topic is not None else f"{self.format} table {self.table}"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSpec:
+    """What `klamm pipeline run` runs. Views are in an order in which each comes after what it reads."""
+
+    name: str
+    file: str
+    checkpoint: str
+    bootstrap_servers: str | None
+    trigger: Trigger
+    restart: Restart
+    settings: Mapping[str, str]
+    sources: tuple[Source, ...]
+    views: tuple[View, ...]
+    sinks: tuple[Sink, ...]
+    kind: Literal["yaml", "python"]
+
+    def upstream(self, name: str) -> tuple[str, ...]:
+        """The views and sources that `name` is made of, itself included, in the order of the file."""
+        inputs = {view.name: view.inputs for view in self.views}
+        wanted: set[str] = set()
+        todo = [name]
+        while todo:
+            if (current := todo.pop()) not in wanted:
+                wanted.add(current)
+                todo.extend(inputs.get(current, ()))
+        return tuple(step.name for step in (*self.sources, *self.views) if step.name in wanted)
+
+
+def find_cycle(edges: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """Names that need each other, the first one repeated at the end; empty where there is no cycle."""
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> tuple[str, ...]:
+        if name in path:
+            return (*path[path.index(name) :], name)
+        if name in done:
+            return ()
+        for other in edges.get(name, ()):
+            if found := visit(other, (*path, name)):
+                return found
+        done.add(name)
+        return ()
+
+    return next((found for name in edges if (found := visit(name, ()))), ())
+
+
+def in_order(views: Iterable[View]) -> tuple[View, ...]:
+    """Each view after those it reads; of two that do not depend on each other the one written first comes first."""
+    remaining = list(views)
+    waiting = {view.name for view in remaining}
+    ordered: list[View] = []
+    while remaining:
+        ready = next(view for view in remaining if not waiting & set(view.inputs))
+        remaining.remove(ready)
+        waiting.discard(ready.name)
+        ordered.append(ready)
+    return tuple(ordered)

@@ -1,0 +1,137 @@
+"""Pipeline files in YAML: what is read, and what is refused with line and reason."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from klamm.spark.pipeline.model import Restart, Trigger, Watermark, duration_ms
+from klamm.spark.pipeline.problems import PipelineError
+from klamm.spark.pipeline.yaml_file import read_yaml
+
+GOOD = textwrap.dedent("""\
+    name: clicks
+    bootstrap_servers: ${SERVERS:-localhost:9092}
+    checkpoint: ${BASE}/clicks
+    trigger: 5s
+    restart: {attempts: 3, first_delay: 100ms}
+    settings: {spark.sql.shuffle.partitions: 2, spark.ui.enabled: false}
+    sources:
+      clicks:
+        schema: user string, page string, at timestamp
+        watermark: {column: at, delay: 10 minutes}
+        deduplicate: [user, at]
+        options: {maxOffsetsPerTrigger: 1000, includeHeaders: true}
+      users: {topic: users.v1, format: string, static: true}
+    views:
+      counted: |
+        SELECT window(at, '1 minute') w, page, count(*) AS n
+        FROM known
+        GROUP BY 1, 2
+      known:
+        sql: SELECT clicks.* FROM Clicks JOIN users ON clicks.user = users.value
+    sinks:
+      pages: {from: counted, table: /lake/pages, partition_by_date: at, compact_every: 20}
+      alerts: {from: known, topic: alerts, key: user, mode: update}
+    """)
+ENVIRONMENT = {"BASE": "/ck"}
+
+
+def test_a_whole_file() -> None:
+    spec = read_yaml(GOOD, "clicks.yaml", ENVIRONMENT)
+    assert (spec.name, spec.bootstrap_servers, spec.checkpoint) == ("clicks", "localhost:9092", "/ck/clicks")
+    assert spec.trigger == Trigger(interval_ms=5000)
+    assert spec.restart == Restart(attempts=3, first_delay_ms=100)
+    assert spec.settings == {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
+    clicks, users = spec.sources
+    assert clicks.topic == "clicks" and clicks.watermark == Watermark("at", 600_000)
+    assert clicks.deduplicate == ("user", "at")
+    assert clicks.options == {"maxOffsetsPerTrigger": "1000", "includeHeaders": "true"}
+    assert users.topic == "users.v1" and users.static
+    assert [view.name for view in spec.views] == ["known", "counted"], "in the order of their inputs"
+    assert spec.views[0].inputs == ("clicks", "users")
+    assert spec.upstream("counted") == ("clicks", "users", "known", "counted")
+    assert [sink.target for sink in spec.sinks] == ["delta table /lake/pages", "topic alerts"]
+
+
+def refused(text: str) -> list[tuple[int, str]]:
+    with pytest.raises(PipelineError) as caught:
+        read_yaml(text, "p.yaml", ENVIRONMENT)
+    return [(problem.line, problem.reason) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "reason"),
+    [
+        ("trigger: 5s", "triger: 5s", 4, "no key 'triger'. Did you mean 'trigger'?"),
+        ("trigger: 5s", "trigger: 5 parsecs", 4, "a duration like 5s"),
+        ("trigger: 5s", "trigger: 5s\ntrigger: 6s", 5, "'trigger' is there twice, first in line 4"),
+        ("${BASE}", "${HOME_BASE}", 3, "the environment has no HOME_BASE"),
+        ("    schema: user", "    shema: user", 9, "Did you mean 'schema'?"),
+        ("    schema: user string, page string, at timestamp\n", "", 8, "needs a 'schema'"),
+        ("delay: 10 minutes", "delay: soon", 10, "'soon' is not a duration"),
+        ("delay: 10 minutes", "delay: 10 moons", 10, "'moons' is no unit"),
+        ("watermark: {column: at, delay: 10 minutes}", "watermark: at", 10, "{column: at, delay: 10 minutes}"),
+        ("    watermark: {column: at, delay: 10 minutes}\n", "", 8, "'deduplicate' needs a 'watermark'"),
+        ("{maxOffsetsPerTrigger: 1000, includeHeaders: true}", "{subscribe: x}", 8, "is written as 'topic'"),
+        ("format: string", "format: strng", 13, "Did you mean 'string'?"),
+        ("FROM known", "FROM knwon", 17, "'knwon', which is neither a source nor a view. Did you mean 'known'?"),
+        ("FROM Clicks JOIN users", "FROM Clicks JOIN counted", 16, "in a circle: counted -> known -> counted"),
+        ("GROUP BY 1, 2", "GROUP BY (1, 2", 18, "never closed"),
+        ("from: counted", "from: cuonted", 22, "Did you mean 'counted'?"),
+        ("topic: alerts, key", "key", 23, "either a 'topic' or a 'table'"),
+        ("compact_every: 20", "compact_every: -1", 22, "whole number of at least 1"),
+        ("compact_every: 20", "key: page", 22, "goes to a table, which has no 'key'"),
+        ("partition_by_date: at", "mode: complete", 22, "append only"),
+        ("topic: alerts, key: user, mode: update", "table: /lake/pages/", 23, "writes the table of sink 'pages'"),
+        ("static: true", "static: maybe", 13, "true or false"),
+        ("  alerts:", "  al-erts:", 23, "letters, digits and underscores"),
+        ("attempts: 3", "attempts: lots", 5, "whole number"),
+        ("name: clicks\n", "", 1, "no 'name'"),
+    ],
+)
+def test_mistakes_have_a_line_and_a_reason(old: str, new: str, line: int, reason: str) -> None:
+    assert old in GOOD
+    found = refused(GOOD.replace(old, new, 1))
+    assert any(at == line and reason in told for at, told in found), found
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    found = refused("nam: x\nsources: {a: {topic: 1, pattern: b, format: raw}}\nsinks: {s: {from: b}}\n")
+    reasons = "\n".join(reason for _, reason in found)
+    for part in ("no key 'nam'", "no 'name'", "no 'checkpoint'", "both 'topic' and 'pattern'", "reads 'b'"):
+        assert part in reasons
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "at the top"),
+        ("- a\n- b\n", "at the top"),
+        ("a: [1,\nb", "not YAML"),
+        ("a: !!python/object:os.system x\nname: 1", "not a value"),
+        ("name: a\ncheckpoint: b\nsources:\nsinks:\n", "no source"),
+        ("x: " + "[" * 40 + "]" * 40, "nested deeper"),
+    ],
+)
+def test_files_that_are_no_pipeline(text: str, reason: str) -> None:
+    assert any(reason in told for _, told in refused(text))
+
+
+def test_two_steps_of_one_name() -> None:
+    text = (
+        GOOD.replace("  known:\n", "  users:\n")
+        .replace("FROM known", "FROM clicks")
+        .replace("from: known", "from: users")
+    )
+    assert any("'users' is the name of two steps, first in line 13" in told for _, told in refused(text))
+
+
+def test_durations() -> None:
+    assert duration_ms("1h 30m") == 5_400_000
+    assert duration_ms("500ms") == 500
+    assert duration_ms("1.5 seconds") == 1500
+    for wrong in ("", "5", "x", "5s!", "-5s"):
+        with pytest.raises(ValueError, match="not a duration"):
+            duration_ms(wrong)
