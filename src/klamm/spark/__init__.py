@@ -1,4 +1,4 @@
-"""Topics as DataFrames: klamm's part for PySpark. `import klamm.spark as ks`; nothing of Spark is loaded before it is used.
+"""Topics as DataFrames: klamm for PySpark. `import klamm.spark as ks` loads nothing of Spark before it is used.
 
 ks.session()                     a SparkSession with klamm's settings
 ks.topic(spark, "orders", ...)   a topic as a DataFrame, raw or typed

@@ -39,7 +39,7 @@ WHY: Final[Mapping[str, str]] = {
     "spark.sql.streaming.checkpointFileManagerClass": "checkpoints in local files are written 50 ms faster",
     "spark.sql.streaming.stateStore.providerClass": "state outside of the heap; transformWithState needs it",
     "spark.sql.shuffle.partitions": "one a core: more would only cost time in every micro-batch",
-    "spark.sql.python.filterPushdown.enabled": "filters on offset, partition, timestamp, topic and key reach the source",
+    "spark.sql.python.filterPushdown.enabled": "filters on offset, partition, time, topic and key reach the source",
     "spark.speculation": "a second copy of a task would write its rows twice",
     "spark.ui.showConsoleProgress": "klamm shows progress itself",
 }
