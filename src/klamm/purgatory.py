@@ -15,19 +15,24 @@ T = TypeVar("T")
 
 
 class DelayedOperation(Generic[T]):
-    """`try_complete` gives the result once the condition holds, else None; `on_expire` gives it at the deadline."""
+    """`try_complete` gives the result once the condition holds, else None; `on_expire` gives it at the deadline.
 
-    __slots__ = ("_keys", "_on_expire", "_timer", "_try_complete", "future")
+    `on_key`, where an operation has it, is asked in its place when one key changed: it looks at that key alone.
+    """
+
+    __slots__ = ("_keys", "_on_expire", "_on_key", "_timer", "_try_complete", "future")
 
     def __init__(
         self,
         future: asyncio.Future[T],
         try_complete: Callable[[], T | None],
         on_expire: Callable[[], T],
+        on_key: Callable[[Any], T | None] | None = None,
     ) -> None:
         self.future = future
         self._try_complete = try_complete
         self._on_expire = on_expire
+        self._on_key = on_key
         self._keys: tuple[Hashable, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -59,6 +64,7 @@ class DelayedOperationPurgatory:
         timeout_ms: int,
         try_complete: Callable[[], T | None],
         on_expire: Callable[[], T],
+        on_key: Callable[[Any], T | None] | None = None,
     ) -> T | asyncio.Future[T]:
         """The result now if the condition already holds or there is no time to wait, else a future of it."""
         if (result := try_complete()) is not None:
@@ -66,7 +72,7 @@ class DelayedOperationPurgatory:
         if timeout_ms <= 0:
             return on_expire()
         future: asyncio.Future[T] = self._loop.create_future()
-        operation = DelayedOperation(future, try_complete, on_expire)
+        operation = DelayedOperation(future, try_complete, on_expire, on_key)
         operation._keys = tuple(dict.fromkeys(keys))
         operation._timer = self._loop.call_later(timeout_ms / 1000, self._expire, operation)
         for key in operation._keys:
@@ -86,7 +92,7 @@ class DelayedOperationPurgatory:
             if operation.future.done():
                 continue
             try:
-                result = operation._try_complete()
+                result = operation._try_complete() if operation._on_key is None else operation._on_key(key)
             except Exception as failure:  # it is the waiting request's, not of whoever made the change
                 self._forget(operation)
                 if not operation.future.done():

@@ -242,6 +242,7 @@ class OneBroker:
         partition_epoch: int = 0,
         broker_epoch: int = -1,
         brokers: Sequence[int] = (1,),
+        racks: Mapping[int, str] | None = None,
         listeners: Sequence[str] = ("PLAINTEXT",),
         version: int = 8,
     ) -> UpdateMetadataResponse:
@@ -277,6 +278,7 @@ class OneBroker:
                         )
                         for n, listener in enumerate(listeners)
                     ],
+                    rack=(racks or {}).get(broker_id),
                 )
                 for broker_id in brokers
             ],

@@ -1,9 +1,12 @@
-"""Fetch (1): record batches from the partitions this broker leads, for consumers and for followers.
+"""Fetch (1): record batches from the partitions this broker leads, or follows, for consumers and for followers.
 
 v0-17: overall limit v3; isolation level v4; log start offset v5; KAFKA_STORAGE_ERROR v6 (before it
-NOT_LEADER_OR_FOLLOWER); sessions v7 (KIP-227); leader epoch v9; zstd v10; rack v11, where the preferred replica is
-always -1 (KIP-392 is left out); diverging epoch v12; topic ids v13; replica state v15; the current leader and its
-endpoint when this broker is not it v16; replica directory v17 (read and not used).
+NOT_LEADER_OR_FOLLOWER); sessions v7 (KIP-227); leader epoch v9; zstd v10; rack and preferred replica v11 (KIP-392);
+diverging epoch v12; topic ids v13; replica state v15; the current leader and its endpoint when this broker is not it
+v16; replica directory v17 (read and not used).
+From v11 on a follower answers consumers as well, up to its own high watermark: an offset between that and the end of
+its log is no error but an empty answer, one beyond the end is OFFSET_OUT_OF_RANGE (1), on which clients ask the leader.
+With `replica.selector.class` a leader sends a consumer of another rack to an in-sync follower there.
 The first batch is always whole, whatever the limits. Clients of v0-3 know no record batches, and records are not
 converted for them: a partition with something to read is UNSUPPORTED_VERSION (35). Below v10 one with zstd in it is
 UNSUPPORTED_COMPRESSION_TYPE (76). A fetch with a broker's id as replica id reports that follower's progress.
@@ -34,10 +37,12 @@ from klamm.protocol.record_batch import batches
 from klamm.replica.fetch_path import FetchParams, Reads
 from klamm.replica.fetch_session import SessionPartition
 from klamm.replica.partition_reader import Isolation, PartitionRead
+from klamm.replica.replica_selector import ClientMetadata
 
 _FIRST_WITH_BATCHES: Final = 4
 _FIRST_WITH_STORAGE_ERROR: Final = 6
 _FIRST_WITH_ZSTD: Final = 10
+_FIRST_WITH_RACK: Final = 11
 _MAX_WAIT_MS: Final = 600_000
 """The longest a fetch is held, whatever it asks for: nothing may stay parked for a client that has long gone."""
 
@@ -68,6 +73,7 @@ def _params(ctx: RequestContext, req: FetchRequest, max_bytes: int, *, has_refus
         isolation = Isolation.LOG_END
     else:
         isolation = Isolation.TXN_COMMITTED if req.isolation_level == 1 else Isolation.HIGH_WATERMARK
+    is_consumer = replica_id == -1 and ctx.api_version >= _FIRST_WITH_RACK
     min_bytes = min(req.min_bytes, max_bytes)
     return FetchParams(
         max_wait_ms=0 if has_refused else min(req.max_wait_ms, _MAX_WAIT_MS),
@@ -77,6 +83,7 @@ def _params(ctx: RequestContext, req: FetchRequest, max_bytes: int, *, has_refus
         replica_id=replica_id,
         replica_epoch=replica_epoch,
         budget=ctx,
+        client=ClientMetadata(req.rack_id, ctx.listener_name) if is_consumer else None,
     )
 
 
@@ -151,6 +158,7 @@ def _partition_data(partition: SessionPartition, read: PartitionRead, hints: Lea
         log_start_offset=read.log_start_offset,
         aborted_transactions=None,
         records=read.records,
+        preferred_read_replica=read.preferred_read_replica,
     )
     if read.aborted is not None:
         data.aborted_transactions = [

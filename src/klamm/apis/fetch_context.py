@@ -19,6 +19,7 @@ from klamm.replica.fetch_session import (
     SessionPartition,
 )
 from klamm.replica.partition_reader import PartitionFetch, PartitionRead
+from klamm.replica.replica_selector import NO_PREFERENCE
 
 MAX_SESSION_PARTITIONS: Final = 200_000
 """A session that grows beyond this is ended: what a client makes the broker remember is bounded."""
@@ -78,6 +79,7 @@ class SessionFetch:
         is_news = bool(read.size_bytes or read.error or read.diverging_epoch is not None)
         is_news |= partition.high_watermark != read.high_watermark
         is_news |= partition.log_start_offset != read.log_start_offset
+        is_news |= read.preferred_read_replica != NO_PREFERENCE
         partition.high_watermark = -1 if read.error else read.high_watermark
         partition.log_start_offset = read.log_start_offset
         return is_news

@@ -19,6 +19,10 @@ from klamm.config.values import INT_MAX, at_least, between, one_of
 HIGH, LOW = Importance.HIGH, Importance.LOW
 CLUSTER_WIDE = UpdateMode.CLUSTER_WIDE
 NO_EFFECT = Support.NO_EFFECT
+REPLICA_SELECTORS = (
+    "org.apache.kafka.common.replica.LeaderSelector",
+    "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+)
 
 
 class TopicDefaultKeys:
@@ -111,9 +115,9 @@ class ReplicaKeys:
     replica_selector_class = optional_string(
         "replica.selector.class",
         None,
-        "The Java class that sends consumers to a near replica; klamm's consumers read from the leader.",
-        check=lambda value: "no value: klamm does not read from followers yet" if value else None,
-        support=Support.ONLY_DEFAULT,
+        "Who chooses the replica that a consumer reads from: Kafka's LeaderSelector (as without a value) or "
+        "RackAwareReplicaSelector, which sends consumers to an in-sync follower in their `client.rack`.",
+        check=one_of(*REPLICA_SELECTORS),
     )
 
 

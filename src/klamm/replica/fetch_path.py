@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, UNKNOWN_BROKER_EPOCH, TopicPartition
-from klamm.replica.partition_reader import Isolation, PartitionFetch, PartitionRead, end_of, read_records, readable_log
+from klamm.replica.delayed_fetch import DelayedFetch
+from klamm.replica.partition_reader import Isolation, PartitionFetch, PartitionRead, read_records, readable_log
+from klamm.replica.replica_selector import NO_PREFERENCE, ClientMetadata, preferred_read_replica
 
 if TYPE_CHECKING:
     from klamm.replica.partition import Partition
@@ -29,7 +31,10 @@ class ResponseBudget(Protocol):
 
 @dataclass(slots=True)
 class FetchParams:
-    """What a fetch asks of all its partitions. `replica_id` -1 is a consumer, -2 a debugging one, else a follower."""
+    """What a fetch asks of all its partitions. `replica_id` -1 is a consumer, -2 a debugging one, else a follower.
+
+    A consumer that says who it is (`client`) may read from a follower.
+    """
 
     max_wait_ms: int
     min_bytes: int
@@ -38,10 +43,15 @@ class FetchParams:
     replica_id: int = -1
     replica_epoch: int = UNKNOWN_BROKER_EPOCH
     budget: ResponseBudget | None = None
+    client: ClientMetadata | None = None
 
     @property
     def is_from_follower(self) -> bool:
         return self.replica_id >= 0
+
+    @property
+    def require_leader(self) -> bool:
+        return self.replica_id != -2 and self.client is None
 
 
 class FetchPath:
@@ -53,12 +63,58 @@ class FetchPath:
     def fetch_messages(self, params: FetchParams, fetches: Fetches) -> Reads | asyncio.Future[Reads]:
         """Reads now, and again later when there was less than `min_bytes` and nothing to report at once."""
         reads = self.read_all(params, fetches)
-        if params.max_wait_ms <= 0 or not fetches or _must_answer(reads, params.min_bytes):
-            return _reserved(params, reads)
-        delayed = _DelayedFetch(self, params, fetches, reads)
+        if (
+            params.max_wait_ms <= 0
+            or not fetches
+            or _must_answer(reads, params.min_bytes)
+            or self._owes_any_high_watermark(params, reads)
+        ):
+            return self.answered(params, reads)
+        delayed = DelayedFetch(self, params, fetches, reads)
         return self._replicas.fetch_purgatory.try_complete_else_watch(
-            [tp for tp, _ in fetches], params.max_wait_ms, delayed.try_complete, delayed.on_expire
+            [tp for tp, _ in fetches], params.max_wait_ms, lambda: None, delayed.on_expire, delayed.on_key
         )
+
+    def answered(self, params: FetchParams, reads: Reads) -> Reads:
+        """The reads that will be the answer. One append may complete many fetches before any of them is sent."""
+        if params.budget is not None:
+            params.budget.reserve_response(sum(read.size_bytes for _, read in reads))
+        if params.is_from_follower and self._replicas.replica_selector is not None:
+            for tp, read in reads:
+                self._tell_high_watermark(params.replica_id, tp, read)
+        return reads
+
+    # --- high watermarks of followers that consumers read from (KIP-392) -----------------------------------------
+
+    def owes_high_watermark(self, params: FetchParams, partition: Partition) -> bool:
+        """Whether a follower has not been told the newest high watermark, while consumers may read from it."""
+        if not params.is_from_follower or self._replicas.replica_selector is None or partition.log is None:
+            return False
+        remote = partition.remotes.get(params.replica_id)
+        return remote is not None and remote.last_sent_high_watermark < partition.log.high_watermark
+
+    def _owes_any_high_watermark(self, params: FetchParams, reads: Reads) -> bool:
+        if not params.is_from_follower or self._replicas.replica_selector is None:
+            return False
+        hosted = (self.hosted(tp) for tp, _ in reads)
+        return any(partition is not None and self.owes_high_watermark(params, partition) for partition in hosted)
+
+    def _tell_high_watermark(self, replica_id: int, tp: TopicPartition, read: PartitionRead) -> None:
+        """The fetch itself may have moved the high watermark after it was read: the follower hears the newest."""
+        partition = self.hosted(tp)
+        if read.error or read.diverging_epoch is not None or partition is None or partition.log is None:
+            return
+        if (remote := partition.remotes.get(replica_id)) is not None:
+            read.high_watermark = remote.last_sent_high_watermark = partition.log.high_watermark
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def hosted(self, tp: TopicPartition) -> Partition | None:
+        return self._replicas.partitions.get(tp)
+
+    def log_size_bytes(self, tp: TopicPartition) -> int:
+        partition = self.hosted(tp)
+        return 0 if partition is None or partition.log is None else partition.log.size_bytes
 
     def read_all(self, params: FetchParams, fetches: Fetches) -> Reads:
         """Partitions are read in the order asked until the response is full; the first batch always fits."""
@@ -82,17 +138,27 @@ class FetchPath:
             return PartitionRead(partition)
         if params.replica_id >= 0 and params.replica_id not in partition.remotes and partition.is_leader:
             return PartitionRead(_stranger(fetch))
+        if (preferred := self._preferred(partition, fetch, params)) != NO_PREFERENCE:
+            return _elsewhere(partition, fetch, preferred)
         read = read_records(
             partition,
             fetch,
             params.isolation,
             max_bytes,
             min_one_message=min_one_message,
-            require_leader=params.replica_id != -2,
+            require_leader=params.require_leader,
         )
         if params.replica_id >= 0:
             self._on_follower_read(partition, fetch, params, read)
         return read
+
+    def _preferred(self, partition: Partition, fetch: PartitionFetch, params: FetchParams) -> int:
+        replicas = self._replicas
+        selector = replicas.replica_selector
+        if selector is None or params.client is None or not params.client.rack_id:
+            return NO_PREFERENCE
+        snapshot, now_ms = replicas.metadata.snapshot, replicas.clock.now_ms()
+        return preferred_read_replica(selector, partition, params.client, fetch.fetch_offset, snapshot, now_ms)
 
     def _on_follower_read(
         self, partition: Partition, fetch: PartitionFetch, params: FetchParams, read: PartitionRead
@@ -121,55 +187,21 @@ def _stranger(fetch: PartitionFetch) -> ErrorCode:
 def _must_answer(reads: Reads, min_bytes: int) -> bool:
     total = 0
     for _, read in reads:
-        if read.error or read.diverging_epoch is not None:
+        if read.error or read.diverging_epoch is not None or read.preferred_read_replica != NO_PREFERENCE:
             return True
         total += read.size_bytes
     return total >= min_bytes
 
 
-def _reserved(params: FetchParams, reads: Reads) -> Reads:
-    """The reads that will be the answer. One append may complete many fetches before any of them is sent."""
-    if params.budget is not None:
-        params.budget.reserve_response(sum(read.size_bytes for _, read in reads))
-    return reads
-
-
-class _DelayedFetch:
-    """Waits until `min_bytes` can be read, estimated from how the logs grew: no read happens while waiting."""
-
-    __slots__ = ("_baseline", "_fetches", "_params", "_path")
-
-    def __init__(self, path: FetchPath, params: FetchParams, fetches: Fetches, reads: Reads) -> None:
-        self._path = path
-        self._params = params
-        self._fetches = fetches
-        self._baseline = [self._size_of(tp) - read.size_bytes for tp, read in reads]
-
-    def _size_of(self, tp: TopicPartition) -> int:
-        partition = self._path._replicas.partitions.get(tp)
-        return 0 if partition is None or partition.log is None else partition.log.size_bytes
-
-    def try_complete(self) -> Reads | None:
-        if self._must_read():
-            return self.on_expire()
-        return None
-
-    def on_expire(self) -> Reads:
-        return _reserved(self._params, self._path.read_all(self._params, self._fetches))
-
-    def _must_read(self) -> bool:
-        replicas, params = self._path._replicas, self._params
-        available = 0
-        for (tp, fetch), baseline in zip(self._fetches, self._baseline, strict=True):
-            partition = replicas.partitions.get(tp)
-            if partition is None:
-                return True
-            log = readable_log(partition, fetch.current_leader_epoch, params.replica_id != -2)
-            if isinstance(log, ErrorCode):
-                return True
-            end = end_of(log, params.isolation)
-            if end > fetch.fetch_offset:
-                available += max(1, min(log.size_bytes - baseline, fetch.max_bytes))
-            elif log.log_end_offset < fetch.fetch_offset:
-                return True
-        return available >= params.min_bytes
+def _elsewhere(partition: Partition, fetch: PartitionFetch, preferred: int) -> PartitionRead:
+    """Nothing is read for a consumer that is sent to a follower."""
+    log = readable_log(partition, fetch.current_leader_epoch, require_leader=True)
+    if isinstance(log, ErrorCode):
+        return PartitionRead(log)
+    return PartitionRead(
+        ErrorCode.NONE,
+        log.high_watermark,
+        log.last_stable_offset,
+        log.log_start_offset,
+        preferred_read_replica=preferred,
+    )

@@ -56,6 +56,8 @@ class PartitionRead:
     size_bytes: int = 0
     aborted: Sequence[Any] | None = None
     diverging_epoch: tuple[int, int] | None = None
+    preferred_read_replica: int = -1
+    """A follower that the consumer should ask instead (KIP-392)."""
 
 
 class TimestampAndOffset(NamedTuple):

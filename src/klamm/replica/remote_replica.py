@@ -18,6 +18,7 @@ class RemoteReplica:
         "last_caught_up_time_ms",
         "last_fetch_leader_log_end_offset",
         "last_fetch_time_ms",
+        "last_sent_high_watermark",
         "log_end_offset",
         "log_start_offset",
     )
@@ -34,6 +35,7 @@ class RemoteReplica:
         self.last_fetch_leader_log_end_offset = 0
         self.last_fetch_time_ms = 0
         self.last_caught_up_time_ms = last_caught_up_time_ms
+        self.last_sent_high_watermark = UNKNOWN_OFFSET
 
     def on_fetch(
         self, fetch_offset: int, log_start_offset: int, leader_log_end_offset: int, now_ms: int, broker_epoch: int
@@ -47,6 +49,8 @@ class RemoteReplica:
             self.last_caught_up_time_ms = max(self.last_caught_up_time_ms, now_ms)
         elif fetch_offset >= self.last_fetch_leader_log_end_offset:
             self.last_caught_up_time_ms = max(self.last_caught_up_time_ms, self.last_fetch_time_ms)
+        if broker_epoch != self.broker_epoch or fetch_offset < self.log_end_offset:  # it began anew
+            self.last_sent_high_watermark = UNKNOWN_OFFSET
         self.log_end_offset = fetch_offset
         self.log_start_offset = log_start_offset
         self.last_fetch_leader_log_end_offset = leader_log_end_offset

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from klamm.replica.append_path import AppendResults, RecordsBytes
     from klamm.replica.delete_records import DeletedRecords
     from klamm.replica.fetch_path import Fetches, FetchParams, Reads
+    from klamm.replica.replica_selector import ReplicaSelector
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class ReplicaManager:
         metrics: MetricsRegistry,
         max_lag_ms: int = 30_000,
         fetchers: ReplicaFetchers | None = None,
+        replica_selector: ReplicaSelector | None = None,
     ) -> None:
         self.broker_id = broker_id
         self.logs = logs
@@ -79,6 +81,7 @@ class ReplicaManager:
         self.clock = clock
         self.max_lag_ms = max_lag_ms
         self.fetchers: ReplicaFetchers = fetchers or NoFetchers()
+        self.replica_selector = replica_selector
         self.controller_epoch = 0
         self.partitions: dict[TopicPartition, Partition] = {}
         self._brokers: object = None

@@ -32,6 +32,7 @@ from klamm.purgatory import DelayedOperationPurgatory
 from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.producer_ids import ProducerIdBlock, ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
+from klamm.replica.replica_selector import SELECTORS
 from klamm.server import file_limit, identity, registration, settings
 from klamm.server.control_log import ControlLogWriter
 from klamm.server.controlled_shutdown import controlled_shutdown
@@ -161,6 +162,7 @@ class KafkaServer:
             loop=loop,
             metrics=metrics,
             max_lag_ms=config.replica_lag_time_max_ms,
+            replica_selector=SELECTORS[config.replica_selector_class] if config.replica_selector_class else None,
         )
         groups = create_group_coordinator(
             config=config,

@@ -162,7 +162,7 @@ def test_topic_ids_that_are_unknown_or_of_another_topic(one: OneBroker) -> None:
 def test_the_leader_is_named_to_who_asks_the_wrong_broker(one: OneBroker) -> None:
     one.leader_and_isr({"t": [0]}, leader=2, replicas=(1, 2), isr=(1, 2), topic_id=ID)
     one.update_metadata({"t": [0]}, leader=2, replicas=(1, 2), brokers=(1, 2), topic_id=ID)
-    response = one.ask(fetch.API, request(), 16)
+    response = one.ask(fetch.API, request(replica_state=ReplicaState(replica_id=2, replica_epoch=1)), 16)
     data = only(response)
     assert data.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert data.current_leader is not None and data.current_leader.leader_id == 2
@@ -248,9 +248,11 @@ class TestLongPoll:
 
     def test_leadership_that_is_lost_ends_the_wait(self, one: OneBroker) -> None:
         one.lead("t", topic_id=ID, replicas=(1, 2))
-        waiting = one.dispatch(fetch.API, request(max_wait_ms=30_000), 11)
+        old = one.dispatch(fetch.API, request(max_wait_ms=30_000), 10)
+        with_epoch = one.dispatch(fetch.API, request(max_wait_ms=30_000, current_leader_epoch=0), 11)
         one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2), isr=(1, 2), topic_id=ID)
-        assert only(one.run(waiting)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert only(one.run(old)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert only(one.run(with_epoch)).error_code == ErrorCode.FENCED_LEADER_EPOCH
 
     def test_a_deleted_topic_ends_the_wait(self, one: OneBroker) -> None:
         one.lead("t", topic_id=ID)
@@ -401,13 +403,13 @@ class TestSessions:
         assert response.session_id == 0 and len(one.broker.fetch_sessions) == 0
 
     def test_an_error_is_told_again_until_it_is_gone(self, one: OneBroker) -> None:
-        session_id = self.full(one, 13)
+        session_id = self.full(one, 10)
         one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2), isr=(1, 2), topic_id=ID)
         for epoch in (1, 2):
-            assert only(self.go_on(one, session_id, epoch, version=13)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+            assert only(self.go_on(one, session_id, epoch, version=10)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         one.leader_and_isr({"t": [0]}, leader=1, leader_epoch=2, replicas=(1, 2), isr=(1,), topic_id=ID)
-        assert only(self.go_on(one, session_id, 3, version=13)).error_code == 0
-        assert list(self.go_on(one, session_id, 4, version=13).responses) == []
+        assert only(self.go_on(one, session_id, 3, version=10)).error_code == 0
+        assert list(self.go_on(one, session_id, 4, version=10).responses) == []
 
     def test_a_topic_id_that_becomes_known_is_found(self, one: OneBroker) -> None:
         one.lead("t", topic_id=ID)
