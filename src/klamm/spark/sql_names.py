@@ -26,26 +26,10 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _CLAUSES: Final = frozenset(
-    [
-        "WHERE",
-        "GROUP",
-        "ORDER",
-        "HAVING",
-        "LIMIT",
-        "OFFSET",
-        "UNION",
-        "INTERSECT",
-        "EXCEPT",
-        "MINUS",
-        "SELECT",
-        "WINDOW",
-        "QUALIFY",
-        "CLUSTER",
-        "DISTRIBUTE",
-        "SORT",
-        "PIVOT",
-        "UNPIVOT",
-    ]
+    {
+        *("WHERE", "GROUP", "ORDER", "HAVING", "LIMIT", "OFFSET", "UNION", "INTERSECT", "EXCEPT", "MINUS", "SELECT"),
+        *("WINDOW", "QUALIFY", "CLUSTER", "DISTRIBUTE", "SORT", "PIVOT", "UNPIVOT"),
+    }
 )
 _FROM_IS_AN_ARGUMENT: Final = frozenset(["EXTRACT", "TRIM", "SUBSTRING", "SUBSTR", "OVERLAY", "POSITION"])
 _NOT_NAMES: Final = frozenset(["LATERAL", "STREAM", "ONLY"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, TypeVar, overload
 
 from klamm.spark.pipeline.checks import checked
 from klamm.spark.pipeline.model import PipelineSpec, Restart, Sink, Source, Trigger, View, Watermark, duration_ms
-from klamm.spark.pipeline.problems import PipelineError, Problem
+from klamm.spark.pipeline.problems import PipelineError, Problem, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -123,9 +124,7 @@ class Pipeline:
         try:
             parts.append(kind(**given, **keys))
         except TypeError:
-            from klamm.spark.pipeline.problems import suggestion
-
-            known = set(kind.__dataclass_fields__) - {"line"}
+            known = {field.name for field in fields(kind)} - {"line"}
             what = f"{kind.__name__.lower()} {given['name']!r}"
             for key in keys.keys() - known:
                 reason = f"{what} has no key {key!r}.{suggestion(key, known)}"

@@ -30,7 +30,7 @@ _SET_ELSEWHERE: Final = {
 def checked(spec: PipelineSpec, problems: list[Problem]) -> PipelineSpec:
     """The pipeline with its views in order; raises with `problems` and what is found here, if there is any."""
     problems = list(problems)
-    names = {step.name for step in (*spec.sources, *spec.views)}
+    names = {step.name for step in spec.steps}
     views = tuple(_with_inputs(view, names, problems) for view in spec.views)
     problems += _names(spec)
     for source in spec.sources:
@@ -91,7 +91,7 @@ def _names(spec: PipelineSpec) -> Iterator[Problem]:
             check_name(part.name, what, part.line, problems)
     yield from problems
     first: dict[str, Source | View] = {}
-    for step in (*spec.sources, *spec.views):
+    for step in spec.steps:
         earlier = first.setdefault(step.name.lower(), step)
         if earlier is not step:
             yield Problem(step.line, f"{step.name!r} is the name of two steps, first in line {earlier.line}.")
@@ -161,7 +161,7 @@ def _parts_that_are_missing(spec: PipelineSpec) -> Iterator[Problem]:
 
 def _watermarks(spec: PipelineSpec) -> Iterator[Problem]:
     """A view can deduplicate when it, or something it is made of, has a watermark."""
-    marked = {step.name for step in (*spec.sources, *spec.views) if step.watermark is not None}
+    marked = {step.name for step in spec.steps if step.watermark is not None}
     for view in spec.views:
         if view.deduplicate and not marked & set(spec.upstream(view.name)):
             reason = f"view {view.name!r}: 'deduplicate' needs a watermark, here or in what it reads."

@@ -153,6 +153,10 @@ class PipelineSpec:
     sinks: tuple[Sink, ...]
     kind: Literal["yaml", "python"]
 
+    @property
+    def steps(self) -> tuple[Source | View, ...]:
+        return (*self.sources, *self.views)
+
     def upstream(self, name: str) -> tuple[str, ...]:
         """The views and sources that `name` is made of, itself included, in the order of the file."""
         inputs = {view.name: view.inputs for view in self.views}
@@ -162,7 +166,7 @@ class PipelineSpec:
             if (current := todo.pop()) not in wanted:
                 wanted.add(current)
                 todo.extend(inputs.get(current, ()))
-        return tuple(step.name for step in (*self.sources, *self.views) if step.name in wanted)
+        return tuple(step.name for step in self.steps if step.name in wanted)
 
 
 def find_cycle(edges: Mapping[str, Iterable[str]]) -> tuple[str, ...]:

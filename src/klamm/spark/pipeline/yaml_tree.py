@@ -94,7 +94,7 @@ class _Composer:
 
     def _scalar(self, node: yaml.Node, line: int) -> Any:
         try:
-            value = self._scalars.construct_object(node)  # type: ignore[no-untyped-call]
+            value = self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
             self.problems.append(Problem(line, f"not a value: {str(error).splitlines()[0]}."))
             return None
@@ -102,7 +102,8 @@ class _Composer:
 
     def _substituted(self, text: str, line: int) -> str:
         def value(match: re.Match[str]) -> str:
-            found = self._environment.get(match[1], match[2])
+            default: str | None = match[2]
+            found = self._environment.get(match[1], default)
             if found is None:
                 self.problems.append(
                     Problem(line, f"the environment has no {match[1]}; a default is written ${{{match[1]}:-value}}.")
