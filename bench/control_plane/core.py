@@ -19,6 +19,7 @@ from klamm.controller.requests import ControlRequest
 from klamm.controller.wire import encode_request
 from klamm.model import BrokerEndPoints, EndPoint
 from klamm.zk import ops, paths
+from klamm.zk.batches import levels_of
 from klamm.zk.broker_znode import encode_broker
 from klamm.zk.tree import ZnodeTree
 
@@ -30,17 +31,12 @@ def new_tree(names: Sequence[str], partitions: int, brokers: Sequence[int] = BRO
     """Seeded topics on `brokers`, all of which are registered, but for broker 1: the controller that is to start."""
     tree = ZnodeTree()
     tree.create_session(_SESSION, 3_600_000, 0)
-    for path in (*(parent for path in (*paths.PERSISTENT_PATHS, *PARENTS) for parent in _levels(path)),):
+    for path in levels_of((*paths.PERSISTENT_PATHS, *PARENTS)):
         if path not in tree.nodes:
             tree.multi(_SESSION, [ops.Create(path)], 0)
     for transaction in transactions(names, partitions, brokers, len(brokers)):
         tree.multi(_SESSION, transaction, 0)
     return tree
-
-
-def _levels(path: str) -> list[str]:
-    parts = path.split("/")[1:]
-    return ["/" + "/".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def register(tree: ZnodeTree, broker_id: int) -> None:

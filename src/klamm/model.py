@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
@@ -62,7 +61,17 @@ class LeaderAndIsr:
 
     def with_leader(self, leader: int, isr: tuple[int, ...]) -> LeaderAndIsr:
         """The state after an election: every decision of the controller costs one leader epoch."""
-        return replace(self, leader=leader, isr=isr, leader_epoch=self.leader_epoch + 1)
+        return LeaderAndIsr(
+            leader,
+            leader_epoch=self.leader_epoch + 1,
+            isr=isr,
+            partition_epoch=self.partition_epoch,
+            leader_recovery_state=self.leader_recovery_state,
+        )
+
+    def with_partition_epoch(self, partition_epoch: int) -> LeaderAndIsr:
+        """The same state as it is in ZooKeeper after a write."""
+        return LeaderAndIsr(self.leader, self.leader_epoch, self.isr, partition_epoch, self.leader_recovery_state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,8 @@ class ControllerContext:
     # ---- topics and assignments --------------------------------------------------------------------------------------
 
     def assignment(self, tp: TopicPartition) -> ReplicaAssignment:
-        return self.topics.get(tp.topic, {}).get(tp.partition, _NO_ASSIGNMENT)
+        partitions = self.topics.get(tp.topic)
+        return _NO_ASSIGNMENT if partitions is None else partitions.get(tp.partition, _NO_ASSIGNMENT)
 
     def has_assignment(self, tp: TopicPartition) -> bool:
         return tp.partition in self.topics.get(tp.topic, {})
@@ -154,8 +155,12 @@ class ControllerContext:
         for replica in old.replicas:
             if replica not in assignment.replicas:
                 self._discard(self.partitions_by_broker, replica, tp)
+        by_broker = self.partitions_by_broker
         for replica in assignment.replicas:
-            self.partitions_by_broker.setdefault(replica, {})[tp] = None
+            led = by_broker.get(replica)
+            if led is None:
+                led = by_broker[replica] = {}
+            led[tp] = None
 
     def remove_topic(self, topic: str) -> None:
         for tp in list(self.partitions_of(topic)):
@@ -202,8 +207,8 @@ class ControllerContext:
 
     def put_leadership(self, tp: TopicPartition, state: LeaderIsrAndControllerEpoch, election: str = "") -> None:
         """`election`: the strategy, where this is the outcome of one."""
-        before = self._imbalance(tp)
         old = self.leadership.get(tp)
+        before = 0 if old is None else self._imbalance(tp)
         if self.on_leadership is not None and (election or (old is not None and old != state)):
             self.on_leadership(tp, election, None if old is None else old.leader_and_isr, state.leader_and_isr)
         self.leadership[tp] = state
@@ -213,7 +218,10 @@ class ControllerContext:
             self.partition_count += 1
         elif old.leader_and_isr.leader != leader:
             self._discard(self.partitions_by_leader, old.leader_and_isr.leader, tp)
-        self.partitions_by_leader.setdefault(leader, {})[tp] = None
+        led = self.partitions_by_leader.get(leader)
+        if led is None:
+            led = self.partitions_by_leader[leader] = {}
+        led[tp] = None
 
     def remove_leadership(self, tp: TopicPartition) -> None:
         self.preferred_replica_imbalance_count -= self._imbalance(tp)
@@ -271,6 +279,15 @@ class ControllerContext:
         if not states:
             del self.replica_states[tp]
 
+    def start_replica_states(self, tp: TopicPartition, states: dict[int, ReplicaState]) -> None:
+        """The first states of all replicas of a partition, at once; they become the context's."""
+        if not states:
+            return
+        self.replica_states[tp] = states
+        counts = self.replica_state_counts.setdefault(tp.topic, {})
+        for state in states.values():
+            counts[state] = counts.get(state, 0) + 1
+
     def replicas_in_state(self, topic: str, *wanted: ReplicaState) -> list[PartitionReplica]:
         return [
             PartitionReplica(tp, replica)
@@ -291,8 +308,10 @@ class ControllerContext:
     def _imbalance(self, tp: TopicPartition) -> int:
         """1 if another than the preferred replica leads; an adding replica counts as preferred once it is in sync."""
         state = self.leadership.get(tp)
+        if state is None:
+            return 0
         assignment = self.assignment(tp)
-        if state is None or not assignment.replicas or self.is_queued_for_deletion(tp.topic):
+        if not assignment.replicas or tp.topic in self.topics_to_be_deleted:
             return 0
         preferred = assignment.replicas[0]
         if preferred in assignment.adding_replicas and preferred not in state.leader_and_isr.isr:

@@ -37,20 +37,28 @@ class Outcome:
     failed: dict[TopicPartition, ErrorCode] = field(default_factory=dict)
 
 
-def startup(ctx: ControllerContext) -> Steps[None]:
-    """After failover: states from what was read, then an attempt to bring online what has no online leader."""
+def startup(ctx: ControllerContext) -> Steps[frozenset[TopicPartition]]:
+    """After failover: states from what was read, then an attempt to bring online what has no online leader.
+
+    Nothing is sent: the caller tells every broker everything. Returns the partitions that got their first state.
+    """
     for tp in list(ctx.all_partitions()):
         if tp not in ctx.leadership:
             ctx.put_partition_state(tp, PartitionState.NEW)
         else:
             online = ctx.has_online_leader(tp)
             ctx.put_partition_state(tp, PartitionState.ONLINE if online else PartitionState.OFFLINE)
-    yield from trigger_online(ctx)
+    tells = yield from _bring_online(ctx, _to_bring_online(ctx), ElectionStrategy.OFFLINE, Outcome())
+    return frozenset(tell.partition for tell in tells if tell.is_new)
+
+
+def _to_bring_online(ctx: ControllerContext, topic: str | None = None) -> list[TopicPartition]:
+    return [tp for tp in ctx.not_online if topic in (None, tp.topic) and not ctx.is_queued_for_deletion(tp.topic)]
 
 
 def trigger_online(ctx: ControllerContext, topic: str | None = None) -> Steps[Outcome]:
     """Tries to bring online every partition that is not; topics queued for deletion are left alone."""
-    tps = [tp for tp in ctx.not_online if topic in (None, tp.topic) and not ctx.is_queued_for_deletion(tp.topic)]
+    tps = _to_bring_online(ctx, topic)
     return (yield from handle_state_changes(ctx, tps, PartitionState.ONLINE, ElectionStrategy.OFFLINE))
 
 
@@ -73,19 +81,21 @@ def handle_state_changes(
             ctx.put_partition_state(tp, target)
         return outcome
     if legal:
-        yield from _bring_online(ctx, legal, strategy, outcome)
+        tells = yield from _bring_online(ctx, legal, strategy, outcome)
+        if tells:
+            yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
     return outcome
 
 
 def _bring_online(
     ctx: ControllerContext, tps: list[TopicPartition], strategy: ElectionStrategy, outcome: Outcome
-) -> Steps[None]:
+) -> Steps[list[TellLeaderAndIsr]]:
+    """Who must be told of what was decided; the caller sends it."""
     new = [tp for tp in tps if ctx.partition_state(tp) is PartitionState.NEW]
     old = [tp for tp in tps if ctx.partition_state(tp) is not PartitionState.NEW]
     tells = yield from _initialise(ctx, new, outcome)
     tells += yield from _elect(ctx, old, strategy, outcome)
-    if tells:
-        yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+    return tells
 
 
 def _initialise(ctx: ControllerContext, tps: list[TopicPartition], outcome: Outcome) -> Steps[list[TellLeaderAndIsr]]:

@@ -16,18 +16,29 @@ from klamm.controller.states import VALID_PREVIOUS_REPLICA_STATES, ReplicaState
 from klamm.model import LeaderAndIsr, ReplicaAssignment, TopicPartition
 
 
-def startup(ctx: ControllerContext) -> Steps[None]:
-    """After failover every replica is told again what it is; those that are not online leave their ISR."""
-    online, offline = [], []
-    for replica in ctx.replicas_of(ctx.all_partitions()):
-        if ctx.is_replica_online(replica.replica, replica.partition):
-            ctx.put_replica_state(replica, ReplicaState.ONLINE)
-            online.append(replica)
-        else:
-            ctx.put_replica_state(replica, ReplicaState.DELETION_INELIGIBLE)
-            offline.append(replica)
-    yield from handle_state_changes(ctx, online, ReplicaState.ONLINE)
-    yield from handle_state_changes(ctx, offline, ReplicaState.OFFLINE)
+def startup(ctx: ControllerContext) -> dict[TopicPartition, list[int]]:
+    """After failover: the state of every replica. Returns the replicas that are not online, by partition."""
+    offline: dict[TopicPartition, list[int]] = {}
+    for tp in ctx.all_partitions():
+        states = {}
+        for replica in ctx.assignment(tp).replicas:
+            if ctx.is_replica_online(replica, tp):
+                states[replica] = ReplicaState.ONLINE
+            else:
+                states[replica] = ReplicaState.OFFLINE
+                offline.setdefault(tp, []).append(replica)
+        ctx.start_replica_states(tp, states)
+    return offline
+
+
+def leave_isrs(ctx: ControllerContext, offline: dict[TopicPartition, list[int]]) -> Steps[None]:
+    """After failover: replicas that are not online leave the ISRs that they are still in. Nothing is sent."""
+    leaving = {}
+    for tp, replicas in offline.items():
+        state = ctx.leadership.get(tp)
+        if state is not None and any(replica in state.leader_and_isr.isr for replica in replicas):
+            leaving[tp] = replicas
+    yield from shrink_isr(ctx, leaving)
 
 
 def handle_state_changes(

@@ -14,6 +14,7 @@ from uuid import UUID
 from klamm.controller.context import ControllerContext
 from klamm.controller.effects import Effect, Send, Steps
 from klamm.controller.requests import (
+    EncodedStates,
     LeaderAndIsrPartition,
     LeaderAndIsrRequest,
     LiveLeader,
@@ -83,25 +84,26 @@ def _topic_ids(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> tuple[t
 
 
 def _leader_and_isr_sends(ctx: ControllerContext, tells: list[TellLeaderAndIsr]) -> list[Send]:
-    is_new: dict[tuple[int, TopicPartition], bool] = {}
-    by_broker: dict[int, dict[TopicPartition, None]] = {}
+    by_broker: dict[int, dict[TopicPartition, bool]] = {}
     for tell in tells:
+        tp = tell.partition
+        if tp not in ctx.leadership:
+            continue
         for broker in tell.brokers:
-            if broker in ctx.live_or_shutting_down and tell.partition in ctx.leadership:
-                by_broker.setdefault(broker, {})[tell.partition] = None
-                key = (broker, tell.partition)
-                is_new[key] = is_new.get(key, False) or tell.is_new
-    shared: dict[tuple[TopicPartition, bool], LeaderAndIsrPartition] = {}
+            if broker in ctx.live_or_shutting_down:
+                wanted = by_broker.setdefault(broker, {})
+                wanted[tp] = tell.is_new or wanted.get(tp, False)
+    shared: dict[bool, dict[TopicPartition, LeaderAndIsrPartition]] = {False: {}, True: {}}
+    encoded: EncodedStates = {}
     sends = []
     for broker in sorted(by_broker):
         states = []
-        for tp in by_broker[broker]:
-            new = is_new[broker, tp]
-            state = shared.get((tp, new))
+        for tp, is_new in by_broker[broker].items():
+            state = shared[is_new].get(tp)
             if state is None:
-                state = shared[tp, new] = _leader_and_isr_partition(ctx, tp, new)
+                state = shared[is_new][tp] = _leader_and_isr_partition(ctx, tp, is_new)
             states.append(state)
-        sends.append(Send(broker, _leader_and_isr_request(ctx, broker, tuple(states))))
+        sends.append(Send(broker, _leader_and_isr_request(ctx, broker, tuple(states), encoded)))
     return sends
 
 
@@ -119,7 +121,7 @@ def _leader_and_isr_partition(ctx: ControllerContext, tp: TopicPartition, is_new
 
 
 def _leader_and_isr_request(
-    ctx: ControllerContext, broker: int, states: tuple[LeaderAndIsrPartition, ...]
+    ctx: ControllerContext, broker: int, states: tuple[LeaderAndIsrPartition, ...], encoded: EncodedStates
 ) -> LeaderAndIsrRequest:
     leaders = sorted({state.leader_and_isr.leader for state in states})
     live = []
@@ -129,7 +131,7 @@ def _leader_and_isr_request(
         if endpoint is not None:
             live.append(LiveLeader(leader, endpoint))
     ids = _topic_ids(ctx, (state.partition for state in states))
-    return LeaderAndIsrRequest(_head(ctx, broker), states, ids, tuple(live))
+    return LeaderAndIsrRequest(_head(ctx, broker), states, ids, tuple(live), encoded)
 
 
 def _update_metadata_sends(
@@ -156,7 +158,7 @@ def _update_metadata_partition(ctx: ControllerContext, tp: TopicPartition) -> Up
         isr=state.isr,
         zk_version=0 if deleting else state.partition_epoch,
         replicas=replicas,
-        offline_replicas=tuple(r for r in replicas if not ctx.is_replica_online(r, tp)),
+        offline_replicas=tuple([r for r in replicas if not ctx.is_replica_online(r, tp)]),
     )
 
 

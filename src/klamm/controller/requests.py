@@ -42,12 +42,19 @@ class LiveLeader:
     endpoint: EndPoint
 
 
+EncodedStates: TypeAlias = dict[int, dict[tuple[TopicPartition, bool], bytes]]
+"""The bytes of LeaderAndIsr states by version, then by partition and `is_new`."""
+
+
 @dataclass(frozen=True, slots=True)
 class LeaderAndIsrRequest:
+    """`encoded` is shared by the requests of one batch: a state is encoded for the first broker that is told of it."""
+
     head: RequestHead
     partitions: tuple[LeaderAndIsrPartition, ...]
     topic_ids: tuple[tuple[str, UUID], ...]
     live_leaders: tuple[LiveLeader, ...] = ()
+    encoded: EncodedStates = field(default_factory=dict, compare=False, repr=False, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

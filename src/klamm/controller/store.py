@@ -8,7 +8,7 @@ again, and a state that is exactly the one we meant to write is ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from klamm.controller.context import ControllerContext
 from klamm.controller.effects import MultiResults, Note, ReadResults, Steps, ZkMulti, ZkRead
@@ -118,13 +118,19 @@ def read_states(
     """The states of those partitions that have one; `partition_epoch` is the version of the znode."""
     results = yield from read_data(paths.partition_state_path(*tp) for tp in tps)
     states = {}
+    known: dict[tuple[bytes | None, int], LeaderIsrAndControllerEpoch] = {}
     for tp, result in zip(tps, results, strict=True):
         if result is None:
             continue
-        try:
-            states[tp] = decode_partition_state(tp, result.data, result.stat.version)
-        except ZnodeFormatError as error:
-            yield Note(str(error))
+        key = result.data, result.stat.version
+        state = known.get(key)  # many partitions say the same, and values can be shared
+        if state is None:
+            try:
+                state = known[key] = decode_partition_state(tp, result.data, result.stat.version)
+            except ZnodeFormatError as error:
+                yield Note(str(error))
+                continue
+        states[tp] = state
     return states
 
 
@@ -180,7 +186,7 @@ def _refuse_newer_epochs(ctx: ControllerContext, states: dict[TopicPartition, Le
 
 
 def _is_ours(ctx: ControllerContext, found: LeaderIsrAndControllerEpoch, meant: LeaderAndIsr) -> bool:
-    same = replace(found.leader_and_isr, partition_epoch=meant.partition_epoch) == meant
+    same = found.leader_and_isr.with_partition_epoch(meant.partition_epoch) == meant
     return same and found.controller_epoch == ctx.epoch
 
 
@@ -203,7 +209,7 @@ def _write_states(
             continue
         for tp, result in zip(part, results, strict=True):
             assert isinstance(result, SetDataResult)
-            state = replace(wanted[tp], partition_epoch=result.stat.version)
+            state = wanted[tp].with_partition_epoch(result.stat.version)
             updated.changed[tp] = LeaderIsrAndControllerEpoch(state, ctx.epoch)
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from klamm.controller import wire_states
 from klamm.controller.config import InterBrokerProtocol
 from klamm.controller.requests import (
     ControlRequest,
@@ -33,6 +35,7 @@ from klamm.protocol.wire import BytesLike, encode
 
 _HEAD: Final = struct.Struct(">iiq")
 _HEAD_V8: Final = struct.Struct(">i?iq")
+_LEADER_AND_ISR_HEAD_BYTES: Final = {4: 16, 5: 17, 6: 17, 7: 18}
 P = TypeVar("P", LeaderAndIsrPartition, UpdateMetadataPartition, StopReplicaPartition)
 
 
@@ -40,7 +43,7 @@ def encode_request(request: ControlRequest, protocol: InterBrokerProtocol) -> tu
     """API key, version and body of a request under this inter-broker protocol."""
     if isinstance(request, LeaderAndIsrRequest):
         version = protocol.leader_and_isr_version
-        return lair.LeaderAndIsrRequest.KEY, version, encode(_leader_and_isr(request), version)
+        return lair.LeaderAndIsrRequest.KEY, version, _leader_and_isr_bytes(request, version)
     if isinstance(request, UpdateMetadataRequest):
         version = protocol.update_metadata_version
         return umr.UpdateMetadataRequest.KEY, version, _update_metadata(request, version)
@@ -53,6 +56,19 @@ def _by_topic(partitions: Iterable[P]) -> dict[str, list[P]]:
     for partition in partitions:
         topics.setdefault(partition.partition.topic, []).append(partition)
     return topics
+
+
+def _leader_and_isr_bytes(request: LeaderAndIsrRequest, version: int) -> list[BytesLike]:
+    if version < wire_states.FIRST_LEADER_AND_ISR:
+        return encode(_leader_and_isr(request), version)
+    topics = wire_states.leader_and_isr_topics(request.partitions, dict(request.topic_ids), version, request.encoded)
+    rest = b"".join(encode(_leader_and_isr(replace(request, partitions=())), version))
+    return _with_topics(rest, _LEADER_AND_ISR_HEAD_BYTES[version], topics)
+
+
+def _with_topics(rest: bytes, head_bytes: int, topics: bytes) -> list[BytesLike]:
+    """A message that was encoded without topics, with these in the place of the empty array behind its head."""
+    return [rest[:head_bytes], topics, rest[head_bytes + 1 :]]
 
 
 def _leader_and_isr(request: LeaderAndIsrRequest) -> lair.LeaderAndIsrRequest:
@@ -99,11 +115,19 @@ def _update_metadata(request: UpdateMetadataRequest, version: int) -> list[Bytes
     key = (version, head.controller_id, head.controller_epoch)
     tail = request.body.encoded.get(key)
     if tail is None:
-        whole = b"".join(encode(_update_metadata_message(head, request.body), version))
+        whole = b"".join(_update_metadata_bytes(head, request.body, version))
         tail = request.body.encoded[key] = whole[_HEAD_V8.size if version >= 8 else _HEAD.size :]
     if version >= 8:
         return [_HEAD_V8.pack(head.controller_id, False, head.controller_epoch, head.broker_epoch), tail]
     return [_HEAD.pack(head.controller_id, head.controller_epoch, head.broker_epoch), tail]
+
+
+def _update_metadata_bytes(head: RequestHead, body: UpdateMetadataBody, version: int) -> list[BytesLike]:
+    if version < wire_states.FIRST_UPDATE_METADATA:
+        return encode(_update_metadata_message(head, body), version)
+    topics = wire_states.update_metadata_topics(body.partitions, dict(body.topic_ids), version)
+    rest = b"".join(encode(_update_metadata_message(head, replace(body, partitions=())), version))
+    return _with_topics(rest, _HEAD_V8.size if version >= 8 else _HEAD.size, topics)
 
 
 def _update_metadata_message(head: RequestHead, body: UpdateMetadataBody) -> umr.UpdateMetadataRequest:

@@ -28,6 +28,7 @@ from klamm.zk import paths
 NO_KRAFT_EPOCH: Final = -1
 LOG_DIR_FAILURE: Final = 1
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 T = TypeVar("T")
 
 
@@ -40,7 +41,7 @@ class ZnodeFormatError(ValueError):
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def from_json(path: str, data: bytes | None) -> dict[str, Any]:
@@ -156,17 +157,13 @@ def _ids(values: Iterable[int]) -> tuple[int, ...]:
 
 def encode_partition_state(state: LeaderIsrAndControllerEpoch) -> bytes:
     """The recovery state is written only while recovering, as Kafka before 3.2 knows nothing of it."""
-    leader = state.leader_and_isr
-    value: dict[str, Any] = {
-        "controller_epoch": state.controller_epoch,
-        "leader": leader.leader,
-        "version": 1,
-        "leader_epoch": leader.leader_epoch,
-        "isr": list(leader.isr),
-    }
-    if leader.leader_recovery_state != LeaderRecoveryState.RECOVERED:
-        value["leader_recovery_state"] = int(leader.leader_recovery_state)
-    return to_json(value)
+    it = state.leader_and_isr
+    recovery = it.leader_recovery_state
+    tail = f',"leader_recovery_state":{int(recovery)}' if recovery != LeaderRecoveryState.RECOVERED else ""
+    return (
+        f'{{"controller_epoch":{state.controller_epoch},"leader":{it.leader},"version":1,'
+        f'"leader_epoch":{it.leader_epoch},"isr":[{",".join(map(str, it.isr))}]{tail}}}'
+    ).encode()
 
 
 def decode_partition_state(
@@ -177,8 +174,9 @@ def decode_partition_state(
     value = from_json(path, data)
 
     def build() -> LeaderIsrAndControllerEpoch:
-        recovery = LeaderRecoveryState(int(value.get("leader_recovery_state", 0)))
-        leader = LeaderAndIsr(int(value["leader"]), int(value["leader_epoch"]), _ids(value["isr"]), version, recovery)
+        recovery = value.get("leader_recovery_state", 0)
+        known = LeaderRecoveryState.RECOVERED if recovery == 0 else LeaderRecoveryState(int(recovery))
+        leader = LeaderAndIsr(int(value["leader"]), int(value["leader_epoch"]), _ids(value["isr"]), version, known)
         return LeaderIsrAndControllerEpoch(leader, int(value["controller_epoch"]))
 
     return parse(path, build)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -23,11 +25,18 @@ from klamm.controller.requests import (
 from klamm.controller.responses import ControlResponse, response_event
 from klamm.controller.wire import decode_response, encode_request
 from klamm.errors import ErrorCode
-from klamm.model import BrokerEndPoints, EndPoint, LeaderAndIsr, SecurityProtocol, TopicPartition
+from klamm.model import (
+    BrokerEndPoints,
+    EndPoint,
+    LeaderAndIsr,
+    LeaderRecoveryState,
+    SecurityProtocol,
+    TopicPartition,
+)
 from klamm.protocol.messages import leader_and_isr as lair
 from klamm.protocol.messages import request_class
 from klamm.protocol.messages import stop_replica as stop
-from klamm.protocol.wire import decode
+from klamm.protocol.wire import decode, encode
 
 HEAD = RequestHead(1, 7, 99)
 T, TP = UUID(int=5), TopicPartition("t", 3)
@@ -87,6 +96,40 @@ def test_update_metadata(protocol: str) -> None:
         "h",
         "PLAINTEXT",
     )
+
+
+def many_states(rng: Random) -> tuple[LeaderAndIsrRequest, UpdateMetadataRequest]:
+    """Topics of one and of many partitions, not all in one piece, lists of all lengths, one longer than a byte says."""
+    told, metadata = [], []
+    for number in range(120):
+        tp = TopicPartition(rng.choice(["t", "ü", "a" * 200]), number)
+        replicas = tuple(rng.sample(range(300), rng.choice([1, 3, 200])))
+        isr, adding, removing, offline = (replicas[: rng.randrange(len(replicas) + 1)] for _ in range(4))
+        state = LeaderAndIsr(rng.choice([-1, 7]), number, isr, rng.randrange(9), LeaderRecoveryState(number % 2))
+        told.append(LeaderAndIsrPartition(tp, state, 5, replicas, adding, removing, number % 3 == 0))
+        metadata.append(UpdateMetadataPartition(tp, 5, state.leader, number, isr, number, replicas, offline))
+    ids = (("t", T), ("ü", UUID(int=9)))
+    return (
+        LeaderAndIsrRequest(HEAD, tuple(told), ids, LAIR.live_leaders),
+        UpdateMetadataRequest(HEAD, UpdateMetadataBody(tuple(metadata), ids, UMR.body.live_brokers)),
+    )
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_states_are_written_as_the_messages_encoders_write_them(protocol: str) -> None:
+    for request in many_states(Random(5)):
+        parsed, version = sent(request, protocol)
+        _, _, parts = encode_request(request, InterBrokerProtocol.parse(protocol))
+        assert b"".join(bytes(part) for part in parts) == b"".join(map(bytes, encode(parsed, version)))
+        assert sum(len(topic.partition_states) for topic in parsed.topic_states) == 120
+
+
+def test_a_state_is_encoded_once_for_all_brokers_of_a_batch() -> None:
+    other = replace(LAIR, head=RequestHead(1, 7, 100))
+    protocol = InterBrokerProtocol.parse("3.9")
+    encode_request(LAIR, protocol)
+    assert other.encoded is LAIR.encoded and len(other.encoded[7]) == 1
+    assert sent(other, "3.9")[0].broker_epoch == 100 and len(other.encoded[7]) == 1
 
 
 def test_what_all_brokers_share_is_encoded_once() -> None:
