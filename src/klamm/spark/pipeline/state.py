@@ -1,0 +1,168 @@
+"""What a running pipeline tells other terminals: a file for each run, and the lock on its checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import hashlib
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Final
+from urllib.parse import unquote, urlsplit
+
+from klamm.errors import KlammError
+
+STATE_VARIABLE: Final = "KLAMM_STATE_DIR"
+_LOCK: Final = ".klamm-lock"
+
+
+def state_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where runs are told of: KLAMM_STATE_DIR, or `klamm` in the user's directory for state."""
+    if given := environment.get(STATE_VARIABLE):
+        return Path(given)
+    base = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base, "klamm")
+
+
+def local_path(location: str) -> Path | None:
+    """The directory of a location on this machine; None for hdfs://, s3a:// and their like."""
+    parts = urlsplit(location)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    return Path(location) if not parts.scheme or not re.match(r"[a-z0-9+.-]+://", location) else None
+
+
+def home_of(checkpoint: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Where klamm keeps its own files about a checkpoint: in it, or in the state directory when it is elsewhere."""
+    if (path := local_path(checkpoint)) is not None:
+        return path.absolute()
+    return state_directory(environment) / "checkpoints" / _digest(checkpoint)
+
+
+def identity(checkpoint: str) -> str:
+    """A checkpoint by a name of its own, however it was written."""
+    path = local_path(checkpoint)
+    return str(path.absolute()) if path is not None else checkpoint
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+class CheckpointLock:
+    """One run a checkpoint. The kernel lets go of it when the process ends, however it ends."""
+
+    def __init__(self, checkpoint: str, pipeline: str, started_ms: int) -> None:
+        self._checkpoint = checkpoint
+        self._holder = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "user": _user(),
+            "pipeline": pipeline,
+            "started_ms": started_ms,
+        }
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> CheckpointLock:
+        home = home_of(self._checkpoint)
+        home.mkdir(parents=True, exist_ok=True)
+        file = (home / _LOCK).open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with file:
+                raise KlammError(_in_use(self._checkpoint, _read_holder(file))) from None
+        file.truncate(0)
+        file.write(json.dumps(self._holder))
+        file.flush()
+        self._file = file
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._file is not None:
+            self._file.truncate(0)
+            self._file.close()
+            self._file = None
+
+
+def holder(checkpoint: str) -> dict[str, Any] | None:
+    """Who runs on this checkpoint now, or None."""
+    try:
+        with (home_of(checkpoint) / _LOCK).open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _read_holder(file)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return None
+
+
+def refuse_if_running(checkpoint: str) -> None:
+    if (found := holder(checkpoint)) is not None:
+        raise KlammError(_in_use(checkpoint, found))
+
+
+def _read_holder(file: IO[str]) -> dict[str, Any]:
+    file.seek(0)
+    with contextlib.suppress(ValueError):
+        found = json.loads(file.read())
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _in_use(checkpoint: str, found: Mapping[str, Any]) -> str:
+    who = ""
+    if found:
+        who = f": pipeline {found.get('pipeline')} runs as process {found.get('pid')} of {found.get('user')}"
+        who += f" on {found.get('host')}"
+    advice = "Stop it with `klamm pipeline stop`, or use another checkpoint."
+    return f"The checkpoint {checkpoint} is in use{who}. {advice}"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+class RunFile:
+    """The state of one run, replaced as a whole at every change, so that a reader never sees half of it."""
+
+    def __init__(self, name: str, checkpoint: str, directory: Path | None = None) -> None:
+        folder = (directory or state_directory()) / "pipelines"
+        stem = re.sub(r"\W", "_", name)
+        self.path = folder / f"{stem}-{_digest(identity(checkpoint))}.json"
+        self._written = ""
+
+    def write(self, state: Mapping[str, Any]) -> None:
+        text = json.dumps(state, indent=1, sort_keys=True)
+        if text == self._written:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(text)
+        temporary.replace(self.path)
+        self._written = text
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def runs(directory: Path | None = None) -> Iterator[dict[str, Any]]:
+    """What is told of every run, by name; `alive` says whether its checkpoint is locked now."""
+    folder = (directory or state_directory()) / "pipelines"
+    for path in sorted(folder.glob("*.json")):
+        try:
+            state = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(state, dict) and isinstance(state.get("checkpoint"), str):
+            yield {**state, "alive": holder(state["checkpoint"]) is not None, "path": str(path)}

@@ -1,0 +1,202 @@
+"""Keeps the queries of a pipeline running: restarts with back-off, stops after the running batch.
+
+The supervisor knows no Spark. It is given functions that start a query, a clock and a source of chance, and is asked
+to look around by `tick`; so its rules are tested without a JVM and without waiting.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol
+
+from klamm.clock import Clock
+from klamm.spark.pipeline.model import Restart
+
+FACTOR: Final = 2.0
+JITTER: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a query ended. A permanent one would come again at every start, so the query is not started again."""
+
+    reason: str
+    permanent: bool = False
+
+
+class RunningQuery(Protocol):
+    """One run of a streaming query, as the supervisor sees it."""
+
+    def is_active(self) -> bool: ...
+
+    def failure(self) -> Failure | None:
+        """Why it ended, once it is not active any more; None when it ended as it should."""
+
+    def is_in_batch(self) -> bool: ...
+
+    def batches(self) -> int:
+        """How many batches this run has finished."""
+
+    def stop(self) -> None: ...
+
+
+class State(Enum):
+    RUNNING = "running"
+    WAITING = "waiting to restart"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (State.STOPPED, State.FINISHED, State.FAILED)
+
+
+@dataclass(slots=True)
+class Supervised:
+    """What the supervisor knows of one query. Times are the clock's monotonic seconds."""
+
+    name: str
+    start: Callable[[], RunningQuery]
+    state: State = State.WAITING
+    run: RunningQuery | None = None
+    restarts: int = 0
+    failures_in_a_row: int = 0
+    last_failure: str = ""
+    started_at: float = 0.0
+    due_at: float = 0.0
+    stop_batches: int = 0
+    stop_deadline: float = 0.0
+
+
+def restart_delay_ms(restart: Restart, failures: int, rng: random.Random) -> float:
+    """Doubled with every failure in a row up to the greatest, give or take a fifth so that queries do not meet."""
+    delay = min(restart.first_delay_ms * FACTOR ** min(failures - 1, 60), restart.max_delay_ms)
+    return delay * rng.uniform(1 - JITTER, 1 + JITTER)
+
+
+class Supervisor:
+    """`tick` until it returns False. One query that fails for good ends them all; `failed` says which and why.
+
+    `tell` is given a line about everything that changed. `stop_timeout_s` bounds the wait for a running batch.
+    """
+
+    def __init__(
+        self,
+        starts: Mapping[str, Callable[[], RunningQuery]],
+        restart: Restart,
+        clock: Clock,
+        rng: random.Random,
+        tell: Callable[[str], None] = lambda line: None,
+        stop_timeout_s: float = 60.0,
+    ) -> None:
+        self.queries = [Supervised(name, start) for name, start in starts.items()]
+        self.failed: tuple[str, str] | None = None
+        self._restart = restart
+        self._clock = clock
+        self._rng = rng
+        self._tell = tell
+        self._stop_timeout_s = stop_timeout_s
+        self._stopping = False
+
+    def request_stop(self, why: str = "stop was asked for") -> None:
+        """Every query stops after the batch it is in; one that waits for its restart is not started again."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._tell(f"stopping after the running batch: {why}")
+        now = self._clock.monotonic()
+        for query in self.queries:
+            if query.state is State.WAITING:
+                query.state = State.STOPPED
+            elif query.state is State.RUNNING and query.run is not None:
+                query.state = State.STOPPING
+                query.stop_batches = query.run.batches()
+                query.stop_deadline = now + self._stop_timeout_s
+
+    def tick(self) -> bool:
+        """Looks at every query once and does what is due; False when nothing is left to supervise."""
+        now = self._clock.monotonic()
+        for query in self.queries:
+            if query.state is State.WAITING and now >= query.due_at:
+                self._begin(query, now)
+            elif query.state is State.RUNNING:
+                self._look(query, now)
+            elif query.state is State.STOPPING:
+                self._stop(query, now)
+        if self.failed is not None:
+            self.request_stop(f"{self.failed[0]} failed")
+        return not all(query.state.is_final for query in self.queries)
+
+    def _begin(self, query: Supervised, now: float) -> None:
+        try:
+            query.run = query.start()
+        except Exception as error:
+            # What a start raises is a failure like any other, except that it may come from the pipeline's own code.
+            self._on_failure(query, Failure(_told(error), permanent=is_permanent(error)), now)
+            return
+        query.state = State.RUNNING
+        query.started_at = now
+        self._tell(f"{query.name}: {'restarted' if query.restarts else 'started'}")
+
+    def _look(self, query: Supervised, now: float) -> None:
+        assert query.run is not None
+        if query.run.is_active():
+            return
+        failure = query.run.failure()
+        if failure is None:
+            query.state = State.FINISHED
+            self._tell(f"{query.name}: finished")
+            return
+        healthy_s = self._restart.max_delay_ms / 1000
+        if query.run.batches() > 0 and now - query.started_at >= healthy_s:
+            query.failures_in_a_row = 0
+        self._on_failure(query, failure, now)
+
+    def _on_failure(self, query: Supervised, failure: Failure, now: float) -> None:
+        query.last_failure = failure.reason
+        query.failures_in_a_row += 1
+        if failure.permanent or query.failures_in_a_row > self._restart.attempts:
+            query.state = State.FAILED
+            times = query.failures_in_a_row
+            tries = "" if failure.permanent or times == 1 else f" ({times} times in a row)"
+            self.failed = self.failed or (query.name, failure.reason)
+            self._tell(f"{query.name}: failed{tries}: {failure.reason}")
+            return
+        delay_ms = restart_delay_ms(self._restart, query.failures_in_a_row, self._rng)
+        query.state = State.WAITING
+        query.restarts += 1
+        query.due_at = now + delay_ms / 1000
+        self._tell(f"{query.name}: failed, restart in {delay_ms / 1000:.1f} s: {failure.reason}")
+
+    def _stop(self, query: Supervised, now: float) -> None:
+        """Stops a query whose batch is done. The next one may have begun by then: it is run again at the next start."""
+        assert query.run is not None
+        if query.run.is_active():
+            done = query.run.batches() > query.stop_batches or not query.run.is_in_batch()
+            if not done and now < query.stop_deadline:
+                return
+            query.run.stop()
+        elif (failure := query.run.failure()) is not None:
+            query.last_failure = failure.reason
+        query.state = State.STOPPED
+        self._tell(f"{query.name}: stopped")
+
+
+def is_permanent(error: Exception) -> bool:
+    """Whether the same start would fail in the same way: a query that cannot be analysed, or klamm's own refusal."""
+    from klamm.errors import KlammError
+
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, KlammError | TypeError | NameError | AttributeError) or bool(
+        names & {"AnalysisException", "ParseException", "IllegalArgumentException"}
+    )
+
+
+def _told(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

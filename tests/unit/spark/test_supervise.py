@@ -1,0 +1,181 @@
+"""The supervisor's rules, on a clock that is turned by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from klamm.errors import KlammError
+from klamm.spark.pipeline.model import Restart
+from klamm.spark.supervise import Failure, RunningQuery, State, Supervisor, restart_delay_ms
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def now_ms(self) -> int:
+        return int(self.now * 1000)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@dataclass
+class FakeQuery:
+    active: bool = True
+    ended_by: Failure | None = None
+    in_batch: bool = False
+    done: int = 0
+    stopped: bool = False
+
+    def is_active(self) -> bool:
+        return self.active
+
+    def failure(self) -> Failure | None:
+        return self.ended_by
+
+    def is_in_batch(self) -> bool:
+        return self.in_batch
+
+    def batches(self) -> int:
+        return self.done
+
+    def stop(self) -> None:
+        self.active, self.stopped = False, True
+
+    def fail(self, reason: str = "broken pipe", permanent: bool = False) -> None:
+        self.active, self.ended_by = False, Failure(reason, permanent)
+
+
+@dataclass
+class World:
+    restart: Restart = field(default_factory=lambda: Restart(attempts=3, first_delay_ms=1000, max_delay_ms=4000))
+    names: tuple[str, ...] = ("a",)
+
+    def __post_init__(self) -> None:
+        self.clock = HandClock()
+        self.runs: dict[str, list[FakeQuery]] = {name: [] for name in self.names}
+        self.told: list[str] = []
+        self.refusal: Exception | None = None
+        self.supervisor = Supervisor(
+            {name: self._starter(name) for name in self.names},
+            self.restart,
+            self.clock,
+            random.Random(7),
+            self.told.append,
+            stop_timeout_s=30,
+        )
+
+    def _starter(self, name: str) -> Callable[[], RunningQuery]:
+        def start() -> RunningQuery:
+            if self.refusal is not None:
+                raise self.refusal
+            self.runs[name].append(FakeQuery())
+            return self.runs[name][-1]
+
+        return start
+
+    def tick(self, seconds: float = 0.0) -> bool:
+        self.clock.now += seconds
+        return self.supervisor.tick()
+
+    def stopped(self, name: str) -> bool:
+        return self.runs[name][0].stopped
+
+    def state(self, index: int = 0) -> State:
+        return self.supervisor.queries[index].state
+
+
+def test_a_query_that_ends_well_is_finished() -> None:
+    world = World(names=("a", "b"))
+    assert world.tick()
+    world.runs["a"][0].active = False
+    assert world.tick()
+    world.runs["b"][0].active = False
+    assert not world.tick()
+    assert world.state() is State.FINISHED and world.supervisor.failed is None
+
+
+def test_a_failed_query_is_started_again_later_and_later() -> None:
+    world = World()
+    world.tick()
+    for attempt, least_s in enumerate((0.8, 1.6, 3.2), 1):
+        world.runs["a"][-1].fail()
+        assert world.tick()
+        assert world.state() is State.WAITING
+        world.tick(least_s - 0.01)
+        assert len(world.runs["a"]) == attempt, "not before its time"
+        world.tick(least_s * 0.5 + 0.02)
+        assert len(world.runs["a"]) == attempt + 1 and world.state() is State.RUNNING
+    world.runs["a"][-1].fail("disk full")
+    assert not world.tick()
+    assert world.supervisor.failed == ("a", "disk full")
+    assert "4 times in a row" in world.told[-2]
+
+
+def test_a_healthy_while_forgets_earlier_failures() -> None:
+    world = World()
+    world.tick()
+    for _ in range(10):
+        world.runs["a"][-1].done = 5
+        world.clock.now += 10
+        world.runs["a"][-1].fail()
+        assert world.tick()
+        world.tick(2)
+    assert world.state() is State.RUNNING and world.supervisor.queries[0].restarts == 10
+
+
+def test_a_permanent_failure_ends_the_others_after_their_batch() -> None:
+    world = World(names=("a", "b"))
+    world.tick()
+    world.runs["b"][0].in_batch = True
+    world.runs["a"][0].fail("state is not compatible", permanent=True)
+    assert world.tick()
+    assert world.state() is State.FAILED and world.state(1) is State.STOPPING
+    assert not world.stopped("b")
+    world.runs["b"][0].done = 1
+    assert not world.tick()
+    assert world.stopped("b") and world.state(1) is State.STOPPED
+    assert world.supervisor.failed == ("a", "state is not compatible")
+
+
+def test_a_start_that_is_refused_is_not_repeated() -> None:
+    world = World()
+    world.refusal = KlammError("There is no topic orders.")
+    assert not world.tick()
+    assert world.supervisor.failed == ("a", "There is no topic orders.")
+    world = World()
+    world.refusal = RuntimeError("the gateway is busy")
+    assert world.tick(), "other failures are tried again"
+    world.refusal = None
+    world.tick(2)
+    assert world.state() is State.RUNNING
+
+
+def test_a_stop_waits_for_the_running_batch_but_not_for_ever() -> None:
+    world = World(names=("idle", "busy", "stuck", "waiting"))
+    world.tick()
+    world.runs["busy"][0].in_batch = world.runs["stuck"][0].in_batch = True
+    world.runs["waiting"][0].fail()
+    world.tick()
+    world.supervisor.request_stop("SIGTERM")
+    world.supervisor.request_stop("SIGTERM")
+    assert world.tick()
+    assert world.stopped("idle") and not world.stopped("busy")
+    assert world.state(3) is State.STOPPED, "a restart that was due does not come"
+    world.runs["busy"][0].in_batch = False
+    assert world.tick(1)
+    assert world.stopped("busy")
+    assert not world.tick(30)
+    assert world.stopped("stuck")
+    assert sum("SIGTERM" in line for line in world.told) == 1
+
+
+def test_the_delay_is_bounded_and_scattered() -> None:
+    restart = Restart(first_delay_ms=100, max_delay_ms=5000)
+    delays = [restart_delay_ms(restart, 500, random.Random(seed)) for seed in range(50)]
+    assert all(4000 <= delay <= 6000 for delay in delays)
+    assert len(set(delays)) > 40
+    assert restart_delay_ms(restart, 1, random.Random(1)) <= 120
