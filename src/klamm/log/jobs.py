@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from klamm.log.files import Files
 from klamm.model import TopicPartition
@@ -42,6 +42,9 @@ class LogHost(Protocol):
     def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
         """What a partition has before that offset is on the disk."""
 
+    def unflushed(self, log: Any) -> None:
+        """A log with `flush.ms` was appended to (a Log: this module is below it)."""
+
 
 class InlineHost:
     """Does everything at once: for tools and tests that have no loop."""
@@ -62,6 +65,9 @@ class InlineHost:
         self.failures.append((log_dir, error, doing))
 
     def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
+        pass
+
+    def unflushed(self, log: Any) -> None:
         pass
 
 

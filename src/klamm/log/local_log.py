@@ -15,7 +15,7 @@ from klamm.log import names
 from klamm.log.files import Files
 from klamm.log.jobs import LogHost, fsync_job
 from klamm.log.leader_epoch_cache import LeaderEpochCache
-from klamm.log.log_config import LogConfig
+from klamm.log.log_config import INT64_MAX, LogConfig
 from klamm.log.open_segments import OpenSegments
 from klamm.log.producer_rebuild import rebuild_producers
 from klamm.log.producer_snapshots import ProducerSnapshots
@@ -79,6 +79,8 @@ class LocalLog:
         self.cleaner_offset = 0
         self._flush_requested_offset = recovery_point
         self._flush_under_way = False
+        self.queued_flush_ms: int | None = None
+        """When the manager's FlushQueue looks at this log."""
         self._unsynced_snapshots: list[str] = []
         self._first_unstable_offset = producers.first_unstable_offset
         self.config = config
@@ -191,7 +193,16 @@ class LocalLog:
         paths.append(self.dir)
         return paths
 
+    @property
+    def flush_due_ms(self) -> int | None:
+        """When `flush.ms` wants the end of the log on the disk; None when it is there, or there is no such limit."""
+        if self._config.flush_ms == INT64_MAX or self.log_end_offset <= self.recovery_point:
+            return None
+        return self.last_flush_ms + self._config.flush_ms
+
     def _flush_if_due(self) -> bool:
+        if self.queued_flush_ms is None and self._config.flush_ms != INT64_MAX:
+            self.host.unflushed(self)
         if self.log_end_offset - self._flush_requested_offset < self._config.flush_messages:
             return False
         self._flush(self.log_end_offset)

@@ -24,6 +24,7 @@ from klamm.log.background import BackgroundWorker
 from klamm.log.checkpoints import MetaProperties, encode_offsets
 from klamm.log.cleaner import CleanJob, dirtiest
 from klamm.log.files import Files, OsFiles, is_exhausted
+from klamm.log.flush_queue import FlushQueue
 from klamm.log.jobs import FileJob, Job, unlink_job
 from klamm.log.loader import LogEnvironment, LogLoader
 from klamm.log.log import Log
@@ -74,6 +75,7 @@ class LogManager:
         self._deletion_count = 0
         self._clean_job: CleanJob | None = None
         self._uncleanable: set[TopicPartition] = set()
+        self._flushes = FlushQueue(lambda log: self._logs.get(log.topic_partition) is log)
         self._env = LogEnvironment(
             self._files, clock, rng, self, OpenSegments(max_open_segments), producer_id_expiration_ms
         )
@@ -217,6 +219,7 @@ class LogManager:
         tp = log.topic_partition
         self._logs[tp] = self._by_topic.setdefault(tp.topic, {})[tp] = log
         self._counts[log.log_dir] += 1
+        self._flushes.put(log)
 
     def _take_out(self, tp: TopicPartition) -> Log | None:
         log = self._logs.pop(tp, None)
@@ -264,6 +267,7 @@ class LogManager:
         """Gives every log of a topic another configuration."""
         for log in self._by_topic.get(topic, {}).values():
             log.config = config
+            self._flushes.put(log)
 
     # what a log asks for
 
@@ -275,6 +279,9 @@ class LogManager:
 
     def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
         self._on_flushed(tp, recovery_point)
+
+    def unflushed(self, log: Log) -> None:
+        self._flushes.put(log)
 
     def _let_go(self) -> bool:
         """Too many files are open: closes segments that are not in use. Those belong to the thread of the loop."""
@@ -311,9 +318,8 @@ class LogManager:
         return sum(log.delete_old_segments(now_ms) for log in list(self._logs.values()))
 
     def flush_pass(self, now_ms: int) -> None:
-        """`flush.ms` for every log that has it."""
-        for log in list(self._logs.values()):
-            log.flush_if_older(now_ms)
+        """`flush.ms` for the logs whose time it is."""
+        self._flushes.flush_due(now_ms)
 
     def compaction_pass(self, now_ms: int) -> bool:
         """Starts to clean the dirtiest compacted log, one at a time; True when there was one."""

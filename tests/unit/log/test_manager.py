@@ -14,6 +14,8 @@ from klamm.errors import ErrorCode, KlammError, LogDirError
 from klamm.log import LogConfig, LogManager
 from klamm.log.checkpoints import MetaProperties, read_meta_properties, read_offsets
 from klamm.log.files import OsFiles
+from klamm.log.jobs import Job
+from klamm.log.log import Log
 from klamm.model import TopicPartition
 from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, read_values
 
@@ -256,6 +258,54 @@ def test_flush_messages_and_flush_ms() -> None:
     assert log.recovery_point == 3
     manager.flush_pass(NOW + 1000)
     assert log.recovery_point == 4
+
+
+def test_a_flush_pass_looks_at_the_logs_that_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many logs there are: with `flush.ms` only those that were appended to, without it none."""
+    looked_at: list[TopicPartition] = []
+    real = Log.flush_if_older
+
+    def counting(log: Log, now_ms: int) -> None:
+        looked_at.append(log.topic_partition)
+        real(log, now_ms)
+
+    monkeypatch.setattr(Log, "flush_if_older", counting)
+    manager = Bench(LogConfig(flush_ms=1000)).manager()
+    logs = [manager.get_or_create_log(TopicPartition("t", i)) for i in range(200)]
+    for i in (3, 3, 150):
+        append(logs[i], batch(b"a"))
+    manager.flush_pass(NOW + 999)
+    assert looked_at == []
+    manager.flush_pass(NOW + 1000)
+    assert [tp.partition for tp in looked_at] == [3, 150]
+    assert [log.recovery_point for log in logs if log.recovery_point] == [2, 1]
+    manager.flush_pass(NOW + 10**9)
+    assert len(looked_at) == 2, "what is on the disk is not looked at again"
+    manager.update_config("t", LogConfig())
+    append(logs[7], batch(b"a"))
+    manager.flush_pass(NOW + 10**9)
+    assert len(looked_at) == 2 and logs[7].recovery_point == 0
+    manager.update_config("t", LogConfig(flush_ms=10**6))
+    manager.update_config("t", LogConfig(flush_ms=50))
+    manager.flush_pass(NOW + 60)
+    assert [tp.partition for tp in looked_at[2:]] == [7] and logs[7].recovery_point == 1
+    manager.flush_pass(NOW + 10**9)
+    manager.shutdown()
+
+
+def test_a_flush_that_could_not_be_done_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = Bench(LogConfig(flush_ms=1000)).manager()
+    log = manager.get_or_create_log(TP)
+    append(log, batch(b"a"))
+    jobs: list[Job] = []
+    monkeypatch.setattr(manager, "submit", jobs.append)
+    manager.flush_pass(NOW + 1000)
+    manager.flush_pass(NOW + 1500)
+    assert len(jobs) == 1
+    jobs[0].abandon()
+    manager.flush_pass(NOW + 2000)
+    assert len(jobs) == 2
+    manager.abandon()
 
 
 def test_file_work_happens_off_the_loop(tmp_path: object) -> None:
