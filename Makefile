@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 QUICK ?=
+PEER ?=
 NAME ?=
 SEED ?=
 SEEDS ?= 2000
@@ -45,8 +46,8 @@ format: $(STAMP) ## put the code into its form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## one broker beside the ceiling of this machine
-	$(BIN)/python -m bench.one_broker
+bench: $(STAMP) ## the broker beside its ceiling, the control plane; PEER=kafka beside Apache Kafka; QUICK=1 short
+	$(BIN)/python -m bench $(if $(PEER),--peer $(PEER)) $(if $(QUICK),--quick)
 
 compat: $(STAMP) compat-tools ## clients of other languages; NAME=kcat for one, QUICK=1 for the short form
 	$(BIN)/python compat/run.py $(if $(QUICK),--quick) $(NAME)

@@ -102,6 +102,7 @@ class BenchCluster(Protocol):
     ) -> None:
         """Returns when every running broker knows the topic and the leader of each partition."""
 
+    def delete_topic(self, name: str) -> None: ...
     def leader(self, topic: str, partition: int) -> int: ...
     def isr(self, topic: str, partition: int) -> list[int]: ...
     def __enter__(self) -> Self: ...
@@ -131,9 +132,11 @@ class KlammCluster:
             stop_timeout_s=STOP_TIMEOUT_S,
         )
         self.brokers = self._cluster.broker_ids
+        self._started: tuple[int, ...] = ()
 
     def __enter__(self) -> Self:
         self._cluster.start_all()
+        self._started = self.brokers
         return self
 
     def __exit__(
@@ -171,6 +174,11 @@ class KlammCluster:
         self._cluster.resume(broker_id)
 
     def stop(self) -> None:
+        """As Kafka's brokers are stopped here: the data goes, so that no controlled shutdown is needed."""
+        for broker_id in self._started:
+            if self._cluster.is_running(broker_id):
+                self._cluster.kill(broker_id)
+        self._started = ()
         self._cluster.close()
 
     def rss_bytes(self, broker_id: int) -> int:
@@ -183,6 +191,9 @@ class KlammCluster:
         self, name: str, partitions: int, replication_factor: int, config: Mapping[str, object] | None = None
     ) -> None:
         self._cluster.create_topic(name, partitions, replication_factor, config)
+
+    def delete_topic(self, name: str) -> None:
+        self._cluster.delete_topic(name)
 
     def leader(self, topic: str, partition: int) -> int:
         return self._cluster.leader(topic, partition)
@@ -262,7 +273,7 @@ class KafkaCluster:
         self._brokers[broker_id].resume()
 
     def stop(self) -> None:
-        """The data goes with the cluster, so that nobody has to wait for Kafka's controlled shutdown."""
+        """The data goes with the cluster, so that no controlled shutdown is needed."""
         for process in [*self._brokers.values(), self._zookeeper]:
             if process.is_running:
                 process.kill()
@@ -280,6 +291,9 @@ class KafkaCluster:
         self, name: str, partitions: int, replication_factor: int, config: Mapping[str, object] | None = None
     ) -> None:
         self._admin.create_topic(name, partitions, replication_factor, config or {})
+
+    def delete_topic(self, name: str) -> None:
+        self._admin.delete_topic(name)
 
     def leader(self, topic: str, partition: int) -> int:
         return self._admin.leader(topic, partition)

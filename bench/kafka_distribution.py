@@ -44,7 +44,7 @@ def libraries() -> Path:
 
 
 def _fetch(folder: Path) -> None:
-    """Into a folder beside, which is renamed when it is complete: a fetch that was cut off leaves nothing to trip over."""
+    """Into a folder beside, renamed when it is complete: a fetch that was cut off leaves nothing to trip over."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     partial = FOLDER / f"libs.{os.getpid()}"
     dependencies = "\n    ".join(_DEPENDENCY.format(artifact, VERSION) for artifact in ARTIFACTS)

@@ -1,6 +1,6 @@
 """Rows, their comparison, and bench/RESULTS.md, in which every bench rewrites its own section and nobody else's.
 
-A section stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. What is outside of all sections is written by hand.
+A section stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. What is outside of them is written by hand.
 """
 
 from __future__ import annotations
@@ -107,9 +107,14 @@ def machine() -> str:
     memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
     models = [x.split(":", 1)[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x]
     return (
-        f"{os.cpu_count()} cores ({models[0] if models else platform.machine()}), {memory_kib / 2**20:.0f} GB of memory,"
+        f"{os.cpu_count()} cores ({models[0] if models else platform.machine()}), {memory_kib / 2**20:.0f} GB,"
         f" Linux {platform.release().split('-')[0]}, {platform.python_implementation()} {platform.python_version()}"
     )
+
+
+def load_average() -> float:
+    """Of the last minute: ask before the first process of a bench is started."""
+    return os.getloadavg()[0]
 
 
 def load_note(load_at_start: float) -> str:

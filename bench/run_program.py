@@ -1,4 +1,4 @@
-"""`python -m bench.run_program PROGRAM ARGUMENT...`: becomes the program, so that a child process can be one that is not Python."""
+"""`python -m bench.run_program PROGRAM ARGUMENT...` becomes the program: a child process that is not Python."""
 
 from __future__ import annotations
 

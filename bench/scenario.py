@@ -20,3 +20,5 @@ class Scenario:
     run: Callable[[BenchCluster, bool], Iterable[Row]]
     brokers: int = 3
     configs: Mapping[str, object] = field(default_factory=dict)
+    rounds: int = 3
+    """How often on each side; the quick form has one round."""
