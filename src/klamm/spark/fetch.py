@@ -1,0 +1,225 @@
+"""Reads a range of one partition by Fetch: the next request is on its way while the answer before is decoded.
+
+Leaders that move and connections that break cost a retry, not the task. Offsets that are gone are told with their
+range and the reason, as an error or, with failOnDataLoss=false, as a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+from uuid import UUID
+
+import pyarrow as pa
+
+from klamm.clock import Clock, SystemClock
+from klamm.errors import KlammError
+from klamm.protocol.messages.fetch import PartitionData
+from klamm.spark.client import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    ClientError,
+    ClusterClient,
+    OffsetOutOfRangeError,
+    PendingFetch,
+    RetriableError,
+    UnknownTopicError,
+)
+from klamm.spark.offsets import OffsetRange
+from klamm.spark.options import ReadOptions
+from klamm.spark.record_columns import (
+    Aborted,
+    AbortedByMarkers,
+    Chunk,
+    CorruptBatchError,
+    NothingAborted,
+    RecordDecoder,
+    scan,
+)
+
+_log = logging.getLogger(__name__)
+
+_BACKOFF_S: Final = 0.1
+_MAX_CORRUPT: Final = 3
+_GONE_AFTER_S: Final = 5.0
+"""A topic counts as deleted, and an offset as lost, when the brokers have said so for this long."""
+_MIN_FETCH_BYTES: Final = 1024 * 1024
+
+
+class DataLossError(KlammError):
+    """Records that the query needs are gone."""
+
+
+def loss(range_: OffsetRange, why: str, options: ReadOptions) -> None:
+    """Raises DataLossError, or warns when the query has said that it can live with it."""
+    lost = f"{range_.tp}: the offsets {range_.start} to {range_.end - 1} are gone: {why}."
+    if options.fail_on_data_loss:
+        raise DataLossError(f"{lost} Set failOnDataLoss=false to go on without them.")
+    _log.warning("%s The query goes on without them.", lost)
+
+
+def fetch_batches(
+    client: ClusterClient,
+    wanted: OffsetRange,
+    decoder: RecordDecoder,
+    options: ReadOptions,
+    *,
+    topic_id: UUID | None = None,
+    clock: Clock | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[pa.RecordBatch]:
+    """The records of the range. ClientError, DataLossError or CorruptBatchError when they cannot be had."""
+    reader = _RangeFetcher(client, wanted, options, topic_id, clock or SystemClock(), sleep)
+    try:
+        while (chunk := reader.next_chunk()) is not None:
+            start, reader.offset = reader.offset, chunk.next_offset
+            reader.send_ahead()
+            yield from decoder.decode(chunk, start, wanted.end, reader.aborted)
+    finally:
+        reader.close()
+
+
+class _RangeFetcher:
+    """Where the reading of one range is, and what is on its way."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        wanted: OffsetRange,
+        options: ReadOptions,
+        topic_id: UUID | None,
+        clock: Clock,
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._client = client
+        self._wanted = wanted
+        self._options = options
+        self._topic_id = topic_id
+        self._clock = clock
+        self._sleep = sleep
+        self._isolation = READ_COMMITTED if options.read_committed else READ_UNCOMMITTED
+        self._max_bytes = client.partition_fetch_bytes or max(options.batch_bytes, _MIN_FETCH_BYTES)
+        self._pending: PendingFetch | None = None
+        self._progress_at = clock.monotonic()
+        self._gone_since: float | None = None
+        self._corrupt = 0
+        self.offset = wanted.start
+        self.aborted: Aborted = NothingAborted()
+
+    def close(self) -> None:
+        if self._pending is not None:
+            self._client.abandon_fetch(self._pending)
+
+    def send_ahead(self) -> None:
+        """Asks for what comes next, so that it travels while the rest is decoded. A failure shows later."""
+        if self.offset < self._wanted.end and self._pending is None:
+            try:
+                self._pending = self._start()
+            except (OSError, RetriableError, ClientError):
+                self._client.lost_leader(self._wanted.tp)
+
+    def next_chunk(self) -> Chunk | None:
+        """The next batches, None at the end of the range."""
+        while self.offset < self._wanted.end:
+            problem: Exception
+            try:
+                chunk = self._receive()
+                if chunk is not None:
+                    return chunk
+                problem = ClientError("no records came")
+            except OffsetOutOfRangeError as e:
+                problem = e
+                if not self._skip_lost():
+                    return None
+            except UnknownTopicError as e:
+                problem = e
+                if self._is_gone():
+                    loss(self._rest, f"the topic or partition {self._wanted.tp} was deleted", self._options)
+                    return None
+            except CorruptBatchError as e:
+                problem = e
+                self._corrupt += 1
+                if self._corrupt >= _MAX_CORRUPT:
+                    raise
+            except (OSError, RetriableError) as e:
+                problem = e
+                self._client.lost_leader(self._wanted.tp)
+            self._wait(problem)
+        return None
+
+    @property
+    def _rest(self) -> OffsetRange:
+        return OffsetRange(self._wanted.tp, self.offset, self._wanted.end)
+
+    def _start(self) -> PendingFetch:
+        return self._client.start_fetch(
+            self._wanted.tp, self.offset, max_bytes=self._max_bytes, isolation=self._isolation
+        )
+
+    def _receive(self) -> Chunk | None:
+        """None when the broker waited in vain."""
+        pending = self._pending or self._start()
+        self._pending = None
+        answer = self._client.finish_fetch(pending)
+        chunk = scan(_records_of(answer), self._wanted.tp, check_crcs=self._client.check_crcs)
+        if not chunk.batches or chunk.next_offset <= self.offset:
+            if len(chunk.data) and not chunk.batches:
+                self._max_bytes = min(2 * self._max_bytes, 1 << 30)
+            return None
+        self._progress_at = self._clock.monotonic()
+        self._gone_since = None
+        self._corrupt = 0
+        if self._isolation == READ_COMMITTED:
+            aborted = [(txn.producer_id, txn.first_offset) for txn in answer.aborted_transactions or ()]
+            self.aborted = AbortedByMarkers(aborted)
+        return chunk
+
+    def _skip_lost(self) -> bool:
+        """The offset is not in the log. False when nothing of the range is left."""
+        tp = self._wanted.tp
+        first, last = self._client.earliest([tp])[tp], self._client.latest([tp])[tp]
+        if self._is_recreated():
+            loss(self._rest, f"topic {tp.topic} was deleted and created anew", self._options)
+            return False
+        if self.offset < first:
+            end = min(first, self._wanted.end)
+            why = f"retention or DeleteRecords removed them, the log begins at {first}"
+            loss(OffsetRange(tp, self.offset, end), why, self._options)
+            self.offset = end
+            return end < self._wanted.end
+        if self.offset > last and self._is_gone():
+            why = f"the log ends at {last}: it was cut by an unclean election, or the topic was created anew"
+            loss(self._rest, why, self._options)
+            return False
+        return True
+
+    def _is_recreated(self) -> bool:
+        if self._topic_id is None:
+            return False
+        self._client.metadata([self._wanted.tp.topic])
+        return self._client.topic_ids.get(self._wanted.tp.topic, self._topic_id) != self._topic_id
+
+    def _is_gone(self) -> bool:
+        """Whether the brokers have said so for long enough: one that has just started may not know better."""
+        now = self._clock.monotonic()
+        if self._gone_since is None:
+            self._gone_since = now
+        return now - self._gone_since >= min(_GONE_AFTER_S, self._options.poll_timeout_ms / 1000)
+
+    def _wait(self, problem: Exception) -> None:
+        timeout_ms = self._options.poll_timeout_ms
+        if self._clock.monotonic() - self._progress_at >= timeout_ms / 1000:
+            raise ClientError(
+                f"{self._wanted.tp} gave no record at offset {self.offset} within {timeout_ms} ms "
+                f"(kafkaConsumer.pollTimeoutMs): {problem}"
+            ) from problem
+        if not isinstance(problem, OffsetOutOfRangeError) or self._gone_since is not None:
+            self._sleep(0.0 if type(problem) is ClientError else _BACKOFF_S)
+
+
+def _records_of(answer: PartitionData) -> memoryview:
+    data = answer.records
+    assert not isinstance(data, tuple), "a decoded response has one piece"
+    return memoryview(data or b"")

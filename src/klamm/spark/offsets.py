@@ -1,0 +1,167 @@
+"""Offsets of a streaming query as Spark stores them, and what is decided from them. Pure.
+
+The JSON is that of Spark's Kafka source, `{"topic": {"0": 123}}`, with two additions of our own, recognisable by their
+shape: `"_initial": true` marks an offset that `initialOffset` resolved, and `"_from"`, `{"topic": {"0": 100}}`, in an
+end offset tells where its batch begins for partitions whose start is not in the offset before. Spark writes the end of
+a batch down before it runs, so a batch that is run again reads exactly the same range.
+
+Spark compares offsets as JSON text: keys are always sorted, partitions as numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from klamm.errors import KlammError
+from klamm.frozen import dataclass
+from klamm.model import TopicPartition
+
+INITIAL: Final = "_initial"
+FROM: Final = "_from"
+_MAX_OFFSET: Final = (1 << 63) - 1
+
+Offsets = Mapping[TopicPartition, int]
+
+
+class OffsetRange(NamedTuple):
+    """The records of one partition from `start` up to, but not including, `end`."""
+
+    tp: TopicPartition
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many offsets; compaction and markers may leave fewer records."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOffset:
+    """A point in a stream: the next offset of every partition."""
+
+    offsets: Offsets
+    resolved_from: Offsets
+    """Where the batch that ends here begins, for partitions that its start does not name."""
+    is_initial: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = by_topic(self.offsets)
+        if self.is_initial:
+            found[INITIAL] = True
+        if self.resolved_from:
+            found[FROM] = by_topic(self.resolved_from)
+        return dict(sorted(found.items()))
+
+
+def source_offset(offsets: Offsets, resolved_from: Offsets | None = None, *, is_initial: bool = False) -> SourceOffset:
+    return SourceOffset(dict(offsets), dict(resolved_from or {}), is_initial)
+
+
+def parse_source_offset(value: Mapping[str, Any] | str) -> SourceOffset:
+    """Also reads the offsets that Spark's Kafka source has written."""
+    if isinstance(value, str):
+        value = json.loads(value)
+    if not isinstance(value, Mapping):
+        raise KlammError(f"An offset of a stream is a JSON object by topic, not {value!r}.")
+    offsets: dict[TopicPartition, int] = {}
+    resolved: dict[TopicPartition, int] = {}
+    is_initial = False
+    for key, part in value.items():
+        if key == INITIAL and isinstance(part, bool):
+            is_initial = part
+        elif key == FROM and isinstance(part, Mapping) and all(isinstance(v, Mapping) for v in part.values()):
+            for topic, partitions in part.items():
+                resolved.update(_partitions(topic, partitions))
+        else:
+            offsets.update(_partitions(key, part))
+    return SourceOffset(offsets, resolved, is_initial)
+
+
+def _partitions(topic: str, partitions: Any) -> dict[TopicPartition, int]:
+    try:
+        return {TopicPartition(topic, int(index)): int(offset) for index, offset in partitions.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise KlammError(
+            f"The offsets of topic {topic!r} are an object of numbers by partition, not {partitions!r}."
+        ) from None
+
+
+def by_topic(offsets: Offsets) -> dict[str, Any]:
+    """`{"topic": {"0": 123}}`, in the order of topics and of partition numbers."""
+    found: dict[str, dict[str, int]] = {}
+    for tp in sorted(offsets):
+        found.setdefault(tp.topic, {})[str(tp.partition)] = int(offsets[tp])
+    return found
+
+
+def to_json(offsets: Offsets) -> str:
+    return json.dumps(by_topic(offsets), separators=(",", ":"))
+
+
+def rate_limit(limit: int, start: Offsets, end: Offsets) -> dict[TopicPartition, int]:
+    """The end of a batch of about `limit` offsets, shared out in proportion to what each partition has.
+
+    A partition with little still gets one offset; nobody is taken beyond its end. A partition that `start` does not
+    name is left at its end.
+    """
+    sizes = {tp: last - start[tp] for tp, last in end.items() if tp in start and last > start[tp]}
+    total = sum(sizes.values())
+    if total <= limit:
+        return dict(end)
+    limited = dict(end)
+    for tp, size in sizes.items():
+        share = limit * (size / total)
+        taken = math.ceil(share) if share < 1 else math.floor(share)
+        limited[tp] = min(end[tp], start[tp] + taken, _MAX_OFFSET)
+    return limited
+
+
+def is_delayed(
+    *, available: int, min_offsets: int, last_trigger_ms: int | None, now_ms: int, max_trigger_delay_ms: int
+) -> bool:
+    """Whether a batch waits for more records: there are too few, and the last batch is not long enough ago."""
+    if last_trigger_ms is None or now_ms - last_trigger_ms >= max_trigger_delay_ms:
+        return False
+    return available < min_offsets
+
+
+def available(start: Offsets, end: Offsets) -> int:
+    return sum(max(0, last - start.get(tp, last)) for tp, last in end.items())
+
+
+def split_ranges(
+    ranges: Iterable[OffsetRange], *, min_partitions: int | None = None, max_records: int | None = None
+) -> list[OffsetRange]:
+    """One range a task: first none larger than `max_records`, then about `min_partitions` in all, by size."""
+    found = [r for r in ranges if r.size > 0]
+    if max_records is not None:
+        found = [part for r in found for part in _cut(r, -(-r.size // max_records))]
+    if min_partitions is None or len(found) >= min_partitions:
+        return found
+    total = sum(r.size for r in found)
+    whole = [r for r in found if _parts(r.size, total, min_partitions) == 1]
+    rest_total = total - sum(r.size for r in whole)
+    rest_parts = max(min_partitions - len(whole), 1)
+    is_whole = set(whole)
+    return [part for r in found for part in _cut(r, 1 if r in is_whole else _parts(r.size, rest_total, rest_parts))]
+
+
+def _parts(size: int, total: int, parts: int) -> int:
+    return max(1, math.floor(size / total * parts + 0.5))
+
+
+def _cut(whole: OffsetRange, parts: int) -> list[OffsetRange]:
+    """Pieces of nearly equal size; fewer when there are not enough offsets."""
+    pieces: list[OffsetRange] = []
+    start, remaining = whole.start, whole.size
+    for left in range(parts, 0, -1):
+        size = remaining // left
+        remaining -= size
+        if size:
+            pieces.append(OffsetRange(whole.tp, start, start + size))
+            start += size
+    return pieces

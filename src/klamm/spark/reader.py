@@ -1,0 +1,75 @@
+"""Batch reads, and what a task does with its range, in batch queries and in streams alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import UUID
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from klamm.model import TopicPartition
+from klamm.spark import worker
+from klamm.spark.client import ClusterClient
+from klamm.spark.fetch import fetch_batches
+from klamm.spark.offsets import OffsetRange, split_ranges
+from klamm.spark.options import ReadOptions
+from klamm.spark.plan import Planner
+from klamm.spark.record_columns import RecordDecoder
+from klamm.spark.values import value_decoder
+
+
+class RangePartition(InputPartition):
+    """The range of one task. `topic_id` is the topic's identity when the range was planned."""
+
+    def __init__(self, topic: str, partition: int, start: int, end: int, topic_id: UUID | None) -> None:
+        super().__init__((topic, partition, start, end))
+        self.topic = topic
+        self.partition = partition
+        self.start = start
+        self.end = end
+        self.topic_id = topic_id
+
+    @property
+    def range(self) -> OffsetRange:
+        return OffsetRange(TopicPartition(self.topic, self.partition), self.start, self.end)
+
+
+def input_partitions(ranges: list[OffsetRange], options: ReadOptions, ids: dict[str, UUID]) -> list[RangePartition]:
+    split = split_ranges(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+    return [RangePartition(r.tp.topic, r.tp.partition, r.start, r.end, ids.get(r.tp.topic)) for r in split]
+
+
+def read_range(options: ReadOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The records of a task, as Arrow batches of exactly this schema."""
+    if not isinstance(partition, RangePartition):  # Spark makes one without a value when there are no ranges
+        return
+    worker.prepare()
+    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    decoder = RecordDecoder(
+        partition.range.tp, arrow_schema, batch_bytes=options.batch_bytes, value_decoder=value_decoder(options)
+    )
+    with worker.borrowed_client(options) as client:
+        yield from fetch_batches(client, partition.range, decoder, options, topic_id=partition.topic_id)
+
+
+class KlammReader(DataSourceReader):
+    """A batch query."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[RangePartition]:
+        with ClusterClient(self._options.bootstrap_servers, self._options.client) as client:
+            ranges = Planner(self._options, client).batch_ranges()
+            return input_partitions(ranges, self._options, client.topic_ids)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self._options, self._schema, partition)
+
+
+def batch_reader(options: ReadOptions, schema: StructType) -> DataSourceReader:
+    return KlammReader(options, schema)

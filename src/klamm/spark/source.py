@@ -1,0 +1,73 @@
+"""`format("klamm")`: topics as a Python data source of Spark, for reading and writing, batch and streaming."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from klamm.spark.options import ReadOptions, parse_read_options
+
+
+class KlammDataSource(DataSource):
+    """Options are parsed when it is known what for: reading, as a stream or not, or writing."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "klamm"
+
+    def schema(self) -> StructType:
+        from klamm.spark.schema import read_schema
+
+        options = self._any_read_options()
+        return read_schema(options, _full_schema(options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from klamm.spark.reader import batch_reader
+
+        options = parse_read_options(self.options, streaming=False)
+        _check_schema(options, schema)
+        return batch_reader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from klamm.spark.stream import KlammStreamReader
+
+        options = parse_read_options(self.options, streaming=True)
+        _check_schema(options, schema)
+        return KlammStreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from klamm.spark.writer import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from klamm.spark.writer import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)
+
+    def _any_read_options(self) -> ReadOptions:
+        """Spark asks for the schema before it says whether the query is a stream, whose rules differ in the offsets."""
+        given = {
+            key: value for key, value in self.options.items() if not key.lower().startswith(("starting", "ending"))
+        }
+        return parse_read_options(given, streaming=True)
+
+
+def _full_schema(options: ReadOptions) -> StructType:
+    from klamm.spark.schema import full_schema
+    from klamm.spark.values import value_decoder
+
+    decoder = value_decoder(options)
+    return full_schema(options, decoder.arrow_fields if decoder is not None else ())
+
+
+def _check_schema(options: ReadOptions, schema: StructType) -> None:
+    from klamm.spark.schema import check_user_schema
+
+    check_user_schema(schema, _full_schema(options))

@@ -1,0 +1,239 @@
+"""Streaming reads: where each micro-batch ends, decided on the driver.
+
+`latestOffset` waits inside for new records, up to option `pollMs`, so that an idle query does not spin. The end of a
+batch says itself where the batch begins wherever the offset before does not (`_from`), so a batch that is run again
+reads the same records whatever has happened since.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from uuid import UUID
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from klamm.clock import SystemClock
+from klamm.errors import KlammError
+from klamm.model import TopicPartition
+from klamm.spark.client import ClusterClient
+from klamm.spark.fetch import loss
+from klamm.spark.offsets import (
+    OffsetRange,
+    SourceOffset,
+    available,
+    by_topic,
+    is_delayed,
+    parse_source_offset,
+    rate_limit,
+    source_offset,
+)
+from klamm.spark.options import ReadOptions
+from klamm.spark.plan import Planner
+from klamm.spark.reader import input_partitions, read_range
+
+_log = logging.getLogger(__name__)
+
+_FIRST_WAIT_S: Final = 0.005
+_LONGEST_WAIT_S: Final = 0.05
+_COMMIT_TIMEOUT_MS: Final = 2000
+
+
+class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives on the driver as long as the query runs; what it keeps is never pickled."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._clock = SystemClock()
+        self._planner: Planner | None = None
+        self._initial: SourceOffset | None = None
+        self._target: dict[TopicPartition, int] | None = None
+        self._latest: dict[TopicPartition, int] | None = None
+        self._last_trigger_ms: int | None = None
+        self._ids: dict[str, UUID] = {}
+        self._committed: Mapping[TopicPartition, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_schema": self._schema}
+
+    # --- what Spark calls ---
+
+    def initialOffset(self) -> dict[str, Any]:
+        if self._initial is None:
+            planner = self._planning()
+            self._initial = source_offset(planner.starting(planner.partitions()), is_initial=True)
+            self._remember_ids()
+        return self._initial.to_dict()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        planner = self._planning()
+        self._target = planner.latest(planner.partitions())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The same offset as `start`, unchanged, when there is nothing new."""
+        began = parse_source_offset(start)
+        self._commit_group(began)
+        wait_s = _FIRST_WAIT_S
+        deadline = self._clock.monotonic() + self._options.poll_ms / 1000
+        tps = self._partitions(began)
+        while True:
+            end = self._end_of_batch(began, tps, limit)
+            if end is not None:
+                return end.to_dict()
+            if self._target is not None or self._clock.monotonic() >= deadline:
+                return start
+            time.sleep(wait_s)
+            wait_s = min(_LONGEST_WAIT_S, 1.5 * wait_s)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return by_topic(self._latest) if self._latest is not None else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        began, ended = parse_source_offset(start), parse_source_offset(end)
+        begins = {**began.offsets, **ended.resolved_from}
+        unknown = tuple(tp for tp in ended.offsets if tp not in begins)
+        if unknown:  # an offset that was not written by this source
+            begins |= self._planning().earliest(unknown)
+        ranges = [OffsetRange(tp, begins[tp], last) for tp, last in sorted(ended.offsets.items())]
+        return list(input_partitions(ranges, self._options, self._ids))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self._options, self._schema, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark calls this one batch late, and never for the last one: `latestOffset` knows better."""
+
+    def stop(self) -> None:
+        if self._planner is not None:
+            self._planner.client.close()
+            self._planner = None
+
+    # --- where a batch ends ---
+
+    def _end_of_batch(
+        self, began: SourceOffset, tps: tuple[TopicPartition, ...], limit: ReadLimit
+    ) -> SourceOffset | None:
+        """None when there is nothing to read, or not enough."""
+        new = tuple(tp for tp in tps if tp not in began.offsets)
+        resolved = dict(began.offsets) if began.is_initial else {}
+        resolved |= self._begin_new(new)
+        last = self._latest_of(began, tps)
+        resolved |= self._resets(began, last)
+        start = {tp: offset for tp, offset in {**began.offsets, **resolved}.items() if tp in last}
+        end = self._limited(start, last, limit)
+        if end is None or (end.keys() == began.offsets.keys() and not available(start, end)):
+            return None
+        return source_offset(end, {tp: offset for tp, offset in resolved.items() if tp in end})
+
+    def _latest_of(self, began: SourceOffset, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
+        if self._target is None:
+            self._latest = self._planning().latest(tps)
+            return self._latest
+        # what was there when the query began; partitions that are newer wait for the next query
+        self._latest = self._target
+        known = {tp: max(self._target.get(tp, 0), began.offsets[tp]) for tp in tps if tp in began.offsets}
+        return known | {tp: self._target[tp] for tp in tps if tp in self._target and tp not in began.offsets}
+
+    def _limited(
+        self, start: Mapping[TopicPartition, int], last: dict[TopicPartition, int], limit: ReadLimit
+    ) -> dict[TopicPartition, int] | None:
+        least = self._options.min_offsets_per_trigger
+        now_ms = self._clock.now_ms()
+        if (
+            least is not None
+            and self._target is None
+            and is_delayed(
+                available=available(start, last),
+                min_offsets=least,
+                last_trigger_ms=self._last_trigger_ms,
+                now_ms=now_ms,
+                max_trigger_delay_ms=self._options.max_trigger_delay_ms,
+            )
+        ):
+            return None
+        if available(start, last):
+            self._last_trigger_ms = now_ms
+        return rate_limit(limit.max_rows, start, last) if isinstance(limit, ReadMaxRows) else dict(last)
+
+    def _begin_new(self, new: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
+        """Partitions that appeared while the query runs are read from their beginning."""
+        if not new:
+            return {}
+        found = self._planning().earliest(new)
+        for tp, offset in found.items():
+            if offset > 0:
+                loss(
+                    OffsetRange(tp, 0, offset),
+                    "the partition is new to the query and does not begin at 0",
+                    self._options,
+                )
+        self._remember_ids()
+        return found
+
+    def _resets(self, began: SourceOffset, last: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Where to go on in partitions whose log is not the one that was read before."""
+        recreated = {
+            topic for topic, known in self._ids.items() if self._planning().topic_ids.get(topic, known) != known
+        }
+        found: dict[TopicPartition, int] = {}
+        for tp, end in last.items():
+            start = began.offsets.get(tp)
+            if start is None:
+                continue
+            if tp.topic in recreated:
+                loss(
+                    OffsetRange(tp, start, max(end, start + 1)), "the topic was deleted and created anew", self._options
+                )
+                found |= self._planning().earliest((tp,))
+            elif end < start:
+                why = f"the log ends at {end}: an unclean election cut it, or the topic was created anew"
+                loss(OffsetRange(tp, end, start), why, self._options)
+                found[tp] = end
+        if recreated:
+            self._ids.update({topic: self._planning().topic_ids[topic] for topic in recreated})
+        return found
+
+    def _partitions(self, began: SourceOffset) -> tuple[TopicPartition, ...]:
+        tps = self._planning().partitions(frozenset(began.offsets))
+        gone = sorted(began.offsets.keys() - set(tps))
+        for tp in gone:
+            start = began.offsets[tp]
+            loss(
+                OffsetRange(tp, start, start + 1), "the partition was deleted, with all that came after", self._options
+            )
+        self._remember_ids()
+        return tps
+
+    # --- state ---
+
+    def _planning(self) -> Planner:
+        if self._planner is None:
+            client = ClusterClient(self._options.bootstrap_servers, self._options.client)
+            self._planner = Planner(self._options, client)
+        return self._planner
+
+    def _remember_ids(self) -> None:
+        for topic, topic_id in self._planning().topic_ids.items():
+            self._ids.setdefault(topic, topic_id)
+
+    def _commit_group(self, began: SourceOffset) -> None:
+        """Everything before `began` is done: shows it as the position of the consumer group of option commitGroup."""
+        group = self._options.commit_group
+        if group is None or began.is_initial or began.offsets == self._committed:
+            return
+        try:
+            self._planning().client.commit_offsets(group, began.offsets, timeout_ms=_COMMIT_TIMEOUT_MS)
+            self._committed = dict(began.offsets)
+        except KlammError as e:
+            _log.warning("The offsets of group %s were not committed: %s", group, e)
