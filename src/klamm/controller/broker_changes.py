@@ -55,11 +55,14 @@ def _remove(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
 
 
 def on_broker_startup(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
-    """Everybody learns of the new brokers before these are told what to lead and to follow."""
+    """Everybody learns of the new brokers before these are told what to lead and to follow.
+
+    They hear of topics that are being deleted as well: one that only lost its session may know them from before.
+    """
     for broker in ids:
         ctx.offline_dirs.pop(broker, None)
     others = [b for b in ctx.broker_ids() if b not in ids]
-    everything = [tp for tp in ctx.leadership if not ctx.is_queued_for_deletion(tp.topic)]
+    everything = list(ctx.leadership)
     yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=(), update_metadata_to=others).send()
     yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=everything, update_metadata_to=ids).send()
     yield from _delete_strays(ctx, ids)
@@ -77,11 +80,11 @@ def _is_being_deleted(ctx: ControllerContext, replica: PartitionReplica) -> bool
 
 
 def _delete_strays(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
-    """Replicas that a reassignment took away while their broker was down are deleted when it is back."""
+    """Replicas that a reassignment took away, and whose broker was down or has not answered, are deleted now."""
     stops = [
         TellStopReplica(broker, tp, delete=True)
         for broker in ids
-        for tp in ctx.pending_stray_deletes.pop(broker, {})
+        for tp in ctx.pending_stray_deletes.get(broker, ())
         if broker not in ctx.assignment(tp).replicas
     ]
     if stops:

@@ -200,6 +200,15 @@ class ControllerContext:
     def replicas_on(self, brokers: Iterable[int]) -> list[PartitionReplica]:
         return [PartitionReplica(tp, b) for b in brokers for tp in self.partitions_by_broker.get(b, ())]
 
+    def forget_stray_deletes(self, broker: int, tps: Iterable[TopicPartition]) -> None:
+        """The broker has deleted these, whether they were strays or not."""
+        strays = self.pending_stray_deletes.get(broker)
+        if strays is not None:
+            for tp in tps:
+                strays.pop(tp, None)
+            if not strays:
+                del self.pending_stray_deletes[broker]
+
     def is_queued_for_deletion(self, topic: str) -> bool:
         return topic in self.topics_to_be_deleted
 

@@ -105,6 +105,7 @@ def on_stop_replica_response(ctx: ControllerContext, event: TopicDeletionStopRep
     for tp, error in event.partition_errors:
         code = event.request_error or error
         (deleted if code == ErrorCode.NONE else failed).append(PartitionReplica(tp, event.broker_id))
+    ctx.forget_stray_deletes(event.broker_id, (r.partition for r in deleted))
     if failed:
         yield Note(f"broker {event.broker_id} did not delete {', '.join(str(r.partition) for r in failed)}")
         yield from fail(ctx, failed)

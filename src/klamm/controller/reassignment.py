@@ -111,11 +111,11 @@ def _move_leader(ctx: ControllerContext, tp: TopicPartition, target: ReplicaAssi
 
 
 def _remove_replicas(ctx: ControllerContext, tp: TopicPartition, removed: Iterable[int]) -> Steps[None]:
-    """Stops and deletes replicas that left the assignment; a broker that is down is told when it comes back."""
+    """Stops and deletes replicas that left the assignment. Until a broker says that it has done so, it is told again
+    whenever it starts."""
     replicas = [PartitionReplica(tp, r) for r in removed]
     for replica in replicas:
-        if replica.replica not in ctx.live_or_shutting_down:
-            ctx.pending_stray_deletes.setdefault(replica.replica, {})[tp] = None
+        ctx.pending_stray_deletes.setdefault(replica.replica, {})[tp] = None
     for state in (
         ReplicaState.OFFLINE,
         ReplicaState.DELETION_STARTED,

@@ -119,7 +119,7 @@ class KafkaServer:
         had_predecessor = await coordination.take_over([Path(d.path) for d in self._logs.dirs.live])
         self._broker = self._build(loop, broker_id, cluster_id, configs)
         self._replication = Replication(self._broker)
-        self._missed_deletions = MissedDeletions(self._broker)
+        self._missed_deletions = MissedDeletions(self._broker, self._spawn)
         self._control_log.start(self._broker)
         await self._open_listeners()
         address = await self._join(

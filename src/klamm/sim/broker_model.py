@@ -1,11 +1,12 @@
 """What a broker does with control requests, by Kafka's rules of epochs: enough to see what a controller causes.
 
-Memory (epochs seen, cache, partitions) is lost with the process; logs stay on the disk.
+Memory (epochs seen, cache, partitions) is lost with the process; logs stay on the disk. The metadata cache is the real
+one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -15,20 +16,15 @@ from klamm.controller.requests import (
     LeaderAndIsrRequest,
     RequestHead,
     StopReplicaRequest,
-    UpdateMetadataPartition,
     UpdateMetadataRequest,
 )
 from klamm.controller.responses import ControlResponse
 from klamm.errors import ErrorCode
-from klamm.model import (
-    EPOCH_DURING_DELETE,
-    LEADER_DURING_DELETE,
-    NO_CONTROLLER,
-    NO_EPOCH,
-    ZERO_UUID,
-    BrokerEndPoints,
-    TopicPartition,
-)
+from klamm.metadata.cache import MetadataCache
+from klamm.metadata.update import MetadataUpdate, PartitionState, TopicUpdate
+from klamm.model import EPOCH_DURING_DELETE, NO_EPOCH, ZERO_UUID, BrokerEndPoints, TopicPartition
+
+LOG_DIRS = 2
 
 
 @dataclass(slots=True)
@@ -47,35 +43,79 @@ class Hosted:
 
 @dataclass(slots=True)
 class Disk:
-    """Partitions with a log, and the id of the topic each belongs to."""
+    """Partitions with a log: the id of the topic each belongs to, and the directory it is in."""
 
     logs: dict[TopicPartition, UUID] = field(default_factory=dict)
+    dirs: dict[TopicPartition, int] = field(default_factory=dict)
+    broken: set[int] = field(default_factory=set)
+    """Directories that failed: what is in them cannot be reached until the process is started anew."""
+
+    def create(self, tp: TopicPartition, topic_id: UUID) -> None:
+        """A new log goes where the fewest are."""
+        counts = {d: 0 for d in range(LOG_DIRS) if d not in self.broken}
+        for used in self.dirs.values():
+            if used in counts:
+                counts[used] += 1
+        self.logs[tp] = topic_id
+        self.dirs[tp] = min(counts, key=lambda d: (counts[d], d))
+
+    def delete(self, tp: TopicPartition) -> None:
+        self.logs.pop(tp, None)
+        self.dirs.pop(tp, None)
 
 
 class BrokerModel:
+    """`stop_epochs`: whether a StopReplica carries leader epochs (version 3 on)."""
+
     def __init__(
-        self, broker_id: int, disk: Disk, on_leader: Callable[[int, LeaderAndIsrPartition, UUID], None]
+        self,
+        broker_id: int,
+        disk: Disk,
+        on_leader: Callable[[int, LeaderAndIsrPartition, UUID], None],
+        *,
+        stop_epochs: bool = True,
     ) -> None:
         self.id = broker_id
         self.disk = disk
         self.broker_epoch = -1
         self.controller_epoch = 0
-        self.metadata_epoch = 0
-        self.metadata_broker_epoch = -1
-        self.controller_id = NO_CONTROLLER
-        self.live: dict[int, BrokerEndPoints] = {}
-        self.cache: dict[TopicPartition, UpdateMetadataPartition] = {}
+        self.metadata = MetadataCache(broker_id)
         self.hosted: dict[TopicPartition, Hosted] = {}
+        self.offline: set[TopicPartition] = set()
+        """Partitions in a directory that failed in this process."""
         self._on_leader = on_leader
+        self._stop_epochs = stop_epochs
+
+    @property
+    def controller_id(self) -> int:
+        return self.metadata.controller_id
+
+    @property
+    def live(self) -> Mapping[int, BrokerEndPoints]:
+        return self.metadata.snapshot.brokers
+
+    @property
+    def cache(self) -> dict[TopicPartition, PartitionState]:
+        topics = self.metadata.snapshot.topics
+        return {state.topic_partition: state for topic in topics.values() for state in topic.partitions.values()}
+
+    def fail_log_dir(self, log_dir: int) -> None:
+        """The directory is gone for this process, with everything in it."""
+        self.disk.broken.add(log_dir)
+        for tp, used in self.disk.dirs.items():
+            if used == log_dir:
+                self.offline.add(tp)
+                self.hosted.pop(tp, None)
 
     def handle(self, request: ControlRequest) -> ControlResponse:
         error = self._check_head(request.head)
         if error is not ErrorCode.NONE:
             return ControlResponse(error)
         if isinstance(request, LeaderAndIsrRequest):
-            assert self.metadata_epoch == request.head.controller_epoch, (
+            seen = self.metadata.snapshot.controller_epoch
+            assert seen == request.head.controller_epoch, (
                 f"broker {self.id} got LeaderAndIsr of controller epoch {request.head.controller_epoch} "
-                f"before its UpdateMetadata (seen: {self.metadata_epoch})"
+                f"before its UpdateMetadata (seen: {seen})"
             )
             ids = dict(request.topic_ids)
             return ControlResponse(
@@ -99,6 +139,8 @@ class BrokerModel:
 
     def _become(self, state: LeaderAndIsrPartition, topic_id: UUID) -> ErrorCode:
         tp, wanted = state.partition, state.leader_and_isr
+        if tp in self.offline:
+            return ErrorCode.KAFKA_STORAGE_ERROR
         on_disk = self.disk.logs.get(tp, topic_id)
         if on_disk != topic_id:
             return ErrorCode.INCONSISTENT_TOPIC_ID
@@ -107,7 +149,11 @@ class BrokerModel:
             return ErrorCode.STALE_CONTROLLER_EPOCH
         if self.id not in state.replicas:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        self.disk.logs[tp] = topic_id
+        if tp not in self.disk.logs:
+            if self.disk.broken and not state.is_new:  # it may be in the directory that failed
+                self.offline.add(tp)
+                return ErrorCode.KAFKA_STORAGE_ERROR
+            self.disk.create(tp, topic_id)
         self.hosted[tp] = Hosted(
             wanted.leader,
             wanted.leader_epoch,
@@ -123,30 +169,41 @@ class BrokerModel:
         return ErrorCode.NONE
 
     def _update_metadata(self, request: UpdateMetadataRequest) -> None:
-        """The first update for a new incarnation of this broker says everything: what it does not name is gone."""
-        if request.head.broker_epoch > self.metadata_broker_epoch:
-            self.metadata_broker_epoch = request.head.broker_epoch
-            self.cache.clear()
-        self.metadata_epoch = request.head.controller_epoch
-        self.controller_id = request.head.controller_id
-        self.live = {broker.id: broker for broker in request.body.live_brokers}
-        for state in request.body.partitions:
-            if state.leader == LEADER_DURING_DELETE:
-                self.cache.pop(state.partition, None)
-            else:
-                self.cache[state.partition] = state
+        body, ids = request.body, dict(request.body.topic_ids)
+        topics: dict[str, list[PartitionState]] = {}
+        for it in body.partitions:
+            topic, partition = it.partition
+            state = PartitionState(
+                topic,
+                partition,
+                it.controller_epoch,
+                it.leader,
+                it.leader_epoch,
+                it.isr,
+                it.zk_version,
+                it.replicas,
+                it.offline_replicas,
+            )
+            topics.setdefault(topic, []).append(state)
+        updates = tuple(TopicUpdate(t, tuple(states), ids.get(t, ZERO_UUID)) for t, states in topics.items())
+        head = request.head
+        self.metadata.update(MetadataUpdate(head.controller_id, head.controller_epoch, body.live_brokers, updates))
 
     def _stop(self, request: StopReplicaRequest) -> ControlResponse:
         errors = []
         for state in request.partitions:
             tp = state.partition
-            mine = self.hosted.get(tp)
-            overrides = state.leader_epoch in (EPOCH_DURING_DELETE, NO_EPOCH)
-            if mine is not None and not overrides and state.leader_epoch < mine.leader_epoch:
-                errors.append((tp, ErrorCode.FENCED_LEADER_EPOCH))
-                continue
-            if state.delete:
+            error = self._check_stop(tp, state.leader_epoch if self._stop_epochs else NO_EPOCH)
+            errors.append((tp, error))
+            if state.delete and error is ErrorCode.NONE:
                 self.hosted.pop(tp, None)
-                self.disk.logs.pop(tp, None)
-            errors.append((tp, ErrorCode.NONE))
+                self.disk.delete(tp)
         return ControlResponse(partition_errors=tuple(errors))
+
+    def _check_stop(self, tp: TopicPartition, leader_epoch: int) -> ErrorCode:
+        if tp in self.offline:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        mine = self.hosted.get(tp)
+        if mine is None or leader_epoch in (EPOCH_DURING_DELETE, NO_EPOCH):
+            return ErrorCode.NONE
+        return ErrorCode.FENCED_LEADER_EPOCH if leader_epoch < mine.leader_epoch else ErrorCode.NONE

@@ -9,6 +9,8 @@ from klamm.controller.events import ControllerEvent
 from klamm.controller.request_queue import RequestQueue
 from klamm.controller.requests import ControlRequest
 from klamm.controller.responses import ControlResponse, response_event
+from klamm.model import EndPoint
+from klamm.sim.coalescing import DeliveryTwins
 
 if TYPE_CHECKING:
     from klamm.sim.world import World
@@ -19,13 +21,24 @@ RETRY_MS = 100
 class Channel:
     """From one controller to one broker, whatever incarnation of it answers. Closed: nothing more is sent."""
 
-    def __init__(self, world: World, source: int, target: int, on_event: Callable[[ControllerEvent], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        source: int,
+        target: int,
+        endpoints: tuple[EndPoint, ...],
+        on_event: Callable[[ControllerEvent], None],
+    ) -> None:
         self._world = world
         self._source = source
         self._target = target
         self._on_event = on_event
-        self._queue = RequestQueue(stop_flags=world.protocol.stop_replica_version >= 3)
+        has_stop_epochs = world.protocol.stop_replica_version >= 3
+        self._queue = RequestQueue(stop_flags=has_stop_epochs)
+        self._twins = DeliveryTwins(target, stop_epochs=has_stop_epochs)
         self._in_flight: ControlRequest | None = None
+        self.endpoints = endpoints
+        """Where the broker is sought: the next attempt goes there."""
         self.closed = False
         self.broker_epoch: int | None = None
         """The incarnation that it is for, from the first request on."""
@@ -35,33 +48,40 @@ class Channel:
         return not len(self._queue) and self._in_flight is None
 
     def send(self, request: ControlRequest) -> None:
+        self._twins.put(request)
         self._queue.put(request, self._world.scheduler.monotonic())
         self._pump()
 
     def close(self) -> None:
-        """What is queued is dropped; what is on the wire may still arrive."""
+        """What is queued is dropped; what is on the wire may still arrive, even much later."""
         self.closed = True
         self._queue.clear()
 
     def _pump(self) -> None:
         if len(self._queue) and self._in_flight is None and not self.closed:
-            self._in_flight = self._queue.take().request
-            self._transmit(self._in_flight)
+            self._in_flight = request = self._queue.take().request
+            self._twins.taken(request, is_last=not len(self._queue), coalesced=self._queue.coalesced)
+            self._transmit(request)
 
     def _transmit(self, request: ControlRequest) -> None:
-        self._world.scheduler.at(self._world.network_delay_ms(), self._arrive, request)
+        self._world.scheduler.at(self._world.network_delay_ms(), self._arrive, request, self.endpoints)
 
-    def _arrive(self, request: ControlRequest) -> None:
+    def _arrive(self, request: ControlRequest, endpoints: tuple[EndPoint, ...]) -> None:
+        if self.closed and self._world.is_held_up():
+            delay = self._world.scheduler.rng.randint(50, 500)
+            self._world.scheduler.at(delay, self._arrive, request, endpoints)
+            return
         target = self._world.nodes[self._target]
         serves = target.alive and target.broker.broker_epoch >= 0  # a broker answers only when it is registered
-        if not serves or self._world.is_cut(self._source, self._target):
+        moved = endpoints != target.config.endpoints
+        if not serves or moved or self._world.is_cut(self._source, self._target):
             self._world.scheduler.at(RETRY_MS, self._retry, request)
         elif target.paused_until_ms > self._world.scheduler.time_ms:
             wait = target.paused_until_ms - self._world.scheduler.time_ms
-            self._world.scheduler.at(wait, self._arrive, request)
+            self._world.scheduler.at(wait, self._arrive, request, endpoints)
         else:
             response = self._world.deliver(self._source, self._target, request)
-            delay = self._world.network_delay_ms()
+            delay = self._world.network_delay_ms("late replies")
             if self._world.answer_is_lost():
                 self._world.scheduler.at(delay, self._retry, request)
             else:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from klamm.controller.events import AlterPartition, BrokerChange, ControllerEvent, Reelect
-from klamm.controller.requests import ControlRequest, LeaderAndIsrPartition
+from klamm.controller.requests import ControlRequest, LeaderAndIsrPartition, RequestHead
+from klamm.errors import ErrorCode
 from klamm.model import NO_LEADER, LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
+from klamm.sim.unclean import UncleanRules
+from klamm.sim.violation import Violation, require
 from klamm.sim.zookeeper import TOOLS_SESSION
 from klamm.zk import paths
 from klamm.zk.ops import Check, Create, Delete, SetData, WriteOp
@@ -18,9 +22,7 @@ if TYPE_CHECKING:
     from klamm.sim.node import Node
 
 
-class Violation(AssertionError):
-    """A rule of the control plane is broken."""
-
+__all__ = ["Checkers", "Violation", "require"]
 
 _FENCED = (
     paths.TOPICS + "/",
@@ -35,20 +37,20 @@ _FENCED = (
 )
 
 
-def require(condition: bool, text: str) -> None:
-    if not condition:
-        raise Violation(text)
-
-
 class Checkers:
-    def __init__(self) -> None:
+    """`writer`: the process whose session it is."""
+
+    def __init__(self, writer: Callable[[int], Node | None] = lambda _: None) -> None:
         self.controllers: dict[int, int] = {}
         self._leaders: dict[tuple[TopicPartition, UUID, int], int] = {}
         self._states: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
         self._replicas: dict[TopicPartition, tuple[int, ...]] = {}
-        self.moved_away: set[tuple[TopicPartition, int]] = set()
+        self.left: dict[tuple[TopicPartition, int], int] = {}
+        """Replicas that are not assigned any more, and the controller epoch in which they were taken away."""
         self.unfenced_sessions: set[int] = {TOOLS_SESSION}
-        self.allow_unclean = False
+        self.unclean = UncleanRules(writer)
+        self._told: dict[tuple[int, int], tuple[int, int]] = {}
+        self._producer_ids: dict[int, tuple[int, int]] = {}
 
     # --- roles -------------------------------------------------------------------------------------------------------
 
@@ -75,6 +77,26 @@ class Checkers:
             self.controllers.get(head.controller_epoch) == controller,
             f"broker {controller} sends under epoch {head.controller_epoch}, which is not its own",
         )
+
+    def on_delivered(self, node: Node, head: RequestHead, error: ErrorCode) -> None:
+        """No zombie is obeyed: neither an older controller nor one that means an earlier life of the broker."""
+        key = (node.id, node.generation)
+        epoch, broker_epoch = self._told.get(key, (0, -1))
+        broker_epoch = max(broker_epoch, node.broker.broker_epoch)
+        if error is ErrorCode.NONE:
+            require(head.controller_epoch >= epoch, f"broker {node.id} obeyed {head} after controller epoch {epoch}")
+            require(head.broker_epoch >= broker_epoch, f"broker {node.id} of epoch {broker_epoch} obeyed {head}")
+            self._told[key] = (max(epoch, head.controller_epoch), broker_epoch)
+        else:
+            stale = head.controller_epoch < epoch or head.broker_epoch < broker_epoch
+            require(stale, f"broker {node.id} refused {head} with {error.name}: it has heard of no newer")
+
+    def on_producer_ids(self, broker: int, start: int, length: int) -> None:
+        """Blocks of ids: each id is given away once."""
+        for other, (first, count) in self._producer_ids.items():
+            overlap = start < first + count and first < start + length
+            require(not overlap, f"broker {broker} got producer ids from {start} on, which {other} gave away already")
+        self._producer_ids[len(self._producer_ids)] = (start, length)
 
     def after_event(self, node: Node, event: ControllerEvent) -> None:
         """A controller knows its epoch, and keeps no dead broker in an ISR that has a living member.
@@ -107,7 +129,9 @@ class Checkers:
             if by_controller and not isinstance(op, Check) and op.path.startswith(_FENCED):
                 require(fenced, f"{op} was written without the fence of the controller epoch")
             if op.path.endswith("/state"):
-                self._on_state(op)
+                self._on_state(op, session_id)
+            elif op.path.startswith(paths.config_entity_path("topics", "")):
+                self.unclean.on_config(op)
             elif not isinstance(op, Check) and op.path.rpartition("/")[0] == paths.TOPICS:
                 self._on_topic(op)
 
@@ -121,28 +145,34 @@ class Checkers:
                 require(fine, f"{op} without the controller epoch")
 
     def _on_topic(self, op: Create | SetData | Delete) -> None:
-        """Remembers which replicas ever left an assignment: a controller that dies then leaves their logs behind."""
+        """Remembers which replicas left an assignment, and in which controller's term.
+
+        That controller must see to their logs. When it is deposed before it could, nobody knows of them any more.
+        """
         topic = op.path.rpartition("/")[2]
         if isinstance(op, Delete):
             self._replicas = {tp: replicas for tp, replicas in self._replicas.items() if tp.topic != topic}
             return
+        epoch = max(self.controllers, default=0)
         for partition, assignment in decode_topic(topic, op.data).assignment.items():
             tp = TopicPartition(topic, partition)
             before = self._replicas.get(tp, ())
-            self.moved_away |= {(tp, replica) for replica in before if replica not in assignment.replicas}
+            self.left.update({(tp, r): epoch for r in before if r not in assignment.replicas})
+            for replica in assignment.replicas:
+                self.left.pop((tp, replica), None)
             self._replicas[tp] = assignment.replicas
 
-    def _on_state(self, op: WriteOp) -> None:
+    def _on_state(self, op: WriteOp, session_id: int) -> None:
         _, _, _, topic, _, partition, _ = op.path.split("/")
         tp = TopicPartition(topic, int(partition))
         if isinstance(op, Delete):
             self._states.pop(tp, None)
         elif isinstance(op, Create | SetData):
             new = decode_partition_state(tp, op.data, 0)
-            self._check_state(tp, new)
+            self._check_state(tp, new, session_id)
             self._states[tp] = new
 
-    def _check_state(self, tp: TopicPartition, new: LeaderIsrAndControllerEpoch) -> None:
+    def _check_state(self, tp: TopicPartition, new: LeaderIsrAndControllerEpoch, session_id: int) -> None:
         now, before = new.leader_and_isr, self._states.get(tp)
         require(bool(now.isr), f"the ISR of {tp} became empty")
         require(len(set(now.isr)) == len(now.isr), f"the ISR of {tp} has a member twice: {now.isr}")
@@ -153,8 +183,8 @@ class Checkers:
         old = before.leader_and_isr
         require(new.controller_epoch >= before.controller_epoch, f"the controller epoch of {tp} went back")
         self._check_epoch(tp, old, now)
-        clean = now.leader in (NO_LEADER, *old.isr)
-        require(clean or self.allow_unclean, f"unclean election of {tp}: {old} -> {now}")
+        if now.leader not in (NO_LEADER, *old.isr):
+            self.unclean.check(session_id, tp, old, now)
 
     @staticmethod
     def _check_epoch(tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr) -> None:

@@ -34,14 +34,18 @@ from klamm.controller.events import (
     ControllerEvent,
     Expire,
     RegisterBrokerAndReelect,
+    ShutdownEventThread,
     Startup,
     refusal,
 )
 from klamm.controller.replies import BrokerRegistration, EventReply
 from klamm.controller.watches import event_of
 from klamm.errors import ErrorCode
+from klamm.model import BrokerEndPoints
 from klamm.sim.broker_model import BrokerModel, Disk
 from klamm.sim.channels import Channel
+from klamm.sim.missed_deletions import MissedDeletions
+from klamm.sim.scheduler import Scheduler
 from klamm.sim.transcript import show_effect, show_value
 from klamm.sim.zookeeper import ClientSession
 from klamm.zk.ops import SessionExpired, WatchEvent
@@ -52,11 +56,26 @@ if TYPE_CHECKING:
 OnReply = Callable[[EventReply], None]
 
 
+class NodeClock:
+    """A process's clock: the time of day jumps, the time that passes does not."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.offset_ms = 0
+
+    def now_ms(self) -> int:
+        return self._scheduler.time_ms + self.offset_ms
+
+    def monotonic(self) -> float:
+        return self._scheduler.monotonic()
+
+
 class Node:
     def __init__(self, world: World, config: ControllerConfig) -> None:
         self.world = world
         self.config = config
         self.disk = Disk()
+        self.clock = NodeClock(world.scheduler)
         self.generation = 0
         self.alive = False
         self.paused_until_ms = 0
@@ -68,19 +87,23 @@ class Node:
         return self.config.broker_id
 
     def boot(self) -> None:
-        """A new process: nothing in memory, the disk as it was."""
+        """A new process: nothing in memory, the disk as it was; directories that failed are mended."""
         self.generation += 1
         self.alive = True
         self.paused_until_ms = 0
         world = self.world
         seed = world.scheduler.rng.getrandbits(32)
-        self.controller = KafkaController(self.config, world.scheduler, Random(seed))
-        self.broker = BrokerModel(self.id, self.disk, world.checkers.on_leader)
+        self.controller = KafkaController(self.config, self.clock, Random(seed))
+        self.disk.broken.clear()
+        has_stop_epochs = world.protocol.stop_replica_version >= 3
+        self.broker = BrokerModel(self.id, self.disk, world.checkers.on_leader, stop_epochs=has_stop_epochs)
+        self.deletions = MissedDeletions(self)
         self.queue: deque[tuple[ControllerEvent, OnReply | None]] = deque()
         self.channels: dict[int, Channel] = {}
         self.running: Steps[None] | None = None
         self.current: tuple[ControllerEvent, OnReply | None] | None = None
         self.replied = False
+        self._after_shutdown: Callable[[], None] | None = None
         self.timers = 0
         self.scheduled: list[ControllerEvent] = []
         self._open_session()
@@ -106,9 +129,9 @@ class Node:
     def _on_watch(self, generation: int, watch: WatchEvent) -> None:
         event = event_of(watch)
         if event is not None and generation == self.generation:
-            self._when_awake(lambda: self.put(event))
+            self.when_awake(lambda: self.put(event))
 
-    def _when_awake(self, call: Callable[[], None]) -> None:
+    def when_awake(self, call: Callable[[], None]) -> None:
         """Runs `call` now, or when the process goes on, unless it has died by then."""
         generation, scheduler = self.generation, self.world.scheduler
 
@@ -123,14 +146,25 @@ class Node:
 
     def discover_expiry(self, session: ClientSession) -> None:
         """The client library notices that the session is over: everything queued is refused, then a new session."""
-        if self.session is not session or not self.alive:
-            return
-        self.session = None
+        if self.session is session and self.alive:
+            self.session = None
+            self.clear_and_put(Expire())
+
+    def clear_and_put(self, event: ControllerEvent) -> None:
         dropped, self.queue = self.queue, deque()
-        for event, on_reply in dropped:
+        for waiting, on_reply in dropped:
             if on_reply is not None:
-                on_reply(refusal(event))
-        self.put(Expire())
+                on_reply(refusal(waiting))
+        self.put(event)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._after_shutdown is not None
+
+    def shut_down(self, then: Callable[[], None]) -> None:
+        """What waits is refused, what is being processed comes to its end, the role is given up; then `then`."""
+        self._after_shutdown = then
+        self.clear_and_put(ShutdownEventThread())
 
     def _pump(self) -> None:
         if self.running is None and self.queue and self.alive:
@@ -146,6 +180,7 @@ class Node:
     def _new_session(self, generation: int) -> None:
         if generation == self.generation and self.alive and self.session is None:
             self._open_session()
+            self.deletions.on_new_session()
             self.put(RegisterBrokerAndReelect())
 
     # --- driver ------------------------------------------------------------------------------------------------------
@@ -157,9 +192,7 @@ class Node:
                 effect = running.throw(error) if error is not None else running.send(value)
             except StopIteration:
                 self.running = None
-                assert self.current is not None
-                self.world.checkers.after_event(self, self.current[0])
-                self._pump()
+                self._on_processed()
                 return
             value = error = None
             if self.world.tracing:
@@ -171,13 +204,23 @@ class Node:
                 value = -1 if self.session is None else self.session.id
             self._carry_out(effect)
 
+    def _on_processed(self) -> None:
+        assert self.current is not None
+        event = self.current[0]
+        self.world.checkers.after_event(self, event)
+        if isinstance(event, ShutdownEventThread):
+            assert self._after_shutdown is not None
+            self._after_shutdown()
+        else:
+            self._pump()
+
     def _ask_zookeeper(self, running: Steps[None], effect: ZkRead | ZkMulti) -> None:
         session = self.session
 
         def answer(value: Any, error: Exception | None) -> None:
             if error is not None:
                 self.world.trace(self.id, f"  ! {error!r}")
-            self._when_awake(lambda: self._advance(running, value, error))
+            self.when_awake(lambda: self._advance(running, value, error))
 
         def ask() -> None:
             if session is None or not self.world.zookeeper.is_alive(session):
@@ -185,7 +228,7 @@ class Node:
             else:
                 self.world.zookeeper.request(session, effect, answer)
 
-        self._when_awake(ask)
+        self.when_awake(ask)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -196,7 +239,8 @@ class Node:
                     channel.send(request)
             case AddChannel(broker):
                 if broker.id not in self.channels:
-                    self.channels[broker.id] = self._channel(broker.id)
+                    self.channels[broker.id] = self._channel(broker)
+                self.channels[broker.id].endpoints = broker.endpoints
             case CloseChannel(broker_id):
                 self._close_channels([broker_id])
             case CloseAllChannels():
@@ -213,6 +257,7 @@ class Node:
                 self.scheduled.clear()
             case BrokerRegistered(epoch):
                 self.broker.broker_epoch = epoch
+                self.deletions.catch_up()
             case ActiveControllerChanged(controller_id, epoch):
                 if controller_id == self.id:
                     self.world.checkers.on_controller(self.id, epoch)
@@ -223,19 +268,19 @@ class Node:
         for channel in [self.channels.pop(target) for target in targets if target in self.channels]:
             channel.close()
 
-    def _channel(self, target: int) -> Channel:
+    def _channel(self, target: BrokerEndPoints) -> Channel:
         generation = self.generation
 
         def on_event(event: ControllerEvent) -> None:
             if generation == self.generation:
-                self._when_awake(lambda: self.put(event))
+                self.when_awake(lambda: self.put(event))
 
-        return Channel(self.world, self.id, target, on_event)
+        return Channel(self.world, self.id, target.id, target.endpoints, on_event)
 
     def _fire(self, generation: int, timers: int, event: ControllerEvent) -> None:
         if (generation, timers) == (self.generation, self.timers):
             self.scheduled.remove(event)
-            self._when_awake(lambda: self.put(event))
+            self.when_awake(lambda: self.put(event))
 
     def _reply(self, value: EventReply) -> None:
         """The first answer counts."""
@@ -251,4 +296,4 @@ class Node:
 
     def _retry_registration(self, session: ClientSession, event: ControllerEvent) -> None:
         if self.session is session:
-            self._when_awake(lambda: self.put(event))
+            self.when_awake(lambda: self.put(event))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from klamm.controller.context import ControllerContext
 from klamm.controller.states import PartitionState
 from klamm.model import NO_LEADER, ZERO_UUID, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
-from klamm.sim.checkers import require
 from klamm.sim.node import Node
+from klamm.sim.violation import require
 from klamm.sim.workload import Workload
 from klamm.sim.world import World
 from klamm.zk import paths
+from klamm.zk.broker_znode import decode_broker
 from klamm.zk.znodes import TopicZnode, decode_controller, decode_partition_state, decode_topic
 
 States = dict[TopicPartition, LeaderIsrAndControllerEpoch]
@@ -25,8 +26,9 @@ def check_quiet(world: World, work: Workload) -> None:
     _check_work(world, work, topics)
     _check_partitions(world, assignments, states)
     for node in world.nodes.values():
-        _check_cache(world, node, controller, states)
+        _check_cache(world, node, controller, states, assignments)
         _check_replicas(node, assignments, states, topics)
+        _check_logs(node, assignments, topics)
     check_context(controller.controller.context, assignments, states)
 
 
@@ -73,24 +75,55 @@ def _check_work(world: World, work: Workload, topics: dict[str, TopicZnode]) -> 
             require(topics[name].topic_id == topic_id, f"topic {name} changed its id")
         require(name in topics or paths.topic_path(name) not in nodes, f"topic {name} cannot be read")
     for name in work.deleted:
-        require(name not in topics, f"topic {name} was to be deleted and is still there")
+        stuck = name in topics and _has_unreachable_log(world, name, topics[name])
+        require(name not in topics or stuck, f"topic {name} was to be deleted and is still there")
     for name, znode in topics.items():
         has_id = znode.topic_id is not None or not world.protocol.has_topic_ids
         require(has_id, f"topic {name} has no id")
-    left = nodes[paths.DELETE_TOPICS].children or {}
+    left = [t for t in nodes[paths.DELETE_TOPICS].children or {} if not _has_unreachable_log(world, t, topics.get(t))]
     require(not left, f"deletions not done: {sorted(left)}")
-    for path in (paths.PREFERRED_REPLICA_ELECTION, paths.REASSIGN_PARTITIONS):
-        require(path not in nodes, f"{path} is still there")
+    require(paths.PREFERRED_REPLICA_ELECTION not in nodes, f"{paths.PREFERRED_REPLICA_ELECTION} is still there")
+    moving = any(a.is_being_reassigned for znode in topics.values() for a in znode.assignment.values())
+    require(moving or paths.REASSIGN_PARTITIONS not in nodes, f"{paths.REASSIGN_PARTITIONS} is still there")
+
+
+def _has_unreachable_log(world: World, topic: str, znode: TopicZnode | None) -> bool:
+    """A replica in a log directory that failed cannot be deleted before its broker starts anew."""
+    assignment = {} if znode is None else znode.assignment
+    return any(
+        TopicPartition(topic, p) in world.nodes[r].broker.offline for p, a in assignment.items() for r in a.replicas
+    )
+
+
+def _online(world: World, tp: TopicPartition, replicas: tuple[int, ...]) -> list[int]:
+    """Everybody lives, so only a log directory that failed keeps a replica from serving."""
+    return [r for r in replicas if tp not in world.nodes[r].broker.offline]
 
 
 def _check_partitions(world: World, assignments: Assignments, states: States) -> None:
-    live = set(world.nodes)
     for tp, assignment in assignments.items():
-        require(tp in states, f"{tp} has no state: a half-created topic")
+        if paths.delete_topic_path(tp.topic) in world.zookeeper.tree.nodes:
+            continue
+        online = _online(world, tp, assignment.replicas)
+        if tp not in states:
+            require(not online, f"{tp} has no state: a half-created topic")
+            continue
         state = states[tp].leader_and_isr
-        require(not assignment.is_being_reassigned, f"the reassignment of {tp} does not end: {assignment}, {state}")
-        if set(state.isr) & live:
-            require(state.leader in live, f"{tp} has live ISR members {state.isr} and leader {state.leader}")
+        waits = assignment.is_being_reassigned and len(_online(world, tp, assignment.target_replicas)) < len(
+            assignment.target_replicas
+        )
+        ends = waits or not assignment.is_being_reassigned
+        require(ends, f"the reassignment of {tp} does not end: {assignment}, {state}")
+        able = [r for r in state.isr if r in online]
+        if able or (online and world.checkers.unclean.allows(tp.topic)):
+            require(
+                state.leader in online, f"{tp} has ISR {state.isr}, of which {able} can lead, and {state.leader} does"
+            )
+        else:
+            require(state.leader == NO_LEADER, f"{tp} is led by {state.leader}, whose log is gone")
+        require(
+            len(state.isr) == 1 or state.isr == tuple(able), f"the ISR of {tp} has members that are offline: {state}"
+        )
         require(
             state.leader in (NO_LEADER, *assignment.replicas), f"the leader of {tp} is no replica: {assignment} {state}"
         )
@@ -100,29 +133,40 @@ def _check_partitions(world: World, assignments: Assignments, states: States) ->
         require(tp in assignments, f"{tp} has a state and no assignment")
 
 
-def _check_cache(world: World, node: Node, controller: Node, states: States) -> None:
+def _check_cache(world: World, node: Node, controller: Node, states: States, assignments: Assignments) -> None:
+    """Every cache equals ZooKeeper: the brokers and their addresses, and all partitions, no fewer and no more."""
     broker = node.broker
     require(broker.controller_id == controller.id, f"broker {node.id} takes {broker.controller_id} for the controller")
-    epochs = {b: world.zookeeper.tree.nodes[paths.broker_path(b)].czxid for b in world.nodes}
-    known = {b: seen.epoch for b, seen in broker.live.items()}
-    require(known == epochs, f"broker {node.id} takes {known} for the live brokers, they are {epochs}")
+    znodes = {b: world.zookeeper.tree.nodes[paths.broker_path(b)] for b in world.nodes}
+    brokers = {b: decode_broker(b, znode.data, znode.czxid).broker for b, znode in znodes.items()}
+    require(dict(broker.live) == brokers, f"broker {node.id} takes {broker.live} for the brokers, they are {brokers}")
+    cache = broker.cache
     for tp, state in states.items():
-        cached = broker.cache.get(tp)
+        if paths.delete_topic_path(tp.topic) in world.zookeeper.tree.nodes:
+            require(tp not in cache, f"broker {node.id} knows {tp}, which is being deleted")
+            continue
+        cached = cache.get(tp)
         require(cached is not None, f"broker {node.id} does not know {tp}")
         assert cached is not None
-        want = state.leader_and_isr
-        seen = (cached.leader, cached.leader_epoch, cached.isr, cached.zk_version)
-        truth = (want.leader, want.leader_epoch, want.isr, want.partition_epoch)
+        want, replicas = state.leader_and_isr, assignments[tp].replicas
+        online = _online(world, tp, replicas)
+        offline = tuple(r for r in replicas if r not in online)
+        seen = (cached.leader, cached.leader_epoch, cached.isr, cached.partition_epoch, cached.replicas)
+        truth = (want.leader, want.leader_epoch, want.isr, want.partition_epoch, replicas)
         require(seen == truth, f"broker {node.id} has {tp} as {seen}, ZooKeeper {truth}")
-        require(cached.offline_replicas == (), f"broker {node.id} takes replicas of {tp} for offline")
-    if len(world.checkers.controllers) == 1:  # Kafka's limit: a new controller does not know what the last one deleted
-        extra = [tp for tp in broker.cache if tp not in states]
-        require(not extra, f"broker {node.id} still knows {extra}")
+        require(
+            cached.offline_replicas == offline,
+            f"broker {node.id} takes {cached.offline_replicas} of {tp} for offline: it is {offline}",
+        )
+    extra = [tp for tp in cache if tp not in states]
+    require(not extra, f"broker {node.id} still knows {extra}")
 
 
 def _check_replicas(node: Node, assignments: Assignments, states: States, topics: dict[str, TopicZnode]) -> None:
+    """Every broker hosts what it is to host, as it is to."""
     for tp, assignment in assignments.items():
-        if node.id not in assignment.replicas:
+        deleting = paths.delete_topic_path(tp.topic) in node.world.zookeeper.tree.nodes
+        if node.id not in assignment.replicas or tp in node.broker.offline or deleting or tp not in states:
             continue
         mine = node.broker.hosted.get(tp)
         require(mine is not None, f"broker {node.id} was not told to host {tp}")
@@ -135,9 +179,22 @@ def _check_replicas(node: Node, assignments: Assignments, states: States, topics
         require(
             mine.topic_id == (topics[tp.topic].topic_id or ZERO_UUID), f"broker {node.id} hosts {tp} under another id"
         )
-    for tp in node.disk.logs:
-        moved_away = (tp, node.id) in node.world.checkers.moved_away
-        require(tp in assignments or moved_away, f"broker {node.id} still has the log of {tp}, which is deleted")
+
+
+def _check_logs(node: Node, assignments: Assignments, topics: dict[str, TopicZnode]) -> None:
+    """No log is left behind, except where the controller that had to see to it was deposed before it could.
+
+    A log in a directory that failed is nobody's fault as well.
+    """
+    last_epoch = max(node.world.checkers.controllers)
+    for tp, topic_id in node.disk.logs.items():
+        assigned = tp in assignments and node.id in assignments[tp].replicas
+        forgotten = node.world.checkers.left.get((tp, node.id), last_epoch) < last_epoch
+        excused = assigned or forgotten or tp in node.broker.offline
+        require(excused, f"broker {node.id} still has the log of {tp}, which was deleted or moved away")
+        if assigned and tp not in node.broker.offline:
+            mine = topics[tp.topic].topic_id or ZERO_UUID
+            require(topic_id == mine, f"the log of {tp} on broker {node.id} belongs to another topic of that name")
 
 
 def check_context(ctx: ControllerContext, assignments: Assignments, states: States) -> None:
@@ -156,9 +213,18 @@ def check_context(ctx: ControllerContext, assignments: Assignments, states: Stat
     require({b: set(tps) for b, tps in ctx.partitions_by_broker.items()} == by_broker, "the index by broker is wrong")
     offline = sum(state is PartitionState.OFFLINE for state in ctx.partition_states.values())
     require(ctx.offline_partition_count == offline, f"offline: counted {ctx.offline_partition_count}, are {offline}")
-    imbalance = sum(states[tp].leader_and_isr.leader != a.replicas[0] for tp, a in assignments.items())
+    imbalance = sum(_is_imbalanced(ctx, tp, a, states) for tp, a in assignments.items())
     require(ctx.preferred_replica_imbalance_count == imbalance, "the count of imbalanced partitions is wrong")
     require(ctx.partition_count == len(states), "the count of partitions is wrong")
+
+
+def _is_imbalanced(ctx: ControllerContext, tp: TopicPartition, assignment: ReplicaAssignment, states: States) -> bool:
+    """Another than the preferred replica leads; one that is being added is not preferred before it is in sync."""
+    if tp not in states or ctx.is_queued_for_deletion(tp.topic):
+        return False
+    preferred, state = assignment.replicas[0], states[tp].leader_and_isr
+    is_on_its_way = preferred in assignment.adding_replicas and preferred not in state.isr
+    return state.leader != preferred and not is_on_its_way
 
 
 def _difference(cached: States, truth: States) -> str:

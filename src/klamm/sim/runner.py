@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
+from klamm.sim.leaders import Leaders
 from klamm.sim.quiet import check_quiet
 from klamm.sim.workload import Workload
 from klamm.sim.world import World
@@ -25,6 +27,8 @@ class Summary:
     steps: int
     simulated_ms: int
     failures: tuple[Failure, ...]
+    faults: Counter[str]
+    """How often each fault was injected, and what else was done to the clusters on purpose."""
 
 
 def run_seed(seed: int, brokers: int = 3, *, tracing: bool = False) -> World:
@@ -37,9 +41,11 @@ def run_seed(seed: int, brokers: int = 3, *, tracing: bool = False) -> World:
 def _run(world: World) -> None:
     work = Workload(world)
     world.later(20, work.tick)
-    world.later(30, work.leaders_tick)
+    world.later(30, Leaders(work).tick)
     world.scheduler.run_until(FAULTS_MS)
     world.resume_all()
+    if world.scheduler.rng.random() < 0.7:
+        world.mend_log_dirs()
     world.scheduler.run_until(FAULTS_MS + QUIET_MS)
     patience = 200
     while patience and not world.is_settled():
@@ -61,6 +67,7 @@ def replay(seed: int, brokers: int = 3) -> Failure | None:
 def run_seeds(first: int, count: int, brokers: int = 3, *, stop_at_failure: bool = True) -> Summary:
     steps = simulated = seeds = 0
     failures = []
+    faults: Counter[str] = Counter()
     for seed in range(first, first + count):
         seeds += 1
         world = World(seed, brokers)
@@ -76,4 +83,5 @@ def run_seeds(first: int, count: int, brokers: int = 3, *, stop_at_failure: bool
                 break
         steps += world.steps
         simulated += world.scheduler.time_ms
-    return Summary(seeds, steps, simulated, tuple(failures))
+        faults.update(world.all_faults())
+    return Summary(seeds, steps, simulated, tuple(failures), faults)

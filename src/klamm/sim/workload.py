@@ -1,14 +1,13 @@
-"""What users, tools and fate do to the cluster while it is not calm, and what leaders do all the time."""
+"""What users and tools ask of the cluster while it is not calm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from klamm.controller.events import (
-    AlterPartition,
-    AlterPartitionItem,
+    AllocateProducerIds,
     ApiPartitionReassignment,
-    ControlledShutdown,
     ControllerEvent,
     CreatablePartitions,
     CreatableTopic,
@@ -18,30 +17,41 @@ from klamm.controller.events import (
     ElectionType,
     ListPartitionReassignments,
     ReplicaLeaderElection,
+    TopicUncleanLeaderElectionEnable,
 )
-from klamm.controller.replies import (
-    AlterPartitionResults,
-    ControlledShutdownResult,
-    EventReply,
-    TopicResults,
-)
+from klamm.controller.replies import EventReply, ProducerIdsBlock, TopicResults
 from klamm.errors import ErrorCode
-from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
-from klamm.sim.broker_model import Hosted
-from klamm.sim.checkers import require
+from klamm.model import ReplicaAssignment, TopicPartition
+from klamm.sim.level1_faults import Faults
 from klamm.sim.node import Node
+from klamm.sim.violation import require
 from klamm.sim.world import World
 from klamm.sim.zookeeper import TOOLS_SESSION
 from klamm.zk import paths
-from klamm.zk.ops import Create, Delete, MultiFailed, SetData, WriteOp
+from klamm.zk.ops import Create, MultiFailed, SetData, WriteOp
 from klamm.zk.znodes import (
+    ProducerIdBlock,
     TopicZnode,
+    decode_config,
+    decode_producer_id_block,
     decode_topic,
-    encode_partition_state,
+    encode_config,
     encode_partitions,
+    encode_producer_id_block,
     encode_reassignment,
     encode_topic,
 )
+
+Action = Callable[[], None]
+UNCLEAN = "unclean.leader.election.enable"
+
+
+def _hear_of_config(node: Node, topic: str) -> None:
+    """As `klamm.server.dynamic_config` does: only the active controller is told, and only of what allows."""
+    data = node.world.zookeeper.tree.nodes.get(paths.config_entity_path("topics", topic))
+    allowed = data is not None and decode_config("", data.data).get(UNCLEAN) == "true"
+    if allowed and node.controller.is_active:
+        node.put(TopicUncleanLeaderElectionEnable(topic))
 
 
 class Workload:
@@ -53,91 +63,48 @@ class Workload:
         self.deleted: set[str] = set()
         self.unanswered: dict[int, tuple[str, Node, int]] = {}
         self._asked = 0
-
-    # --- faults ------------------------------------------------------------------------------------------------------
+        self._faults = Faults(self)
 
     def tick(self) -> None:
         """One fault or one piece of work, then the next some time later."""
         if self.world.calm:
             return
-        actions: list[tuple[int, Callable[[], None]]] = [
-            (12, self._crash),
-            (12, self._pause),
-            (4, self._delete_controller_znode),
-            (5, self._cut_link),
-            (5, self._zookeeper_trouble),
-            (18, self._create_topics),
-            (5, self._create_topic_by_znode),
-            (6, self._grow),
-            (3, self._grow_by_znode),
-            (8, self._delete),
-            (2, self._delete_by_znode),
-            (5, self._elect),
-            (7, self._reassign),
-            (2, self._reassign_by_znode),
-            (1, self._elect_by_znode),
-            (5, self._controlled_stop),
-        ]
+        actions = [*self._faults.actions(), *self._requests(), *self._tools()]
         (action,) = self.rng.choices([a for _, a in actions], [w for w, _ in actions])
         action()
         self.world.scheduler.at(self.rng.randint(10, 150), self.tick)
 
-    def _up(self) -> list[Node]:
+    def _requests(self) -> list[tuple[int, Action]]:
+        return [
+            (18, self._create_topics),
+            (6, self._grow),
+            (8, self._delete),
+            (5, self._elect),
+            (4, self._elect_unclean),
+            (7, self._reassign),
+            (3, self._move_to_and_fro),
+            (5, self._allocate_producer_ids),
+        ]
+
+    def _tools(self) -> list[tuple[int, Action]]:
+        return [
+            (5, self._create_topic_by_znode),
+            (3, self._grow_by_znode),
+            (2, self._delete_by_znode),
+            (2, self._reassign_by_znode),
+            (1, self._elect_by_znode),
+            (4, self._allow_unclean),
+            (1, self._claim_producer_ids_by_znode),
+        ]
+
+    def up(self) -> list[Node]:
         return [node for node in self.world.nodes.values() if node.alive]
-
-    def _crash(self) -> None:
-        up = self._up()
-        if len(up) > 1:
-            self.world.crash(self.rng.choice(up), self.rng.randint(5, 80), self.rng.randint(5, 250))
-
-    def _pause(self) -> None:
-        if up := self._up():
-            self.world.pause(self.rng.choice(up), self.rng.randint(20, 300))
-
-    def _delete_controller_znode(self) -> None:
-        """Sometimes twice: the second time before everybody has seen what the first one led to."""
-        self._tool("deletes /controller", Delete(paths.CONTROLLER))
-        if self.rng.random() < 0.5:
-            self.world.scheduler.at(self.rng.randint(5, 80), self._tool, "deletes it again", Delete(paths.CONTROLLER))
-
-    def _cut_link(self) -> None:
-        source, target = self.rng.choice(list(self.world.nodes)), self.rng.choice(list(self.world.nodes))
-        self.world.cut(source, target, self.rng.randint(50, 500))
-
-    def _zookeeper_trouble(self) -> None:
-        self.world.trace("zk", "ANSWERS GET LOST")
-        self.world.zookeeper.loss_rate = 0.3
-        self.world.scheduler.at(self.rng.randint(20, 200), self._zookeeper_heals)
-
-    def _zookeeper_heals(self) -> None:
-        self.world.zookeeper.loss_rate = 0.0
-
-    def _controlled_stop(self) -> None:
-        up = self._up()
-        controllers = self.world.active()
-        if len(up) < 2 or not controllers:
-            return
-        node = self.rng.choice(up)
-        generation = node.generation
-
-        def on_reply(reply: EventReply) -> None:
-            assert isinstance(reply, ControlledShutdownResult)
-            if reply.error is ErrorCode.NONE and not reply.remaining:
-                stop()
-
-        def stop() -> None:
-            if node.generation == generation and node.alive:
-                self.world.stop(node, self.rng.randint(5, 250))
-
-        self.world.later(500, stop)
-        event = ControlledShutdown(node.id, node.broker.broker_epoch)
-        self._ask(event, on_reply, controllers[0])
 
     # --- work asked of the controller --------------------------------------------------------------------------------
 
-    def _ask(self, event: ControllerEvent, on_reply: Callable[[EventReply], None], node: Node | None = None) -> None:
+    def ask(self, event: ControllerEvent, on_reply: Callable[[EventReply], None], node: Node | None = None) -> None:
         """Puts an event at some broker, mostly at the controller. Whoever lives to answer must answer."""
-        up = self._up()
+        up = self.up()
         if not up:
             return
         if node is None:
@@ -166,27 +133,29 @@ class Workload:
         for _ in range(self.rng.randint(1, 3)):
             name = self._free_name()
             if self.rng.random() < 0.5:
-                specs.append(CreatableTopic(name, self.rng.randint(1, 3), self.rng.randint(1, len(self.world.nodes))))
+                configs = ((UNCLEAN, "true"),) if self.rng.random() < 0.15 else ()
+                count, factor = self.rng.randint(1, 3), self.rng.randint(1, len(self.world.nodes))
+                specs.append(CreatableTopic(name, count, factor, configs=configs))
             else:
                 replicas = self._replicas()
                 specs.append(CreatableTopic(name, assignments=((0, replicas),)))
 
-        def on_reply(reply: EventReply) -> None:
-            assert isinstance(reply, TopicResults)
-            for result in reply.topics:
-                taken = result.error is ErrorCode.TOPIC_ALREADY_EXISTS
-                require(not taken, f"{result.name} was free when it was asked for and is said to exist already")
-                if result.error is ErrorCode.NONE:
-                    self.created[result.name] = result.topic_id
+        self.ask(CreateTopics(tuple(specs)), self._on_created)
 
-        self._ask(CreateTopics(tuple(specs)), on_reply)
+    def _on_created(self, reply: EventReply) -> None:
+        assert isinstance(reply, TopicResults)
+        for result in reply.topics:
+            taken = result.error is ErrorCode.TOPIC_ALREADY_EXISTS
+            require(not taken, f"{result.name} was free when it was asked for and is said to exist already")
+            if result.error is ErrorCode.NONE:
+                self.created[result.name] = result.topic_id
 
     def _free_name(self) -> str:
         """A new name, or that of a topic that was deleted and is gone from ZooKeeper.
 
         Without topic ids, or with a log left behind by a move, a name that comes back is what Kafka cannot handle.
         """
-        moved = {tp.topic for tp, _ in self.world.checkers.moved_away}
+        moved = {tp.topic for tp, _ in self.world.checkers.left}
         nodes = self.world.zookeeper.tree.nodes
         gone = [name for name in sorted(self.deleted - moved) if paths.topic_path(name) not in nodes]
         if gone and self.world.protocol.has_topic_ids and self.rng.random() < 0.5:
@@ -200,7 +169,7 @@ class Workload:
     def _grow(self) -> None:
         if names := self._names():
             name = self.rng.choice(names)
-            self._ask(CreatePartitions((CreatablePartitions(name, self.rng.randint(2, 5)),)), lambda _: None)
+            self.ask(CreatePartitions((CreatablePartitions(name, self.rng.randint(2, 5)),)), lambda _: None)
 
     def _delete(self) -> None:
         if names := self._names():
@@ -211,7 +180,7 @@ class Workload:
                 if reply.topics[0].error is ErrorCode.NONE:
                     self.deleted.add(name)
 
-            self._ask(DeleteTopics((name,)), on_reply)
+            self.ask(DeleteTopics((name,)), on_reply)
 
     def _some_partition(self) -> TopicPartition | None:
         states = [p for p in self.world.zookeeper.tree.nodes if p.endswith("/state")]
@@ -223,20 +192,91 @@ class Workload:
     def _elect(self) -> None:
         tp = self._some_partition()
         wanted = None if tp is None or self.rng.random() < 0.3 else (tp,)
-        self._ask(ReplicaLeaderElection(wanted, ElectionType.PREFERRED), lambda _: None)
+        self.ask(ReplicaLeaderElection(wanted, ElectionType.PREFERRED), lambda _: None)
+
+    def _elect_unclean(self) -> None:
+        """ElectLeaders of type UNCLEAN: from being asked for until it is answered, records may be lost."""
+        tp = self._some_partition()
+        if tp is None:
+            return
+        self.world.faults["unclean elections asked for"] += 1
+        rules = self.world.checkers.unclean
+        wanted = None if self.rng.random() < 0.2 else (tp,)
+        rules.asked(wanted)
+        event = ReplicaLeaderElection(wanted, ElectionType.UNCLEAN)
+        self.ask(event, lambda _: rules.answered(wanted))
+
+    def _allow_unclean(self) -> None:
+        """`unclean.leader.election.enable` of one topic; brokers hear of it, as by their config listeners."""
+        if not (names := self._names()):
+            return
+        name = self.rng.choice(names)
+        path = paths.config_entity_path("topics", name)
+        value = "true" if self.rng.random() < 0.7 else "false"
+        data = encode_config({UNCLEAN: value})
+        there = path in self.world.zookeeper.tree.nodes
+        known = paths.topic_path(name) in self.world.zookeeper.tree.nodes
+        if known and self.tool(f"{name}: {UNCLEAN}={value}", SetData(path, data) if there else Create(path, data)):
+            self.world.faults["unclean elections allowed for a topic"] += value == "true"
+            for node in self.up():
+                self.world.later(
+                    self.rng.randint(1, 30), partial(node.when_awake, partial(_hear_of_config, node, name))
+                )
+
+    def _allocate_producer_ids(self) -> None:
+        node = self.rng.choice(up) if (up := self.up()) else None
+        controller = self.world.nodes.get(node.broker.controller_id) if node is not None else None
+        if node is None or controller is None or not controller.alive:
+            return
+
+        def on_reply(reply: EventReply) -> None:
+            assert isinstance(reply, ProducerIdsBlock)
+            if reply.error is ErrorCode.NONE:
+                self.world.faults["blocks of producer ids"] += 1
+                self.world.checkers.on_producer_ids(node.id, reply.start, reply.length)
+
+        self.ask(AllocateProducerIds(node.id, node.broker.broker_epoch), on_reply, controller)
+
+    def _claim_producer_ids_by_znode(self) -> None:
+        """As brokers of a protocol before 3.0 do it, beside the controller."""
+        node = self.world.zookeeper.tree.nodes[paths.PRODUCER_ID_BLOCK]
+        last = decode_producer_id_block(node.data)
+        start = 0 if last is None else last.block_end + 1
+        data = encode_producer_id_block(ProducerIdBlock(0, start, start + 999))
+        if self.tool("claims producer ids", SetData(paths.PRODUCER_ID_BLOCK, data, node.version)):
+            self.world.checkers.on_producer_ids(0, start, 1000)
+
+    def _move_to_and_fro(self) -> None:
+        """A replica is taken away and given back while its broker is slow: all of it waits in one queue."""
+        tp = self._some_partition()
+        znode = self.world.zookeeper.tree.nodes.get(paths.topic_path(tp.topic)) if tp is not None else None
+        active = self.world.active()
+        if tp is None or znode is None or not active:
+            return
+        replicas = decode_topic(tp.topic, znode.data).assignment[tp.partition].replicas
+        if len(replicas) < 2:
+            return
+        away, kept = replicas[-1], replicas[:-1]
+        self.world.faults["replicas moved to and fro"] += 1
+        self.world.cut(active[0].id, away, self.rng.randint(200, 500))
+        self.ask(CreateTopics((CreatableTopic(self._free_name(), assignments=((0, (away,)),)),)), self._on_created)
+        for target in (kept, (*kept, away)):
+            self.ask(ApiPartitionReassignment(((tp, target),)), lambda _: None, active[0])
 
     def _reassign(self) -> None:
         tp = self._some_partition()
         if tp is None:
             return
         target = None if self.rng.random() < 0.3 else self._replicas()
-        self._ask(ApiPartitionReassignment(((tp, target),)), lambda _: None)
-        self._ask(ListPartitionReassignments(), lambda _: None)
+        self.ask(ApiPartitionReassignment(((tp, target),)), lambda _: None)
+        self.ask(ListPartitionReassignments(), lambda _: None)
 
     # --- work of tools that write znodes -----------------------------------------------------------------------------
 
-    def _tool(self, what: str, *ops: WriteOp) -> bool:
+    def tool(self, what: str, *ops: WriteOp) -> bool:
         """A transaction of a tool or an operator; False when it did not happen."""
+        if self.world.zookeeper.is_away:
+            return False
         try:
             self.world.zookeeper.write(TOOLS_SESSION, ops)
         except MultiFailed:
@@ -244,11 +284,16 @@ class Workload:
         self.world.trace("tool", what)
         return True
 
+    def leave_note(self, what: str, note: Create) -> None:
+        """A sequential znode; whoever leaves it tries until ZooKeeper is there."""
+        if not self.tool(what, note):
+            self.world.later(50, partial(self.leave_note, what, note))
+
     def _create_topic_by_znode(self) -> None:
         self.topics += 1
         name = f"t{self.topics}"
         znode = TopicZnode({p: ReplicaAssignment(self._replicas()) for p in range(self.rng.randint(1, 3))})
-        if self._tool(f"creates {name}", Create(paths.topic_path(name), encode_topic(znode))):
+        if self.tool(f"creates {name}", Create(paths.topic_path(name), encode_topic(znode))):
             self.created[name] = None
 
     def _grow_by_znode(self) -> None:
@@ -261,82 +306,19 @@ class Workload:
         old = decode_topic(name, node.data)
         grown = {**old.assignment, len(old.assignment): ReplicaAssignment(self._replicas())}
         data = encode_topic(TopicZnode(grown, old.topic_id, {"by": "tool"}))
-        self._tool(f"grows {name}", SetData(paths.topic_path(name), data, node.version))
+        self.tool(f"grows {name}", SetData(paths.topic_path(name), data, node.version))
 
     def _delete_by_znode(self) -> None:
-        if (names := self._names()) and self._tool("deletes a topic", Create(paths.delete_topic_path(names[0]))):
+        if (names := self._names()) and self.tool("deletes a topic", Create(paths.delete_topic_path(names[0]))):
             self.deleted.add(names[0])
 
     def _reassign_by_znode(self) -> None:
         tp = self._some_partition()
         if tp is not None:
             data = encode_reassignment({tp: self._replicas()})
-            self._tool(f"reassigns {tp}", Create(paths.REASSIGN_PARTITIONS, data))
+            self.tool(f"reassigns {tp}", Create(paths.REASSIGN_PARTITIONS, data))
 
     def _elect_by_znode(self) -> None:
         tp = self._some_partition()
         if tp is not None:
-            self._tool(f"elects {tp}", Create(paths.PREFERRED_REPLICA_ELECTION, encode_partitions([tp])))
-
-    # --- leaders -----------------------------------------------------------------------------------------------------
-
-    def leaders_tick(self) -> None:
-        """Every leader that sees a replica follow in its epoch asks for it to join the ISR, as by AlterPartition."""
-        for node in self.world.nodes.values():
-            awake = node.alive and node.paused_until_ms <= self.world.scheduler.time_ms
-            if awake:
-                for tp, mine in list(node.broker.hosted.items()):
-                    if mine.leader == node.id:
-                        self._maybe_expand(node, tp, mine)
-        self.world.scheduler.at(80, self.leaders_tick)
-
-    def _maybe_expand(self, node: Node, tp: TopicPartition, mine: Hosted) -> None:
-        followers = [r for r in mine.replicas if r in mine.isr or self._follows(r, tp, mine)]
-        if not self.world.protocol.has_alter_partition:
-            self._write_isr(tp, mine, tuple(followers))
-            return
-        controller = self.world.nodes.get(node.broker.controller_id)
-        if (
-            tuple(followers) == mine.isr
-            or set(followers) == set(mine.isr)
-            or controller is None
-            or not controller.alive
-        ):
-            return
-        item = AlterPartitionItem(
-            tp.partition, mine.leader_epoch, tuple(followers), mine.partition_epoch, topic=tp.topic
-        )
-        event = AlterPartition(node.id, node.broker.broker_epoch, (item,))
-
-        def on_reply(reply: EventReply) -> None:
-            assert isinstance(reply, AlterPartitionResults)
-            now = node.broker.hosted.get(tp)
-            if reply.error is ErrorCode.NONE and now is mine:
-                state = reply.partitions[0].leader_and_isr
-                is_newer = state is not None and state.partition_epoch > mine.partition_epoch
-                if state is not None and is_newer and state.leader_epoch == mine.leader_epoch:
-                    mine.isr, mine.partition_epoch = state.isr, state.partition_epoch
-
-        copies = 1 + (not self.world.calm and self.rng.random() < 0.2)
-        for _ in range(copies):
-            self.world.later(self.world.network_delay_ms(), lambda: self._ask(event, on_reply, controller))
-
-    def _write_isr(self, tp: TopicPartition, mine: Hosted, isr: tuple[int, ...]) -> None:
-        """As leaders did before AlterPartition: compare and swap of the state znode, then a note for the controller."""
-        if set(isr) == set(mine.isr):
-            return
-        state = LeaderAndIsr(mine.leader, mine.leader_epoch, isr)
-        data = encode_partition_state(LeaderIsrAndControllerEpoch(state, mine.controller_epoch))
-        note = Create(paths.isr_change_path(), encode_partitions([tp]), sequential=True)
-        if self._tool(
-            f"leader of {tp}: isr {isr}", SetData(paths.partition_state_path(*tp), data, mine.partition_epoch)
-        ):
-            mine.isr, mine.partition_epoch = isr, mine.partition_epoch + 1
-            self.world.scheduler.at(self.rng.randint(1, 100), self._tool, "notes an ISR change", note)
-
-    def _follows(self, replica: int, tp: TopicPartition, mine: Hosted) -> bool:
-        other = self.world.nodes.get(replica)
-        if other is None or not other.alive:
-            return False
-        theirs = other.broker.hosted.get(tp)
-        return theirs is not None and theirs.leader_epoch == mine.leader_epoch and theirs.topic_id == mine.topic_id
+            self.tool(f"elects {tp}", Create(paths.PREFERRED_REPLICA_ELECTION, encode_partitions([tp])))

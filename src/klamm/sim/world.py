@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from klamm.controller.config import ControllerConfig, InterBrokerProtocol
 from klamm.controller.requests import ControlRequest
 from klamm.controller.responses import ControlResponse
 from klamm.model import EndPoint
+from klamm.sim.broker_model import LOG_DIRS
 from klamm.sim.checkers import Checkers
 from klamm.sim.node import Node
 from klamm.sim.scheduler import Scheduler
@@ -15,11 +18,12 @@ from klamm.sim.transcript import show_request
 from klamm.sim.zookeeper import SimulatedZooKeeper
 
 SESSION_TIMEOUT_MS = 60
+PROTOCOLS = {4: "2.7-IV1", 6: "3.0", 9: "2.5"}
+"""By the last digit of the seed, where it is not the newest. Before 2.7-IV2 leaders write ISRs themselves, before 2.8
+topics have no ids, before 2.6 a StopReplica has no leader epochs, before 3.2 nobody recovers."""
 
 
 class World:
-    """Every fifth seed runs under an old inter-broker protocol: leaders write ISRs themselves, topics have no ids."""
-
     def __init__(self, seed: int, brokers: int = 3, *, tracing: bool = False) -> None:
         self.seed = seed
         self.scheduler = Scheduler(seed)
@@ -27,10 +31,12 @@ class World:
         self.lines: list[str] = []
         self.steps = 0
         self.calm = False
-        self.checkers = Checkers()
+        self.faults: Counter[str] = Counter()
+        """How often each thing went wrong, or was done to the cluster on purpose."""
+        self.checkers = Checkers(self._writer)
         self.zookeeper = SimulatedZooKeeper(self.scheduler, self.checkers.on_written)
         self._cut: set[tuple[int, int]] = set()
-        self.protocol = InterBrokerProtocol.parse("2.7-IV1" if seed % 5 == 4 else "3.9")
+        self.protocol = InterBrokerProtocol.parse(PROTOCOLS.get(seed % 10, "3.9"))
         self.nodes = {i: Node(self, self._config(i, self.protocol)) for i in range(1, brokers + 1)}
 
     @staticmethod
@@ -53,31 +59,49 @@ class World:
 
     # --- network -----------------------------------------------------------------------------------------------------
 
-    def network_delay_ms(self) -> int:
+    def network_delay_ms(self, kind: str = "late requests") -> int:
         rng = self.scheduler.rng
         slow = not self.calm and rng.random() < 0.1
+        if slow:
+            self.faults[kind] += 1
         return rng.randint(20, 300) if slow else rng.randint(1, 20)
 
     def answer_is_lost(self) -> bool:
-        return not self.calm and self.scheduler.rng.random() < 0.05
+        lost = not self.calm and self.scheduler.rng.random() < 0.05
+        self.faults["lost replies"] += lost
+        return lost
+
+    def is_held_up(self) -> bool:
+        """A request whose sender has given it up: it may come when nobody expects it any more."""
+        held_up = not self.calm and self.scheduler.rng.random() < 0.5
+        self.faults["requests of a closed channel that come late"] += held_up
+        return held_up
 
     def is_cut(self, source: int, target: int) -> bool:
         return (source, target) in self._cut
 
     def cut(self, source: int, target: int, duration_ms: int) -> None:
+        self.trace("net", f"CUT {source} -> {target} for {duration_ms} ms")
         self._cut.add((source, target))
         self.scheduler.at(duration_ms, self._cut.discard, (source, target))
 
     def deliver(self, source: int, target: int, request: ControlRequest) -> ControlResponse:
-        response = self.nodes[target].broker.handle(request)
+        node = self.nodes[target]
+        response = node.broker.handle(request)
         if self.tracing:
             outcome = response.error.name if response.error else self._errors(response)
             self.trace(target, f"< {source} {show_request(request)} -> {outcome}")
+        self.checkers.on_delivered(node, request.head, response.error)
         return response
 
     @staticmethod
     def _errors(response: ControlResponse) -> str:
         return ", ".join(f"{tp}:{error.name}" for tp, error in response.partition_errors if error) or "NONE"
+
+    def _writer(self, session_id: int) -> Node | None:
+        """Whose session it is; None for tools and for a process that is gone."""
+        nodes = self.nodes.values()
+        return next((node for node in nodes if node.session is not None and node.session.id == session_id), None)
 
     # --- brokers -----------------------------------------------------------------------------------------------------
 
@@ -93,8 +117,25 @@ class World:
         self.scheduler.at(restart_in_ms, self._restart, node, node.generation)
 
     def stop(self, node: Node, restart_in_ms: int) -> None:
-        """A clean stop: the session is closed at once."""
-        self.crash(node, 0, restart_in_ms)
+        """A clean stop: what waits is refused, the session is closed at once."""
+        self.trace(node.id, "STOP")
+        node.shut_down(lambda: self.crash(node, 0, restart_in_ms))
+
+    def fail_log_dir(self, node: Node, log_dir: int) -> bool:
+        """False: it was the last one, and the process goes with it."""
+        self.trace(node.id, f"LOG DIRECTORY {log_dir} FAILS")
+        node.broker.fail_log_dir(log_dir)
+        return len(node.disk.broken) < LOG_DIRS
+
+    def move(self, node: Node, *, in_place: bool) -> None:
+        """New addresses: of a process that is not there yet, or of one that rewrites its registration."""
+        port = 9092 + self.scheduler.rng.randint(1, 1000)
+        listeners = ("PLAINTEXT", "OTHER")[: self.scheduler.rng.randint(1, 2)]
+        endpoints = tuple(EndPoint(name, f"host{node.id}", port + i) for i, name in enumerate(listeners))
+        self.trace(node.id, f"NEW ADDRESS {', '.join(f'{e.listener}://{e.host}:{e.port}' for e in endpoints)}")
+        node.config = replace(node.config, endpoints=endpoints)
+        if in_place:
+            node.controller.context.config = replace(node.controller.context.config, endpoints=endpoints)
 
     def _restart(self, node: Node, generation: int) -> None:
         if node.generation == generation:
@@ -112,6 +153,7 @@ class World:
         if session is None or not node.alive:
             return
         self.trace(node.id, "SESSION EXPIRES")
+        self.faults["sessions expired"] += 1
         self.zookeeper.end_session(session)
         delay = max(0, node.paused_until_ms - self.scheduler.time_ms) + self.scheduler.rng.randint(1, 40)
         self.scheduler.at(delay, node.discover_expiry, session)
@@ -120,9 +162,23 @@ class World:
         """The end of all faults: everybody runs, every link works."""
         self.calm = True
         self.zookeeper.loss_rate = 0.0
+        self.zookeeper.away_until_ms = min(self.zookeeper.away_until_ms, self.scheduler.time_ms)
         self._cut.clear()
         for node in self.nodes.values():
             node.paused_until_ms = min(node.paused_until_ms, self.scheduler.time_ms)
+
+    def mend_log_dirs(self) -> None:
+        """Brokers with a directory that failed are started anew, with working ones."""
+        for node in self.nodes.values():
+            if node.alive and node.disk.broken:
+                self.crash(node, self.scheduler.rng.randint(5, 80), self.scheduler.rng.randint(5, 250))
+
+    def all_faults(self) -> Counter[str]:
+        counted = self.faults.copy()
+        counted["lost answers of ZooKeeper"] = self.zookeeper.lost_answers
+        counted["unclean elections"] = self.checkers.unclean.elections
+        counted["changes of the controller"] = max(0, len(self.checkers.controllers) - 1)
+        return counted
 
     def is_settled(self) -> bool:
         """Nobody is in the middle of something: no event is processed or waits, no request is on its way."""

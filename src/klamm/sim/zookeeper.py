@@ -41,6 +41,9 @@ class SimulatedZooKeeper:
     def __init__(self, scheduler: Scheduler, on_written: Written) -> None:
         self.tree = ZnodeTree()
         self.loss_rate = 0.0
+        self.away_until_ms = 0
+        """Until then nobody is served, and no session ends: ZooKeeper is down, or cannot be reached."""
+        self.lost_answers = 0
         self._scheduler = scheduler
         self._rng = scheduler.rng
         self._on_written = on_written
@@ -65,12 +68,18 @@ class SimulatedZooKeeper:
         self.tree.create_session(session.id, 1 << 40, self._scheduler.time_ms)
         return session
 
+    @property
+    def is_away(self) -> bool:
+        return self._scheduler.time_ms < self.away_until_ms
+
     def is_alive(self, session: ClientSession) -> bool:
         return session.id in self.tree.sessions
 
     def end_session(self, session: ClientSession) -> None:
         """By expiry or by its client's wish: ephemeral znodes go."""
-        if self.is_alive(session):
+        if self.is_away:
+            self._scheduler.at(self.away_until_ms - self._scheduler.time_ms, self.end_session, session)
+        elif self.is_alive(session):
             self.tree.close_session(session.id, self._scheduler.time_ms)
             self.tree.remove_watcher(session.id)
             self._deliver_watches()
@@ -84,7 +93,11 @@ class SimulatedZooKeeper:
         if not self.is_alive(session):
             self._scheduler.at(1, answer, None, SessionExpired())
             return
+        if self.is_away:
+            self._outage(session, effect, answer)
+            return
         lost = self._rng.random() < self.loss_rate
+        self.lost_answers += lost
         if lost and isinstance(effect, ZkMulti) and self._rng.random() < 0.5:
             self._answer(session, answer, None, ConnectionLoss(), slow=True)
             return
@@ -99,6 +112,14 @@ class SimulatedZooKeeper:
             self._answer(session, answer, None, ConnectionLoss(), slow=True)
         else:
             self._answer(session, answer, value, None, slow=lost)
+
+    def _outage(self, session: ClientSession, effect: ZkRead | ZkMulti, answer: Answer) -> None:
+        """A read is asked again when ZooKeeper is back; of a transaction nobody knows whether it arrived."""
+        wait_ms = self.away_until_ms - self._scheduler.time_ms
+        if isinstance(effect, ZkMulti) and self._rng.random() < 0.5:
+            session.to_client.send(wait_ms, answer, None, ConnectionLoss())
+        else:
+            session.to_server.send(wait_ms, self._execute, session, effect, answer)
 
     def _answer(
         self, session: ClientSession, answer: Answer, value: Any, error: Exception | None, slow: bool = False

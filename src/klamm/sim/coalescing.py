@@ -1,0 +1,33 @@
+"""Coalescing must change nothing: beside every channel, one broker is told all that was put and one what was sent."""
+
+from __future__ import annotations
+
+from klamm.controller.requests import ControlRequest
+from klamm.sim.broker_model import BrokerModel, Disk
+from klamm.sim.violation import require
+
+
+class DeliveryTwins:
+    """Whenever nothing waits, both must know the same and host the same."""
+
+    def __init__(self, broker_id: int, *, stop_epochs: bool) -> None:
+        self._plain = BrokerModel(broker_id, Disk(), lambda *_: None, stop_epochs=stop_epochs)
+        self._merged = BrokerModel(broker_id, Disk(), lambda *_: None, stop_epochs=stop_epochs)
+        self._compared = 0
+
+    def put(self, request: ControlRequest) -> None:
+        self._plain.handle(request)
+
+    def taken(self, request: ControlRequest, *, is_last: bool, coalesced: int) -> None:
+        """`coalesced` counts what was merged so far: without anything merged there is nothing to compare."""
+        self._merged.handle(request)
+        if is_last and coalesced > self._compared:
+            self._compared = coalesced
+            plain, merged = _state(self._plain), _state(self._merged)
+            require(plain == merged, f"coalescing changed what broker {self._plain.id} has: {plain} became {merged}")
+
+
+def _state(broker: BrokerModel) -> tuple[object, ...]:
+    """An ISR that grew within a leader epoch does not count: plainly told, it comes too late to be taken over."""
+    hosted = {tp: (it.leader, it.leader_epoch, it.topic_id) for tp, it in broker.hosted.items()}
+    return hosted, broker.disk.logs, broker.cache, dict(broker.live), broker.controller_epoch

@@ -1,0 +1,173 @@
+"""What fate and operators do to the cluster of level 1 while it is not calm. Each thing is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from klamm.controller.events import ControlledShutdown, UncleanLeaderElectionEnable
+from klamm.controller.replies import ControlledShutdownResult, EventReply
+from klamm.errors import ErrorCode
+from klamm.model import BrokerEndPoints
+from klamm.sim.broker_model import LOG_DIRS
+from klamm.sim.node import Node
+from klamm.zk import paths
+from klamm.zk.broker_znode import encode_broker
+from klamm.zk.ops import Create, Delete, SetData
+from klamm.zk.znodes import encode_log_dir_event
+
+if TYPE_CHECKING:
+    from klamm.sim.workload import Workload
+
+Action = Callable[[], None]
+
+
+class Faults:
+    def __init__(self, work: Workload) -> None:
+        self._work = work
+        self._world = work.world
+        self._rng = work.rng
+
+    def actions(self) -> list[tuple[int, Action]]:
+        """With their weights."""
+        return [
+            (12, self._crash),
+            (12, self._pause),
+            (4, self._delete_controller_znode),
+            (5, self._cut_link),
+            (5, self._lose_answers),
+            (2, self._zookeeper_away),
+            (5, self._controlled_stop),
+            (4, self._fail_log_dir),
+            (2, self._restart_elsewhere),
+            (2, self._move_in_place),
+            (2, self._jump_clock),
+            (1, self._unclean_by_default),
+        ]
+
+    def _count(self, name: str) -> None:
+        self._world.faults[name] += 1
+
+    def _crash(self) -> None:
+        up = self._work.up()
+        if len(up) > 1:
+            self._count("crashes")
+            self._world.crash(self._rng.choice(up), self._rng.randint(5, 80), self._rng.randint(5, 250))
+
+    def _restart_elsewhere(self) -> None:
+        """Gone, and back under another address: fast, so that it is sometimes missed, or after a while."""
+        up = self._work.up()
+        if len(up) > 1:
+            self._count("changed addresses at a restart")
+            node = self._rng.choice(up)
+            self._world.crash(node, self._rng.randint(1, 30), self._rng.randint(5, 250))
+            self._world.move(node, in_place=False)
+
+    def _move_in_place(self) -> None:
+        """A broker rewrites its registration: other listeners, same incarnation."""
+        world = self._world
+        up = [node for node in self._work.up() if node.broker.broker_epoch >= 0]
+        node = self._rng.choice(up) if up else None
+        znode = world.zookeeper.tree.nodes.get(paths.broker_path(node.id)) if node is not None else None
+        if node is None or znode is None or node.session is None or world.zookeeper.is_away:
+            return
+        if znode.ephemeral_owner == node.session.id:
+            self._count("changed addresses of a running broker")
+            world.move(node, in_place=True)
+            version = 5 if world.protocol.has_features else 4
+            me = BrokerEndPoints(node.id, node.config.endpoints, node.config.rack)
+            data = encode_broker(me, node.clock.now_ms(), version=version)
+            self._work.tool(f"broker {node.id} registers anew", SetData(paths.broker_path(node.id), data))
+
+    def _pause(self) -> None:
+        if up := self._work.up():
+            self._count("pauses")
+            self._world.pause(self._rng.choice(up), self._rng.randint(20, 300))
+
+    def _delete_controller_znode(self) -> None:
+        """Sometimes twice: the second time before everybody has seen what the first one led to."""
+        self._delete_controller()
+        if self._rng.random() < 0.5:
+            self._world.later(self._rng.randint(5, 80), self._delete_controller)
+
+    def _delete_controller(self) -> None:
+        self._world.faults["/controller deleted"] += self._work.tool("deletes /controller", Delete(paths.CONTROLLER))
+
+    def _cut_link(self) -> None:
+        self._count("cut links")
+        source, target = self._rng.choice(list(self._world.nodes)), self._rng.choice(list(self._world.nodes))
+        self._world.cut(source, target, self._rng.randint(50, 500))
+
+    def _lose_answers(self) -> None:
+        self._world.trace("zk", "ANSWERS GET LOST")
+        self._world.zookeeper.loss_rate = 0.3
+        self._world.later(self._rng.randint(20, 200), self._lose_no_more)
+
+    def _lose_no_more(self) -> None:
+        self._world.zookeeper.loss_rate = 0.0
+
+    def _zookeeper_away(self) -> None:
+        """Long enough, sometimes, for sessions to be over when it is back."""
+        world, duration = self._world, self._rng.randint(20, 250)
+        if world.zookeeper.is_away:
+            return
+        self._count("ZooKeeper away")
+        world.trace("zk", f"AWAY FOR {duration} ms")
+        world.zookeeper.away_until_ms = world.scheduler.time_ms + duration
+        for node in self._work.up():
+            if self._rng.random() < 0.2:
+                world.later(duration + self._rng.randint(0, 30), partial(world.expire, node))
+
+    def _controlled_stop(self) -> None:
+        up = self._work.up()
+        controllers = self._world.active()
+        if len(up) < 2 or not controllers:
+            return
+        self._count("controlled shutdowns")
+        node = self._rng.choice(up)
+        generation = node.generation
+
+        def on_reply(reply: EventReply) -> None:
+            assert isinstance(reply, ControlledShutdownResult)
+            if reply.error is ErrorCode.NONE and not reply.remaining:
+                stop()
+
+        def stop() -> None:
+            if node.generation == generation and node.alive and not node.is_stopping:
+                self._world.stop(node, self._rng.randint(5, 250))
+
+        self._world.later(500, stop)
+        self._work.ask(ControlledShutdown(node.id, node.broker.broker_epoch), on_reply, controllers[0])
+
+    def _fail_log_dir(self) -> None:
+        """A directory fails, and the broker leaves a note; the last one takes the process with it."""
+        up = [node for node in self._work.up() if not node.is_stopping]
+        if not up:
+            return
+        node = self._rng.choice(up)
+        self._count("failed log directories")
+        if self._world.fail_log_dir(node, self._rng.randrange(LOG_DIRS)):
+            note = Create(paths.log_dir_event_path(), encode_log_dir_event(node.id), sequential=True)
+            self._world.later(self._rng.randint(1, 60), lambda: self._note(node, node.generation, note))
+        else:
+            self._world.crash(node, self._rng.randint(5, 80), self._rng.randint(5, 250))
+
+    def _note(self, node: Node, generation: int, note: Create) -> None:
+        if node.generation == generation and node.alive:
+            self._work.leave_note(f"broker {node.id} notes a failed log directory", note)
+
+    def _jump_clock(self) -> None:
+        self._count("clock jumps")
+        node = self._rng.choice(list(self._world.nodes.values()))
+        node.clock.offset_ms = self._rng.choice((-86_400_000, -1_000, 0, 1_000, 86_400_000))
+        self._world.trace(node.id, f"CLOCK {node.clock.offset_ms:+d} ms")
+
+    def _unclean_by_default(self) -> None:
+        """The dynamic default of all brokers, for a while."""
+        self._count("unclean elections allowed by default")
+        for enabled, delay in ((True, 0), (False, self._rng.randint(50, 300))):
+            event = UncleanLeaderElectionEnable(enabled)
+            for node in self._work.up():
+                at = delay + self._rng.randint(1, 20)
+                self._world.later(at, partial(node.when_awake, partial(node.put, event)))

@@ -1,0 +1,63 @@
+"""When a replica outside the ISR may lead: only where records may be lost, and only where nothing else is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from klamm.model import LeaderAndIsr, LeaderRecoveryState, TopicPartition
+from klamm.sim.violation import require
+from klamm.zk.ops import Create, SetData, WriteOp
+from klamm.zk.paths import desanitize
+from klamm.zk.znodes import decode_config
+
+if TYPE_CHECKING:
+    from klamm.sim.node import Node
+
+KEY = "unclean.leader.election.enable"
+
+
+class UncleanRules:
+    """Allowed by the topic's configuration, by the controller's own default, or by who asked for this partition."""
+
+    def __init__(self, writer: Callable[[int], Node | None]) -> None:
+        self._writer = writer
+        self._topics: set[str] = set()
+        self._now: set[str] = set()
+        self._asked: Counter[TopicPartition | None] = Counter()
+        self.elections = 0
+
+    def on_config(self, op: WriteOp) -> None:
+        """What was ever allowed counts: a controller may have read it just before it was taken back."""
+        topic = desanitize(op.path.rpartition("/")[2])
+        allowed = isinstance(op, Create | SetData) and decode_config(op.path, op.data).get(KEY) == "true"
+        (self._now.add if allowed else self._now.discard)(topic)
+        if allowed:
+            self._topics.add(topic)
+
+    def allows(self, topic: str) -> bool:
+        """What holds now."""
+        return topic in self._now
+
+    def asked(self, partitions: tuple[TopicPartition, ...] | None) -> None:
+        self._asked.update([None] if partitions is None else partitions)
+
+    def answered(self, partitions: tuple[TopicPartition, ...] | None) -> None:
+        self._asked.subtract([None] if partitions is None else partitions)
+
+    def check(self, session_id: int, tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr) -> None:
+        self.elections += 1
+        node = self._writer(session_id)
+        asked = self._asked[tp] > 0 or self._asked[None] > 0
+        by_default = node is not None and node.controller.context.config.unclean_leader_election_enable
+        require(asked or by_default or tp.topic in self._topics, f"unclean election of {tp}: {old} -> {now}")
+        require(now.isr == (now.leader,), f"an unclean election of {tp} leaves others in its ISR: {old} -> {now}")
+        if node is None or not node.controller.is_active:
+            return
+        ctx = node.controller.context
+        able = [r for r in old.isr if ctx.is_replica_online(r, tp) and r in ctx.assignment(tp).replicas]
+        require(not able, f"unclean election of {tp} although {able} of its ISR can lead: {old} -> {now}")
+        marked = now.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        due = ctx.config.inter_broker_protocol.has_leader_recovery_state
+        require(marked == due, f"the unclean election of {tp} is not written down: {now}")

@@ -1,0 +1,12 @@
+"""A broken rule of the control plane."""
+
+from __future__ import annotations
+
+
+class Violation(AssertionError):
+    """The runner prints the seed and what led to it."""
+
+
+def require(condition: bool, text: str) -> None:
+    if not condition:
+        raise Violation(text)
