@@ -18,11 +18,12 @@ from klamm.network.client import BrokerConnection
 from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.messages.init_producer_id import InitProducerIdRequest
+from klamm.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from klamm.protocol.record_batch import Record, batches, build_batch, records
 from klamm.protocol.wire import Message
-from klamm.sim.checkers import Violation
+from klamm.sim.checkers import Violation, require
 from klamm.sim.history import History, value_of
 
 RETRIABLE: Final = frozenset(
@@ -40,6 +41,7 @@ RETRIABLE: Final = frozenset(
     }
 )
 TIMEOUT_MS: Final = 1_500
+LATEST_TIMESTAMP: Final = -1
 RETRY_S: Final = (0.02, 0.25)
 Addresses = Mapping[int, tuple[str, int]]
 
@@ -80,6 +82,9 @@ class Client:
             if tp not in self._leaders:
                 await self.rest()
         return self._leaders[tp]
+
+    def known_leader(self, tp: TopicPartition) -> tuple[int, int] | None:
+        return self._leaders.get(tp)
 
     def forget_leader(self, tp: TopicPartition) -> None:
         self._leaders.pop(tp, None)
@@ -184,32 +189,74 @@ class Producer:
 
 
 class Consumer:
-    """Reads one partition from its beginning on, for ever."""
+    """Reads one partition from its beginning on, for ever, and asks now and then how far it goes.
+
+    What it is told must agree: the end never goes back, and who has moved on to a newer leader epoch does not serve
+    an older one again.
+    """
 
     def __init__(self, client: Client, tp: TopicPartition, history: History) -> None:
         self._client = client
         self.tp = tp
         self._history = history
         self.offset = 0
+        self._end = 0
+        """The largest end of the partition that it was told."""
+        self._high_watermark = (-1, -1)
+        """The leader epoch of the last answer, and its high watermark."""
 
     async def run(self) -> None:
         while True:
             leader, epoch = await self._client.leader(self.tp)
             try:
-                response = await self._client.ask(leader, self._request(epoch), 11)
+                await self._fetch(leader, epoch)
+                if self._client.rng.random() < 0.1:
+                    await self._list_end(leader, epoch)
+                if self._client.rng.random() < 0.05:
+                    await self._ask_in_the_past(leader, epoch)
             except OSError:
                 self._client.forget_leader(self.tp)
                 await self._client.rest()
-                continue
-            result = response.responses[0].partitions[0]
-            if result.error_code == ErrorCode.NONE:
-                self._take(result.records)
-            elif result.error_code in RETRIABLE or result.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-                self._client.forget_leader(self.tp)
-                await self._client.rest()
-            else:
-                name = ErrorCode(result.error_code).name
-                raise Violation(f"{self._client.name} was answered {name} for offset {self.offset} of {self.tp}")
+
+    async def _fetch(self, leader: int, epoch: int) -> None:
+        response = await self._client.ask(leader, self._request(epoch), 11)
+        result = response.responses[0].partitions[0]
+        if await self._is_answer(result.error_code):
+            last_epoch, last = self._high_watermark
+            told = f"the high watermark of {self.tp} went from {last} to {result.high_watermark} in epoch {epoch}"
+            require(epoch != last_epoch or result.high_watermark >= last, told)
+            self._high_watermark = (epoch, result.high_watermark)
+            self._take(result.records, result.high_watermark)
+
+    async def _list_end(self, leader: int, epoch: int) -> None:
+        partition = ListOffsetsPartition(
+            partition_index=self.tp.partition, current_leader_epoch=epoch, timestamp=LATEST_TIMESTAMP
+        )
+        topic = ListOffsetsTopic(name=self.tp.topic, partitions=[partition])
+        response = await self._client.ask(leader, ListOffsetsRequest(replica_id=-1, topics=[topic]), 5)
+        result = response.topics[0].partitions[0]
+        if await self._is_answer(result.error_code):
+            self._end = max(self._end, self.offset)
+            require(result.offset >= self._end, f"{self.tp} ended at {self._end} and now ends at {result.offset}")
+            self._end = result.offset
+
+    async def _ask_in_the_past(self, leader: int, epoch: int) -> None:
+        """The leader has answered in `epoch`, if it was that one: it must refuse the one before."""
+        if self._high_watermark[0] != epoch or epoch == 0 or self._client.known_leader(self.tp) != (leader, epoch):
+            return
+        response = await self._client.ask(leader, self._request(epoch - 1), 11)
+        code = response.responses[0].partitions[0].error_code
+        require(code != ErrorCode.NONE, f"{self.tp} is served in leader epoch {epoch - 1} after {epoch}")
+
+    async def _is_answer(self, code: int) -> bool:
+        if code == ErrorCode.NONE:
+            return True
+        if code not in RETRIABLE and code != ErrorCode.OFFSET_OUT_OF_RANGE:
+            name = ErrorCode(code).name
+            raise Violation(f"{self._client.name} was answered {name} for offset {self.offset} of {self.tp}")
+        self._client.forget_leader(self.tp)
+        await self._client.rest()
+        return False
 
     def _request(self, epoch: int) -> FetchRequest:
         partition = FetchPartition(
@@ -221,9 +268,11 @@ class Consumer:
         topic = FetchTopic(topic=self.tp.topic, partitions=[partition])
         return FetchRequest(max_wait_ms=300, min_bytes=1, max_bytes=100_000, topics=[topic])
 
-    def _take(self, data: Any) -> None:
+    def _take(self, data: Any, high_watermark: int) -> None:
         for batch in batches(bytes(data or b"")):
             for record in records(batch):
                 if record.offset >= self.offset:
+                    told = f"a consumer of {self.tp} was given {record.offset}, committed is {high_watermark}"
+                    require(record.offset < high_watermark, told)
                     self._history.on_read(self.tp, record.offset, record.value or b"")
                     self.offset = record.offset + 1

@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
@@ -25,6 +26,7 @@ from klamm.model import TopicPartition
 from klamm.server.environment import Environment
 from klamm.server.kafka_server import KafkaServer
 from klamm.sim.checkers import Checkers, require
+from klamm.sim.cluster_watch import ClusterWatch
 from klamm.sim.history import History
 from klamm.sim.loop import PROCESS, SimClock, SimExecutor, SimLoop, SimProcess, running_as
 from klamm.sim.network import Network
@@ -36,6 +38,7 @@ from klamm.zk.ops import Check, Create, SetData, WriteOp
 from klamm.zk.znodes import decode_controller, decode_controller_epoch
 
 PORT: Final = 9092
+MIN_INSYNC_REPLICAS: Final = 2
 SETTINGS: Final[dict[str, object]] = {
     "log.dirs": "/data",
     "zookeeper.connect": "zk:2181",
@@ -50,7 +53,7 @@ SETTINGS: Final[dict[str, object]] = {
     "replica.fetch.response.max.bytes": 1_000,
     "replica.high.watermark.checkpoint.interval.ms": 1_000,
     "controlled.shutdown.retry.backoff.ms": 100,
-    "min.insync.replicas": 2,
+    "min.insync.replicas": MIN_INSYNC_REPLICAS,
     "offsets.topic.num.partitions": 2,
     "group.initial.rebalance.delay.ms": 0,
     "group.min.session.timeout.ms": 500,
@@ -173,7 +176,9 @@ class SimNode:
         if not self.is_disk_broken or operation in ("pread", "read", "list"):
             return None
         if operation == "pwrite":
+            self._cluster.counts["writes torn"] += 1
             return self._cluster.rng.randint(0, 40)
+        self._cluster.counts["disk operations failed"] += 1
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
 
@@ -188,12 +193,17 @@ class SimCluster:
         self.lines: list[str] = []
         self.problems: list[str] = []
         self.processes: list[SimProcess] = []
+        self.partitions: list[TopicPartition] = []
+        """Those that clients use."""
+        self.counts: Counter[str] = Counter()
+        """Faults that were injected, and what came of them."""
         self.checkers = Checkers()
         self.history = History()
         self.settings = {**SETTINGS, "klamm.control.log.enable": seed % 4 == 0}
         self.zookeeper = ZooKeeperServer(self.loop, self._on_written)
         self.nodes = {broker_id: SimNode(self, broker_id) for broker_id in range(1, brokers + 1)}
         self.addresses = {node.id: (node.host, PORT) for node in self.nodes.values()}
+        self.watch = ClusterWatch(self, MIN_INSYNC_REPLICAS)
         self._leaders: dict[tuple[TopicPartition, int], int] = {}
         self._log_handler = _LogHandler(self)
         self._log_handler.install()
@@ -211,6 +221,7 @@ class SimCluster:
     def check_so_far(self) -> None:
         problems = [*self.problems, *self.loop.problems]
         require(not problems, "; ".join(problems[:3]))
+        self.watch.check()
 
     def outside(self, delay_s: float, call: Any, *args: Any) -> None:
         """Later, and in nobody's process."""
@@ -226,6 +237,7 @@ class SimCluster:
 
     def on_leaders(self, broker_id: int, leaders: Sequence[tuple[TopicPartition, int]]) -> None:
         for tp, epoch in leaders:
+            self.counts["leaderships"] += 1
             self.note(f"broker {broker_id} leads {tp} in epoch {epoch}")
             other = self._leaders.setdefault((tp, epoch), broker_id)
             if other != broker_id:
@@ -239,6 +251,7 @@ class SimCluster:
         try:
             self.checkers.on_written(session_id, operations)
             self._check_claim(operations)
+            self.watch.check()
         except AssertionError as violation:
             self.problem(str(violation))
 
@@ -252,6 +265,10 @@ class SimCluster:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        self.counts["sessions expired"] += self.zookeeper.expired_sessions
+        self.counts["zookeeper requests lost"] += self.zookeeper.lost_requests
+        self.counts["replies lost"] += self.network.replies_lost
+        self.counts["messages late"] += self.network.sent_late
         for process in self.processes:
             process.is_dead = True
             process.bury()

@@ -86,7 +86,10 @@ def _states(cluster: SimCluster) -> States:
 def _check_states(cluster: SimCluster, states: States, brokers: dict[int, Broker]) -> None:
     nodes = cluster.zookeeper.tree.nodes
     for tp, state in states.items():
-        replicas = decode_topic(tp.topic, nodes[paths.topic_path(tp.topic)].data).assignment[tp.partition].replicas
+        assignment = decode_topic(tp.topic, nodes[paths.topic_path(tp.topic)].data).assignment[tp.partition]
+        replicas = assignment.replicas
+        moves = assignment.adding_replicas or assignment.removing_replicas
+        require(not moves, f"{tp} is still being moved: {assignment}")
         require(state.leader in brokers, f"{tp} has no leader: {state}")
         require(set(state.isr) == set(replicas), f"the ISR of {tp} is {state.isr}, its replicas are {replicas}")
 

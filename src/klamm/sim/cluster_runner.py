@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -30,6 +31,8 @@ class ClusterSummary:
     seeds: int = 0
     records: int = 0
     simulated_s: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    """Faults by their kind, and what came of them."""
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -39,9 +42,12 @@ class Scenario:
     def __init__(self, cluster: SimCluster) -> None:
         self._cluster = cluster
         self._is_quiet = False
-        replicas = min(3, len(cluster.nodes))
-        self._topics = {"orders": (2, replicas), "audit": (1, replicas)}
-        self._tps = [TopicPartition(name, p) for name, (count, _) in self._topics.items() for p in range(count)]
+        self._produces_until_s = 0.0
+        most = len(cluster.nodes)
+        self._topics = {"orders": (2, min(3, most)), "audit": (1, min(2, most))}
+        self._tps = cluster.partitions = [
+            TopicPartition(name, p) for name, (count, _) in self._topics.items() for p in range(count)
+        ]
         self._consumers: list[Consumer] = []
         self._members: list[GroupMember] = []
         self._committed = Committed()
@@ -73,14 +79,19 @@ class Scenario:
         for name, (partitions, replicas) in self._topics.items():
             task = cluster.loop.spawn(process, create_topic(creator, name, partitions, replicas))
             await self._while_watching(task)
+        self._produces_until_s = cluster.loop.time() + FAULTS_S * cluster.rng.choice([0.5, 0.7, 0.9, 2.0, 2.0])
         for i in (1, 2):
             client = Client(f"p{i}", cluster.addresses, Random(cluster.rng.getrandbits(64)))
-            producer = Producer(client, self._tps, cluster.history, lambda: not self._is_quiet)
+            producer = Producer(client, self._tps, cluster.history, self._may_produce)
             self._producing.append(cluster.loop.spawn(cluster.client_process(client.name), producer.run()))
         for i in (1, 2):
             self._start_consumers(f"c{i}")
             self._start_member(f"g{i}")
         self._clients += self._producing
+
+    def _may_produce(self) -> bool:
+        """In some runs the last faults meet a cluster that nobody writes to any more."""
+        return not self._is_quiet and self._cluster.loop.time() < self._produces_until_s
 
     def _start_consumers(self, name: str) -> None:
         cluster = self._cluster
@@ -165,6 +176,7 @@ def run_cluster_seeds(first: int, count: int, brokers: int = 3, *, stop_at_failu
         summary.seeds += 1
         summary.records += sum(map(len, cluster.history.acknowledged.values()))
         summary.simulated_s += cluster.loop.time()
+        summary.counts += cluster.counts
         if failure is not None:
             _, told = run_cluster(seed, brokers, tracing=True)
             assert told is not None, f"seed {seed} failed, and not when replayed: the simulation is not deterministic"

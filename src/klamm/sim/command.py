@@ -89,6 +89,7 @@ def simulate_cluster(
         f"{summary.seeds} seeds of whole clusters, {summary.records} records acknowledged, "
         f"{summary.simulated_s:.0f} simulated s in {seconds:.1f} s, {len(summary.failures)} failed"
     )
+    print(", ".join(f"{kind}: {count}" for kind, count in sorted(summary.counts.items())))
     return 1 if summary.failures else 0
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
 
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster, SimNode
+from klamm.sim.operator import elect_preferred, reassign
 from klamm.sim.zk_server import HOST
 from klamm.zk import paths
 from klamm.zk.ops import Delete
 
 
 class Faults:
-    """Every fault ends by itself, at the latest at `end_s`; `heal` ends them all."""
+    """Every fault ends by itself, at the latest at `end_s`; `heal` ends them all. Each is counted when it happens."""
 
     def __init__(self, cluster: SimCluster, end_s: float) -> None:
         self._cluster = cluster
@@ -20,6 +26,9 @@ class Faults:
         self._end_s = end_s
         self._is_over = False
         self._stopping: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Task[ErrorCode]] = set()
+        self._operator = cluster.client_process("operator")
+        self._client = Client("operator", cluster.addresses, Random(cluster.rng.getrandbits(64)))
 
     async def run(self) -> None:
         choices = self._choices()
@@ -27,9 +36,13 @@ class Faults:
         while (now := self._cluster.loop.time()) < self._end_s:
             kind = self._rng.choices(kinds, weights)[0]
             choices[kind][1]()
-            await asyncio.sleep(min(self._rng.uniform(0.1, 2.0), self._end_s - now))
+            await asyncio.sleep(min(self._rng.uniform(0.1, 1.6), self._end_s - now))
+
+    def _count(self, kind: str) -> None:
+        self._cluster.counts[kind] += 1
 
     def _choices(self) -> dict[str, tuple[int, Callable[[], None]]]:
+        """How often each is chosen, beside the others."""
         return {
             "kill": (6, self._kill),
             "stop": (3, self._stop),
@@ -43,8 +56,10 @@ class Faults:
             "zookeeper down": (1, self._stop_zookeeper),
             "operator": (2, self._delete_controller),
             "zombie controller": (3, self._make_zombie_controller),
-            "disk": (2, self._break_disk),
-            "clock": (2, self._move_clock),
+            "disk": (3, self._break_disk),
+            "clock": (3, self._move_clock),
+            "reassign": (4, self._reassign),
+            "elect": (3, self._elect),
         }
 
     async def heal(self) -> None:
@@ -58,8 +73,8 @@ class Faults:
             cluster.zookeeper.set_down(False)
         for node in cluster.nodes.values():
             self._resume(node)
-        if self._stopping:
-            await asyncio.wait(self._stopping)
+        if self._stopping or self._asking:
+            await asyncio.wait({*self._stopping, *self._asking})
         for node in cluster.nodes.values():
             node.start()
 
@@ -88,6 +103,7 @@ class Faults:
         node = self._some_node()
         if node.process is None or node.is_paused:
             return
+        self._count("kill")
         node.note.is_a_copy = self._rng.random() < 0.2
         self._cluster.note(f"kill broker {node.id}")
         node.kill()
@@ -97,6 +113,7 @@ class Faults:
         node = self._some_node()
         if not node.is_ready or node.is_paused or any(not other.is_ready for other in self._cluster.nodes.values()):
             return
+        self._count("controlled shutdown")
         self._cluster.note(f"stop broker {node.id}")
         task = self._cluster.loop.create_task(self._stop_and_start(node))
         self._stopping.add(task)
@@ -115,6 +132,7 @@ class Faults:
             return
         until_s = self._until(5.0)
         self._cluster.note(f"pause broker {node.id} until {until_s:.3f}")
+        self._count("pause")
         self._cluster.loop.pause(node.process)
         self._at(until_s, self._resume, node)
 
@@ -128,6 +146,7 @@ class Faults:
         if not node.is_ready or node.is_disk_broken:
             return
         self._cluster.note(f"the disk of broker {node.id} fails")
+        self._count("disk")
         node.break_disk()
         until_s = self._until(8.0)
         if until_s < self._end_s:  # else it stays broken to the end: see `repair_disks`
@@ -143,6 +162,7 @@ class Faults:
         node = self._some_node()
         jump_ms = self._rng.choice([-600_000, -5_000, -500, 500, 5_000, 600_000])
         self._cluster.note(f"the clock of broker {node.id} jumps by {jump_ms} ms")
+        self._count("clock forwards" if jump_ms > 0 else "clock backwards")
         node.clock.offset_ms += jump_ms
 
     # --- the network -----------------------------------------------------------------------------------------------
@@ -153,7 +173,9 @@ class Faults:
         until_s = self._until(4.0)
         self._cluster.note(f"cut {one.host} to {other.host} until {until_s:.3f}")
         self._cluster.network.cut(one.host, other.host, until_s)
-        if self._rng.random() < 0.5:
+        is_both = self._rng.random() < 0.5
+        self._count("cut both ways" if is_both else "cut one way")
+        if is_both:
             self._cluster.network.cut(other.host, one.host, until_s)
 
     def _isolate(self) -> None:
@@ -161,6 +183,7 @@ class Faults:
         hosts = [other.host for other in self._cluster.nodes.values() if other is not node]
         if self._rng.random() < 0.5:
             hosts.append(HOST)
+        self._count("isolate")
         self._cluster.note(f"isolate {node.host} from {', '.join(hosts)} until {until_s:.3f}")
         for host in hosts:
             self._cluster.network.cut(node.host, host, until_s)
@@ -168,6 +191,7 @@ class Faults:
 
     def _cut_from_zookeeper(self) -> None:
         node, until_s = self._some_node(), self._until(5.0)
+        self._count("cut from zookeeper")
         self._cluster.note(f"cut {node.host} from ZooKeeper until {until_s:.3f}")
         self._cluster.network.cut(node.host, HOST, until_s)
         if self._rng.random() < 0.7:
@@ -177,12 +201,14 @@ class Faults:
         hosts = [*(node.host for node in self._cluster.nodes.values()), HOST]
         one, other = self._rng.sample(hosts, 2)
         until_s = self._until(4.0)
+        self._count("slow link")
         self._cluster.note(f"slow {one} to {other} until {until_s:.3f}")
         self._cluster.network.slow(one, other, until_s)
 
     def _lose_replies(self) -> None:
         until_s = self._until(2.0)
         self._cluster.note(f"replies are lost until {until_s:.3f}")
+        self._count("lost replies")
         self._cluster.network.lost_replies = 0.08
         self._at(until_s, self._keep_replies)
 
@@ -194,6 +220,7 @@ class Faults:
     def _lose_zookeeper_answers(self) -> None:
         until_s = self._until(2.0)
         self._cluster.note(f"ZooKeeper loses connections until {until_s:.3f}")
+        self._count("zookeeper loses connections")
         self._cluster.zookeeper.loss_rate = 0.3
         self._at(until_s, self._keep_zookeeper_answers)
 
@@ -204,6 +231,7 @@ class Faults:
         if not self._cluster.zookeeper.is_down:
             until_s = self._until(4.0)
             self._cluster.note(f"ZooKeeper is down until {until_s:.3f}")
+            self._count("zookeeper down")
             self._cluster.zookeeper.set_down(True)
             self._at(until_s, self._start_zookeeper)
 
@@ -220,6 +248,7 @@ class Faults:
             return
         late, bounced = self._rng.sample(others, 2)
         until_s = self._until(3.0)
+        self._count("late controller")
         self._cluster.note(f"what {owners[0].host} sends to {late.host} comes at {until_s:.3f}, then it is deposed")
         self._cluster.network.cut(owners[0].host, late.host, until_s)
         bounced.kill()
@@ -229,4 +258,38 @@ class Faults:
 
     def _delete_controller(self) -> None:
         if not self._cluster.zookeeper.is_down and self._cluster.zookeeper.operate(Delete(paths.CONTROLLER)):
+            self._count("controller deleted")
             self._cluster.note("an operator deletes /controller")
+
+    # --- an operator's wishes ----------------------------------------------------------------------------------------
+
+    def _reassign(self) -> None:
+        """To other replicas, also more or fewer of them; sometimes the last move is taken back."""
+        tp, ids = self._rng.choice(self._cluster.partitions), list(self._cluster.nodes)
+        size = self._rng.randint(min(2, len(ids)), min(3, len(ids)))
+        replicas = None if self._rng.random() < 0.15 else self._rng.sample(ids, size)
+        self._ask("reassignment", tp, replicas, lambda to: reassign(self._client, to, tp, replicas))
+
+    def _elect(self) -> None:
+        tp = self._rng.choice(self._cluster.partitions)
+        self._ask("leader election", tp, "its preferred leader", lambda to: elect_preferred(self._client, to, tp))
+
+    def _ask(
+        self, kind: str, tp: TopicPartition, what: object, ask: Callable[[int], Coroutine[Any, Any, ErrorCode]]
+    ) -> None:
+        owners = [n.id for n in self._cluster.nodes.values() if n.broker is not None and n.broker.controller.is_active]
+        if not owners:
+            return
+        self._cluster.note(f"an operator asks for {what} for {tp}")
+        task = self._cluster.loop.spawn(self._operator, ask(owners[0]))
+        self._asking.add(task)
+        task.add_done_callback(lambda done: self._on_answer(kind, tp, done))
+
+    def _on_answer(self, kind: str, tp: TopicPartition, done: asyncio.Task[ErrorCode]) -> None:
+        self._asking.discard(done)
+        if (failure := done.exception()) is not None:
+            self._cluster.problem(str(failure))
+            return
+        self._cluster.note(f"{kind} of {tp}: {done.result().name}")
+        if done.result() in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED, ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE):
+            self._count(kind)

@@ -5,6 +5,7 @@ A record's value names its producer, its partition and its number, so every reco
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from klamm.model import TopicPartition
@@ -24,12 +25,19 @@ class History:
     def __init__(self) -> None:
         self.acknowledged: dict[TopicPartition, list[Acknowledged]] = {}
         self._seen: dict[TopicPartition, list[bytes]] = {}
+        self._acknowledged_end: dict[TopicPartition, int] = {}
+        self.on_committed: Callable[[TopicPartition, int], None] = lambda tp, end: None
+        """Told of every answer to a produce, and up to where it commits the partition."""
 
     def on_acknowledged(self, tp: TopicPartition, base_offset: int, values: list[bytes]) -> None:
         """A produce with acks=all was answered. A duplicate of an earlier attempt may be answered without an offset."""
         known = self.acknowledged.setdefault(tp, [])
         for i, value in enumerate(values):
             known.append(Acknowledged(value, base_offset + i if base_offset >= 0 else -1))
+        if base_offset >= 0:
+            end = base_offset + len(values)
+            self._acknowledged_end[tp] = max(end, self._acknowledged_end.get(tp, 0))
+            self.on_committed(tp, end)
 
     def on_read(self, tp: TopicPartition, offset: int, value: bytes) -> None:
         """A consumer saw a record: from now on it is at that offset, whoever reads it wherever."""
@@ -44,6 +52,10 @@ class History:
 
     def read_count(self, tp: TopicPartition) -> int:
         return len(self._seen.get(tp, ()))
+
+    def committed(self, tp: TopicPartition) -> int:
+        """Up to where clients know that records are there to stay: they read them, or were told so."""
+        return max(self.read_count(tp), self._acknowledged_end.get(tp, 0))
 
     def check(self) -> None:
         """Call it when consumers have read everything."""

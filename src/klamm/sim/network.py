@@ -48,6 +48,8 @@ class Network:
         self.loop = loop
         self.lost_replies = 0.0
         """How often a server's bytes go nowhere and take the connection with them."""
+        self.replies_lost = 0
+        self.sent_late = 0
         self._rng = loop.rng
         self._listeners: dict[tuple[str, int], Listener] = {}
         self._cut_until: dict[tuple[str, str], float] = {}
@@ -78,6 +80,7 @@ class Network:
             return now + self._rng.uniform(0.00005, 0.0005)
         start = max(now, self._cut_until.get((source, target), 0.0))
         is_slow = self._slow_until.get((source, target), 0.0) > now
+        self.sent_late += is_slow or start > now
         return start + self._rng.uniform(*(SLOW_S if is_slow else DELAY_S))
 
     # --- connections -----------------------------------------------------------------------------------------------
@@ -160,6 +163,7 @@ class SimTransport(asyncio.Transport):
             return
         network, rng = self._network, self._loop.rng
         if self._is_server and network.lost_replies and rng.random() < network.lost_replies:
+            network.replies_lost += 1
             self.reset()
             return
         self._unread += len(data)

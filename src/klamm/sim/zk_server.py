@@ -46,6 +46,8 @@ class ZooKeeperServer:
         self.is_down = False
         self.loss_rate = 0.0
         """How often the connection is lost with a request, before or after it took effect."""
+        self.expired_sessions = 0
+        self.lost_requests = 0
         self._loop = loop
         self._rng: random.Random = loop.rng
         self._on_written = on_written
@@ -64,6 +66,7 @@ class ZooKeeperServer:
     def _tick(self) -> None:
         if not self.is_down:
             for session_id in self.tree.overdue_sessions(self.now_ms):
+                self.expired_sessions += 1
                 self.end_session(session_id)
         self._loop.call_later(TICK_S, self._tick)
 
@@ -124,6 +127,7 @@ class ZooKeeperServer:
         self.touch(session_id)
         is_write = isinstance(request, kz.Multi | Create2 | SetData | Delete)
         is_lost = is_write and self._rng.random() < self.loss_rate
+        self.lost_requests += is_lost
         if is_lost and self._rng.random() < 0.5:
             self.drop(session_id)
             return None
