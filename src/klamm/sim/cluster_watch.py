@@ -1,0 +1,66 @@
+"""What must hold in a whole cluster at every moment, whatever goes wrong.
+
+Every member of an ISR has all that any client knows to be committed; what was acknowledged is on as many brokers as
+`min.insync.replicas` says; nobody obeys a controller after it has heard of a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from klamm.model import TopicPartition
+from klamm.sim.checkers import require
+from klamm.sim.loop import SimProcess
+from klamm.zk import paths
+from klamm.zk.znodes import decode_partition_state
+
+if TYPE_CHECKING:
+    from klamm.sim.cluster import SimCluster, SimNode
+
+
+class ClusterWatch:
+    def __init__(self, cluster: SimCluster, min_insync_replicas: int) -> None:
+        self._cluster = cluster
+        self._needed = min(min_insync_replicas, len(cluster.nodes))
+        self._controller_epochs: dict[SimProcess, int] = {}
+        cluster.history.on_committed = self.check_copies
+
+    def check(self) -> None:
+        for tp in self._cluster.partitions:
+            self._check_isr(tp)
+        self._check_obedience()
+
+    def check_copies(self, tp: TopicPartition, end: int) -> None:
+        """A produce with acks=all was answered. A broker that cannot be looked at may have the records."""
+        ends = {node.id: self._end(node, tp) for node in self._cluster.nodes.values()}
+        copies = sum(known is None or known >= end for known in ends.values())
+        require(copies >= self._needed, f"{tp} was acknowledged up to {end}, its copies end at {ends}")
+
+    def _check_isr(self, tp: TopicPartition) -> None:
+        committed = self._cluster.history.committed(tp)
+        for broker_id in self._isr(tp):
+            end = self._end(self._cluster.nodes[broker_id], tp)
+            is_complete = end is None or end >= committed
+            require(is_complete, f"broker {broker_id} is in the ISR of {tp} with {end} of {committed} committed")
+
+    def _isr(self, tp: TopicPartition) -> Iterable[int]:
+        znode = self._cluster.zookeeper.tree.nodes.get(paths.partition_state_path(*tp))
+        return () if znode is None else decode_partition_state(tp, znode.data, 0).leader_and_isr.isr
+
+    def _end(self, node: SimNode, tp: TopicPartition) -> int | None:
+        """Where a broker's log ends; None: it cannot be told, for the broker or its disk is out of order."""
+        broker = node.broker
+        if broker is None or node.is_disk_broken or not broker.logs.dirs.live:
+            return None
+        log = broker.logs.get_log(tp)
+        return 0 if log is None else log.log_end_offset
+
+    def _check_obedience(self) -> None:
+        for node in self._cluster.nodes.values():
+            if node.broker is None or node.process is None:
+                continue
+            epoch = node.broker.metadata.snapshot.controller_epoch
+            before = self._controller_epochs.setdefault(node.process, epoch)
+            require(epoch >= before, f"broker {node.id} obeys the controller of epoch {epoch} after that of {before}")
+            self._controller_epochs[node.process] = epoch
