@@ -1,0 +1,184 @@
+"""One run of a pipeline in this process: lock, session, queries, supervisor, and what other terminals are told."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from klamm.clock import Clock, SystemClock
+from klamm.errors import KlammError
+from klamm.spark.offsets import available, parse_source_offset
+from klamm.spark.pipeline.model import PipelineSpec, Trigger
+from klamm.spark.pipeline.runner import PipelineRunner, SparkQuery
+from klamm.spark.pipeline.shape import ShapeFile, shape_of
+from klamm.spark.pipeline.state import CheckpointLock, RunFile, identity
+from klamm.spark.supervise import Supervised, Supervisor
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TICK_S: Final = 0.2
+PUBLISH_EVERY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    bootstrap_servers: str
+    trigger: Trigger
+    master: str = "local[*]"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    tell: Callable[[str], None] = print
+    on_progress: Callable[[str, Mapping[str, Any]], None] = lambda sink, progress: None
+
+
+def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> None:
+    """Runs until the queries are done, one fails for good, or SIGTERM or SIGINT asks for the end."""
+    clock = clock or SystemClock()
+    shapes = ShapeFile(spec.checkpoint)
+    shapes.check(spec.file, {sink.name: shape_of(spec, sink) for sink in spec.sinks})
+    with CheckpointLock(spec.checkpoint, spec.name, clock.now_ms()), _session(spec, options) as spark:
+        runner = PipelineRunner(spec, spark, options.bootstrap_servers, options.trigger)
+        runner.build()
+        now = runner.shapes()
+        shapes.check(spec.file, now)
+        shapes.write(now)
+        _supervise(spec, options, runner, clock)
+
+
+@contextmanager
+def _session(spec: PipelineSpec, options: RunOptions) -> Iterator[SparkSession]:
+    from klamm.spark.session import session
+
+    options.tell(f"starting Spark on {options.master}")
+    spark = session(options.master, f"klamm pipeline {spec.name}", {**spec.settings, **options.conf})
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, clock: Clock) -> None:
+    supervisor = Supervisor(
+        {sink.name: _starter(runner, sink) for sink in spec.sinks}, spec.restart, clock, random.Random(), options.tell
+    )
+    file = RunFile(spec.name, spec.checkpoint)
+    publisher = _Publisher(spec, options, supervisor, file, clock)
+    try:
+        with _signals(supervisor):
+            while _looked_after(supervisor):
+                publisher.publish()
+                time.sleep(TICK_S)
+    finally:
+        publisher.publish(final=True)
+    if supervisor.failed is not None:
+        raise KlammError("Sink {} failed: {}".format(*supervisor.failed))
+
+
+def _starter(runner: PipelineRunner, sink: Any) -> Callable[[], SparkQuery]:
+    return lambda: runner.start(sink)
+
+
+def _looked_after(supervisor: Supervisor) -> bool:
+    from py4j.protocol import Py4JNetworkError
+
+    try:
+        return supervisor.tick()
+    except (Py4JNetworkError, ConnectionError):
+        reason = "Spark's driver process has ended. The next run goes on from the checkpoint."
+        raise KlammError(reason) from None
+
+
+@contextmanager
+def _signals(supervisor: Supervisor) -> Iterator[None]:
+    """SIGTERM and the first Ctrl-C stop after the running batch; the second Ctrl-C stops at once."""
+    asked: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+        supervisor.request_stop(signal.Signals(number).name)
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _Publisher:
+    """Writes the state of the run about once a second, and hands new progress on."""
+
+    def __init__(
+        self, spec: PipelineSpec, options: RunOptions, supervisor: Supervisor, file: RunFile, clock: Clock
+    ) -> None:
+        self._spec = spec
+        self._options = options
+        self._supervisor = supervisor
+        self._file = file
+        self._clock = clock
+        self._started_ms = clock.now_ms()
+        self._due = 0.0
+        self._seen: dict[str, tuple[Any, Any]] = {}
+
+    def publish(self, final: bool = False) -> None:
+        now = self._clock.monotonic()
+        if not final and now < self._due:
+            return
+        self._due = now + PUBLISH_EVERY_S
+        self._file.write(
+            {
+                "name": self._spec.name,
+                "file": os.path.abspath(self._spec.file),
+                "checkpoint": identity(self._spec.checkpoint),
+                "master": self._options.master,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "started_ms": self._started_ms,
+                "queries": {query.name: self._query(query) for query in self._supervisor.queries},
+            }
+        )
+
+    def _query(self, query: Supervised) -> dict[str, Any]:
+        state = {"state": query.state.value, "restarts": query.restarts, "failure": query.last_failure}
+        progress = query.run.progress() if isinstance(query.run, SparkQuery) and not query.state.is_final else {}
+        if progress:
+            key = (progress.get("batchId"), progress.get("timestamp"))
+            if self._seen.get(query.name) != key:
+                self._seen[query.name] = key
+                self._options.on_progress(query.name, progress)
+            state |= summary(progress)
+        return state
+
+
+def summary(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """The few figures of a progress report that fit into a line."""
+    return {
+        "batch": progress.get("batchId"),
+        "rows_per_second": round(float(progress.get("processedRowsPerSecond") or 0), 1),
+        "batch_ms": (progress.get("durationMs") or {}).get("triggerExecution"),
+        "lag": sum(_lag(source) for source in progress.get("sources") or ()),
+        "state_rows": sum(int(state.get("numRowsTotal") or 0) for state in progress.get("stateOperators") or ()),
+        "watermark": (progress.get("eventTime") or {}).get("watermark"),
+    }
+
+
+def _lag(source: Mapping[str, Any]) -> int:
+    """How far the end of the batch is behind the end of the topics."""
+    if not source.get("endOffset") or not source.get("latestOffset"):
+        return 0
+    try:
+        end, latest = (parse_source_offset(source[key]).offsets for key in ("endOffset", "latestOffset"))
+    except (KlammError, ValueError):
+        return 0
+    return available(end, latest)

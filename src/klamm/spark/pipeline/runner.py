@@ -1,0 +1,216 @@
+"""A pipeline on Spark: DataFrames from its sources and views, a streaming query for every sink."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from klamm.errors import KlammError
+from klamm.spark.pipeline.load import module_name
+from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, Trigger, View
+from klamm.spark.pipeline.plan import stateful_operators
+from klamm.spark.pipeline.shape import QueryShape, shape_of
+from klamm.spark.supervise import Failure
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_STATE_CHANGED: Final = (
+    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
+    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
+    "STATE_STORE_OPERATION_OUT_OF_ORDER",
+    "STREAMING_STATEFUL_OPERATOR_NOT_MATCH",
+    "STATEFUL_PROCESSOR_",
+    "sources in the checkpoint offsets",
+    "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
+)
+
+
+class PipelineRunner:
+    """Builds what the pipeline describes, once, and starts its queries as often as asked."""
+
+    def __init__(self, spec: PipelineSpec, spark: SparkSession, bootstrap_servers: str, trigger: Trigger) -> None:
+        self.spec = spec
+        self._spark = spark
+        self._servers = bootstrap_servers
+        self._trigger = trigger
+        self._frames: dict[str, DataFrame] = {}
+
+    def build(self) -> None:
+        """Makes a DataFrame of every source and view; an error of Spark becomes one that names step and line."""
+        if self.spec.kind == "python":
+            _pickle_by_value(Path(self.spec.file))
+        for source in self.spec.sources:
+            self._keep(source, partial(self._source, source))
+        for view in self.spec.views:
+            self._keep(view, partial(self._view, view))
+
+    def shapes(self) -> dict[str, QueryShape]:
+        return {
+            sink.name: shape_of(self.spec, sink, stateful_operators(self._frames[sink.view]))
+            for sink in self.spec.sinks
+        }
+
+    def start(self, sink: Sink) -> SparkQuery:
+        frame = self._frames[sink.view]
+        query = self._into_topic(frame, sink) if sink.topic is not None else self._into_table(frame, sink)
+        return SparkQuery(query, self.spec.file, sink.name)
+
+    def frame(self, name: str) -> DataFrame:
+        return self._frames[name]
+
+    def _keep(self, step: Source | View, make: Callable[[], Any]) -> None:
+        what = "source" if isinstance(step, Source) else "view"
+        try:
+            frame = _finished(make(), step)
+            frame.createOrReplaceTempView(step.name)
+        except Exception as error:
+            place = f"{self.spec.file}:{step.line}: {what} {step.name!r}"
+            raise KlammError(f"{place}: {spark_sentence(error)}") from error
+        self._frames[step.name] = frame
+
+    def _source(self, source: Source) -> DataFrame:
+        options = {
+            "kafka.bootstrap.servers": self._servers,
+            "startingOffsets": source.starting_offsets,
+            "valueFormat": source.format,
+            "valueSchema": source.schema,
+            "valueSchemaFile": source.schema_file,
+            "subscribe": source.topic,
+            "subscribePattern": source.pattern,
+            **source.options,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        if source.static:
+            return self._spark.read.format("klamm").options(**given).load()
+        return self._spark.readStream.format("klamm").options(**given).load()
+
+    def _view(self, view: View) -> DataFrame:
+        from pyspark.sql import DataFrame
+
+        if view.sql is not None:
+            return self._spark.sql(view.sql)
+        assert view.function is not None
+        made = view.function(*(self._frames[name] for name in view.inputs))
+        if not isinstance(made, DataFrame):
+            raise KlammError(f"the function returned {type(made).__name__}, not a DataFrame.")
+        return made
+
+    def _into_topic(self, frame: DataFrame, sink: Sink) -> StreamingQuery:
+        import klamm.spark as ks
+
+        query: StreamingQuery = ks.to_topic(
+            topic_columns(frame, sink),
+            sink.topic,
+            bootstrap_servers=self._servers,
+            mode=sink.mode,
+            **self._common(sink),
+        )
+        return query
+
+    def _into_table(self, frame: DataFrame, sink: Sink) -> StreamingQuery:
+        import klamm.spark as ks
+
+        given = {
+            "partition_by_date": sink.partition_by_date,
+            "compact_every": sink.compact_every,
+            "bad_records": sink.bad_records,
+        }
+        chosen = {name: value for name, value in given.items() if value is not None}
+        query: StreamingQuery = ks.to_table(frame, sink.table, format=sink.format, **chosen, **self._common(sink))
+        return query
+
+    def _common(self, sink: Sink) -> dict[str, Any]:
+        return {
+            "checkpoint": f"{self.spec.checkpoint.rstrip('/')}/{sink.name}",
+            "trigger": spark_trigger(self._trigger),
+            **sink.options,
+        }
+
+
+def _finished(frame: Any, step: Source | View) -> Any:
+    if step.watermark is not None:
+        frame = frame.withWatermark(step.watermark.column, step.watermark.delay)
+    if step.deduplicate:
+        frame = frame.dropDuplicatesWithinWatermark(list(step.deduplicate))
+    return frame
+
+
+def spark_trigger(trigger: Trigger) -> dict[str, Any]:
+    if trigger.available_now:
+        return {"availableNow": True}
+    return {"processingTime": f"{trigger.interval_ms} milliseconds"}
+
+
+def topic_columns(frame: DataFrame, sink: Sink) -> DataFrame:
+    """`key` and `value` of the records: the whole row as JSON, or the one column that the sink names."""
+    from pyspark.sql import functions as F
+
+    if sink.format == "raw" and sink.value is None:
+        return frame
+    value = F.to_json(F.struct("*")) if sink.value is None else F.col(sink.value)
+    key = F.col(sink.key).cast("string") if sink.key is not None else F.lit(None).cast("string")
+    return frame.select(key.alias("key"), value.alias("value"))
+
+
+def _pickle_by_value(path: Path) -> None:
+    """The file is no module that an executor could import, so what it defines travels with the functions."""
+    from pyspark import cloudpickle
+
+    with contextlib.suppress(ValueError):
+        cloudpickle.register_pickle_by_value(  # type: ignore[no-untyped-call]
+            sys.modules[module_name(path)]
+        )
+
+
+def spark_sentence(error: BaseException) -> str:
+    """What Spark says, without its stack: the condition and its text, or the last line of a Python traceback."""
+    text = str(error).strip() or type(error).__name__
+    if "Traceback (most recent call last)" in text:
+        lines = [line for line in text.splitlines() if line and not line.startswith((" ", "\t", "at ", "Traceback"))]
+        text = lines[-1] if lines else text
+    return text.split("\n\nJVM stacktrace:")[0].split("\n== SQL ==")[0].split("; line ")[0].split(";\n")[0].strip()
+
+
+class SparkQuery:
+    """A StreamingQuery as the supervisor sees it."""
+
+    def __init__(self, query: StreamingQuery, file: str, sink: str) -> None:
+        self.query = query
+        self._file = file
+        self._sink = sink
+
+    def is_active(self) -> bool:
+        return bool(self.query.isActive)
+
+    def failure(self) -> Failure | None:
+        error = self.query.exception()
+        if error is None:
+            return None
+        text = str(error)
+        reason = spark_sentence(error)
+        if any(sign in text for sign in _STATE_CHANGED):
+            advice = f"start over with `klamm pipeline reset {self._file} --sink {self._sink}`"
+            return Failure(f"the query cannot go on from its checkpoint; undo the change, or {advice}: {reason}", True)
+        return Failure(reason, permanent="AnalysisException" in text)
+
+    def is_in_batch(self) -> bool:
+        return bool(self.query.status["isTriggerActive"])
+
+    def batches(self) -> int:
+        progress = self.progress()
+        return int(progress["batchId"]) + 1 if progress else 0
+
+    def stop(self) -> None:
+        self.query.stop()
+
+    def progress(self) -> Mapping[str, Any]:
+        last = self.query.lastProgress
+        parsed: dict[str, Any] = json.loads(last.json) if last is not None else {}
+        return parsed
