@@ -1,0 +1,91 @@
+"""Values of records as typed columns: `decoder(format, schema)`, used by the reader on executors.
+
+A record that cannot be decoded is no failure of the query: its columns are null, and a text says why. A record without
+a value (a tombstone) has null columns and no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from klamm.errors import KlammError
+from klamm.spark.value_schema import ValueSchema, load
+
+
+class Decoder(Protocol):
+    """Decodes the values of many records at once. `arrow_fields` are its columns, all nullable, as Spark wants them."""
+
+    arrow_fields: list[pa.Field]
+
+    def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.StringArray]:
+        """A column a field, and for each row null or why it could not be decoded."""
+
+
+def decoder(value_format: str, value_schema: ValueSchema | str | None = None, message: str | None = None) -> Decoder:
+    """The decoder of a format other than raw. Raises KlammError for a schema that cannot be used."""
+    if not isinstance(value_schema, ValueSchema):
+        value_schema = load(value_format, schema=value_schema, message=message)
+    if value_format == "json":
+        from klamm.spark.formats_json import JsonDecoder
+
+        return JsonDecoder(value_schema)
+    if value_format == "avro":
+        from klamm.spark.formats_avro import AvroDecoder
+
+        return AvroDecoder(value_schema)
+    if value_format == "protobuf":
+        from klamm.spark.formats_protobuf import ProtobufDecoder
+
+        return ProtobufDecoder(value_schema)
+    if value_format == "string":
+        return StringDecoder()
+    raise KlammError(f"There is nothing to decode in the format {value_format!r}.")
+
+
+class StringDecoder:
+    """One column, `value`: the text. Bytes that are not UTF-8 are an error of their row."""
+
+    def __init__(self) -> None:
+        self.arrow_fields = [pa.field("value", pa.string())]
+
+    def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.StringArray]:
+        try:
+            return [values.cast(pa.string())], no_errors(len(values))
+        except pa.ArrowInvalid:
+            texts, errors = zip(*(_text(value) for value in values.to_pylist()), strict=True)
+            return [pa.array(texts, pa.string())], pa.array(errors, pa.string())
+
+
+def _text(value: bytes | None) -> tuple[str | None, str | None]:
+    try:
+        return None if value is None else value.decode(), None
+    except UnicodeDecodeError as error:
+        return None, not_utf8(error)
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    return f"not UTF-8: byte {error.object[error.start]:#04x} at position {error.start}"
+
+
+def no_errors(count: int) -> pa.StringArray:
+    return pa.nulls(count, pa.string())
+
+
+def assemble(
+    fields: Sequence[pa.Field], rows: Sequence[Sequence[object] | None], errors: Sequence[str | None]
+) -> tuple[list[pa.Array], pa.StringArray]:
+    """Columns of rows that are already of the right types; None is a row of nulls."""
+    empty = [None] * len(fields)
+    columns = zip(*(row if row is not None else empty for row in rows), strict=True) if rows else ([],) * len(fields)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+    return arrays, pa.array(errors, pa.string())
+
+
+def concat(parts: Sequence[tuple[list[pa.Array], pa.StringArray]]) -> tuple[list[pa.Array], pa.StringArray]:
+    if len(parts) == 1:
+        return parts[0]
+    columns = [pa.concat_arrays(list(column)) for column in zip(*(part[0] for part in parts), strict=True)]
+    return columns, pa.concat_arrays([part[1] for part in parts])
