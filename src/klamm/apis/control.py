@@ -23,17 +23,31 @@ def check_broker_epoch(broker: Broker, broker_epoch: int) -> ErrorCode:
     return ErrorCode.STALE_BROKER_EPOCH
 
 
-def in_order(broker: Broker, wait_for: asyncio.Future[None] | None, change: Callable[[], R]) -> R | asyncio.Future[R]:
-    """Runs `change` after every change that came before it, and after `wait_for`.
+def in_order(
+    broker: Broker, wait_for: asyncio.Future[None] | None, change: Callable[[], R | asyncio.Future[R]]
+) -> R | asyncio.Future[R]:
+    """Runs `change` after every change that came before it has been completed, and after `wait_for`.
 
-    A LeaderAndIsr may have to read a topic's configuration first; a StopReplica that comes meanwhile, over another
-    connection, must not overtake it. Without anything to wait for, `change` runs at once.
+    A LeaderAndIsr may have to read a topic's configuration first, and takes several turns of the loop when it is long;
+    a StopReplica that comes meanwhile, over another connection, must not overtake it. Without anything to wait for,
+    `change` runs at once.
     """
     earlier = broker.replica_changes
     if wait_for is None and (earlier is None or earlier.done()):
-        return change()
-    waits = [future for future in (earlier, wait_for) if future is not None and not future.done()]
-    turn: asyncio.Future[Any] = asyncio.gather(*waits, return_exceptions=True)
-    mine = then(turn, lambda _: change())
-    broker.replica_changes = mine
+        mine = change()
+    else:
+        waits = [future for future in (earlier, wait_for) if future is not None and not future.done()]
+        turn: asyncio.Future[Any] = asyncio.gather(*waits, return_exceptions=True)
+        mine = then(turn, lambda _: change())
+    if isinstance(mine, asyncio.Future):
+        broker.replica_changes = mine
     return mine
+
+
+def undisturbed(broker: Broker, handle: Callable[[], R]) -> R | asyncio.Future[R]:
+    """Runs `handle` now, or as soon as no LeaderAndIsr is half applied."""
+    changing = broker.replicas.changing
+    if changing is None or changing.done():
+        return handle()
+    turn: asyncio.Future[Any] = asyncio.gather(changing, return_exceptions=True)
+    return then(turn, lambda _: undisturbed(broker, handle))

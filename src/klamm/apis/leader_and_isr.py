@@ -2,7 +2,8 @@
 
 v0-7: broker epoch and grouping by topic v2; adding and removing replicas v3; topic ids v5, from where the response
 names topics by id only; recovery state v6 (recovering counts as recovered); KRaft flag v7 (read and not used).
-A whole-request error (77 stale broker, 11 stale controller) is repeated for every partition.
+A whole-request error (77 stale broker, 11 stale controller) is repeated for every partition. A request of thousands of
+partitions is applied in several turns of the loop; no other control request is handled before it is complete.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 
 from klamm.apis.control import check_broker_epoch, in_order
-from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
+from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext, then
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.messages.leader_and_isr import (
@@ -20,7 +21,7 @@ from klamm.protocol.messages.leader_and_isr import (
     LeaderAndIsrResponse,
     LeaderAndIsrTopicError,
 )
-from klamm.replica.state_change import TopicPartitionStates
+from klamm.replica.state_change import StateChangeResult, TopicPartitionStates
 
 
 def handle(
@@ -44,12 +45,19 @@ def _configs(broker: Broker, topics: list[TopicPartitionStates]) -> asyncio.Futu
 
 def _apply(
     broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest, topics: list[TopicPartitionStates]
+) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
+    if error := check_broker_epoch(broker, req.broker_epoch):
+        return _respond(ctx, topics, StateChangeResult(error))
+    result = broker.replicas.become_leader_or_follower(req.controller_epoch, topics)
+    if isinstance(result, asyncio.Future):
+        return then(result, lambda done: _respond(ctx, topics, done))
+    return _respond(ctx, topics, result)
+
+
+def _respond(
+    ctx: RequestContext, topics: list[TopicPartitionStates], result: StateChangeResult
 ) -> LeaderAndIsrResponse:
-    error = check_broker_epoch(broker, req.broker_epoch)
-    codes: dict[TopicPartition, ErrorCode] = {}
-    if error == ErrorCode.NONE:
-        result = broker.replicas.become_leader_or_follower(req.controller_epoch, topics)
-        error, codes = result.error, result.partitions
+    error, codes = result.error, result.partitions
     if error != ErrorCode.NONE:
         codes = {TopicPartition(t.topic, state.partition_index): error for t in topics for state in t.states}
     return _response(ctx.api_version, error, topics, codes)

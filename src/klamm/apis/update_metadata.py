@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from klamm.apis.control import check_broker_epoch
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.control import check_broker_epoch, undisturbed
+from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
 from klamm.control_log.records import ListedPartition, MetadataApplied, first
 from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import ZERO_UUID, BrokerEndPoints, EndPoint, SecurityProtocol
@@ -23,7 +23,13 @@ from klamm.protocol.messages.update_metadata import (
 )
 
 
-def handle(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> UpdateMetadataResponse:
+def handle(
+    broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest
+) -> UpdateMetadataResponse | Delayed[UpdateMetadataResponse]:
+    return undisturbed(broker, lambda: _apply(broker, ctx, req))
+
+
+def _apply(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> UpdateMetadataResponse:
     if error := check_broker_epoch(broker, req.broker_epoch):
         return UpdateMetadataResponse(error_code=error)
     if error := broker.replicas.check_controller_epoch(req.controller_epoch):

@@ -25,10 +25,15 @@ if TYPE_CHECKING:
 
 
 class Partition:
-    """Before its first LeaderAndIsr it has leader epoch -1, so that any epoch of a controller is newer."""
+    """Before its first LeaderAndIsr it has leader epoch -1, so that any epoch of a controller is newer.
+
+    It enters itself into `lagging` whenever an in-sync follower may have fallen behind; whoever looks for those takes
+    it out again.
+    """
 
     __slots__ = (
         "_is_alive",
+        "_lagging",
         "_max_lag_ms",
         "adding_replicas",
         "broker_id",
@@ -54,11 +59,13 @@ class Partition:
         *,
         max_lag_ms: int,
         is_alive: Callable[[int], bool] = lambda broker_id: True,
+        lagging: dict[Partition, None] | None = None,
     ) -> None:
         self.topic_partition = topic_partition
         self.broker_id = broker_id
         self._max_lag_ms = max_lag_ms
         self._is_alive = is_alive
+        self._lagging: dict[Partition, None] = {} if lagging is None else lagging
         self.topic_id: UUID = ZERO_UUID
         self.log: Log | None = None
         self.leader = NO_LEADER
@@ -121,6 +128,7 @@ class Partition:
         if is_new_epoch:
             self.leader_epoch_start_offset = log.log_end_offset
             self._reset_remotes(now_ms, forget_offsets=not was_leader)
+        self._lagging[self] = None
         self.maybe_increment_high_watermark(now_ms)
         return is_new_epoch
 
@@ -186,6 +194,7 @@ class Partition:
         if not self.remotes:
             log.update_high_watermark(log.log_end_offset)
         elif result.error == ErrorCode.NONE:
+            self._lagging[self] = None
             self.maybe_increment_high_watermark(now_ms)
         return result
 
@@ -223,6 +232,8 @@ class Partition:
         remote = self.remotes.get(replica_id)
         if remote is None or self.log is None:
             return False
+        if fetch_offset < remote.log_end_offset:  # it was cut, or began anew
+            self._lagging[self] = None
         remote.on_fetch(fetch_offset, log_start_offset, self.log.log_end_offset, now_ms, broker_epoch)
         return self.log.high_watermark < fetch_offset and self.maybe_increment_high_watermark(now_ms)
 
@@ -264,6 +275,13 @@ class Partition:
             return None
         return (*self.isr, replica_id)
 
+    def has_lagging_follower(self) -> bool:
+        """Whether an in-sync follower has not got everything, so that the time may come to take it out."""
+        if not self.is_leader or self.log is None:
+            return False
+        end = self.log.log_end_offset
+        return any(r.log_end_offset != end and r.broker_id in self.maximal_isr for r in self.remotes.values())
+
     def isr_to_shrink_to(self, now_ms: int) -> tuple[int, ...] | None:
         """The ISR without those that lag for too long, if there are any and no other change is in flight."""
         if not self.is_leader or self.pending_isr is not None or len(self.isr) < 2:
@@ -283,6 +301,7 @@ class Partition:
         self.isr = tuple(isr)
         self.partition_epoch = partition_epoch
         self.pending_isr = None
+        self._lagging[self] = None
         self.maybe_increment_high_watermark(now_ms)
         return True
 

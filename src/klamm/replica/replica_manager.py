@@ -87,6 +87,8 @@ class ReplicaManager:
         self._brokers: object = None
         self._last_shrink_ms = clock.now_ms()
         self.offline: dict[TopicPartition, None] = {}
+        self.lagging: dict[Partition, None] = {}
+        """Partitions some in-sync follower of which may have fallen behind since it was last looked for."""
         self._by_topic: dict[str, dict[TopicPartition, Partition]] = {}
         self.counters = PartitionCounters()
         self.topic_stats = BrokerTopicStats(metrics)
@@ -94,6 +96,9 @@ class ReplicaManager:
         self.produce_purgatory = DelayedOperationPurgatory("Produce", loop)
         self.fetch_purgatory = DelayedOperationPurgatory("Fetch", loop)
         self.delete_records_purgatory = DelayedOperationPurgatory("DeleteRecords", loop)
+        self.loop = loop
+        self.changing: asyncio.Future[StateChangeResult] | None = None
+        """A LeaderAndIsr that is applied in slices; no other control request may be handled until it is done."""
         self.leadership_listeners: list[LeadershipListener] = []
         self.isr_change_listener: Callable[[Partition, tuple[int, ...]], None] | None = None
         self.isr_meters = gauges.IsrMeters(metrics)
@@ -138,6 +143,7 @@ class ReplicaManager:
         if partition is None:
             return None
         self.counters.forget(tp)
+        self.lagging.pop(partition, None)
         gauges.remove_partition(self.metrics, partition)
         siblings = self._by_topic[tp.topic]
         del siblings[tp]
@@ -180,7 +186,7 @@ class ReplicaManager:
 
     def become_leader_or_follower(
         self, controller_epoch: int, topics: Iterable[TopicPartitionStates]
-    ) -> StateChangeResult:
+    ) -> StateChangeResult | asyncio.Future[StateChangeResult]:
         """See StateChange.become_leader_or_follower."""
         return self._state_change.become_leader_or_follower(controller_epoch, topics)
 
@@ -222,14 +228,17 @@ class ReplicaManager:
     def shrink_isrs(self) -> None:
         """The `isr-expiration` task: every half of the lag limit.
 
-        A broker that stood still itself (or whose clock jumped) cannot say that others did: it first lets them fetch.
+        It costs what was written since, and what lags. A broker that stood still itself (or whose clock jumped) cannot
+        say that others did: it first lets them fetch.
         """
         now_ms = self.clock.now_ms()
         late_ms, self._last_shrink_ms = now_ms - self._last_shrink_ms, now_ms
         if late_ms > self.max_lag_ms:
             return
-        for partition in list(self.partitions.values()):
-            if (wanted := partition.isr_to_shrink_to(now_ms)) is not None:
+        for partition in list(self.lagging):
+            if self.partitions.get(partition.topic_partition) is not partition or not partition.has_lagging_follower():
+                del self.lagging[partition]
+            elif (wanted := partition.isr_to_shrink_to(now_ms)) is not None:
                 self.on_isr_change_wanted(partition, wanted)
 
     # --- what waits --------------------------------------------------------------------------------------------
@@ -263,6 +272,8 @@ class ReplicaManager:
 
     def shutdown(self) -> None:
         """Answers all that waits and leaves the high watermarks on disk."""
+        if self.changing is not None:
+            self.changing.cancel()
         self.fetchers.remove(list(self.partitions))
         for purgatory in (self.fetch_purgatory, self.produce_purgatory, self.delete_records_purgatory):
             purgatory.shutdown()

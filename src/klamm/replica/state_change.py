@@ -2,14 +2,16 @@
 
 Epochs decide: a request of an older leader epoch changes nothing, and a partition takes the new epoch over only
 once its transition has succeeded. Each partition has its own code; one failing does not touch the others.
+A request of thousands of partitions is applied in slices, between which the loop serves clients.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from klamm.errors import ErrorCode, LogDirError
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from klamm.replica.replica_manager import ReplicaManager
 
 log = logging.getLogger("klamm.state_change")
+
+
+SLICE_S: Final = 0.005
+"""How long a LeaderAndIsr may hold the loop before others have their turn."""
 
 
 class TopicPartitionStates(NamedTuple):
@@ -55,28 +61,69 @@ class StateChange:
 
     def become_leader_or_follower(
         self, controller_epoch: int, topics: Iterable[TopicPartitionStates]
-    ) -> StateChangeResult:
-        """Makes this broker leader or follower of each partition, as the controller decided."""
+    ) -> StateChangeResult | asyncio.Future[StateChangeResult]:
+        """Makes this broker leader or follower of each partition, as the controller decided.
+
+        What takes longer than a slice goes on later: the caller sees to it that nobody else changes replicas meanwhile.
+        """
         replicas = self._replicas
         if error := replicas.check_controller_epoch(controller_epoch):
             return StateChangeResult(error)
         result = StateChangeResult()
+        slices = self._in_slices(controller_epoch, topics, result)
+        if next(slices, None) is None:
+            return result
+        replicas.changing = done = replicas.loop.create_future()
+        replicas.loop.call_soon(self._go_on, slices, result, done)
+        return done
+
+    def _go_on(
+        self, slices: Generator[int], result: StateChangeResult, done: asyncio.Future[StateChangeResult]
+    ) -> None:
+        if done.done():  # the broker stops
+            slices.close()
+            return
+        try:
+            is_over = next(slices, None) is None
+        except Exception as failure:
+            done.set_exception(failure)
+            return
+        if is_over:
+            done.set_result(result)
+        else:
+            self._replicas.loop.call_soon(self._go_on, slices, result, done)
+
+    def _in_slices(
+        self, controller_epoch: int, topics: Iterable[TopicPartitionStates], result: StateChangeResult
+    ) -> Generator[int]:
+        """Yields between slices. Each is complete: its fetchers are restarted and its listeners told."""
+        clock = self._replicas.clock
+        leader_count = follower_count = 0
         leaders: list[Partition] = []
         followers: list[Partition] = []
+        until = clock.monotonic() + SLICE_S
         for topic, topic_id, states in topics:
             for state in states:
+                if clock.monotonic() > until:
+                    leader_count, follower_count = leader_count + len(leaders), follower_count + len(followers)
+                    self._complete(leaders, followers)
+                    leaders, followers = [], []
+                    yield len(result.partitions)
+                    until = clock.monotonic() + SLICE_S
                 tp = TopicPartition(topic, state.partition_index)
                 result.partitions[tp] = self._change(tp, topic_id, state, leaders, followers)
-        self._restart_fetchers(leaders, followers)
-        self._tell_listeners(leaders, followers)
+        self._complete(leaders, followers)
         log.info(
             "LeaderAndIsr of controller epoch %d: %d leaders, %d followers, %d refused",
             controller_epoch,
-            len(leaders),
-            len(followers),
+            leader_count + len(leaders),
+            follower_count + len(followers),
             sum(code != ErrorCode.NONE for code in result.partitions.values()),
         )
-        return result
+
+    def _complete(self, leaders: list[Partition], followers: list[Partition]) -> None:
+        self._restart_fetchers(leaders, followers)
+        self._tell_listeners(leaders, followers)
 
     def _change(
         self,
@@ -93,8 +140,13 @@ class StateChange:
         if partition is None:
             if tp.partition < 0 or not is_valid_topic_name(tp.topic):
                 return ErrorCode.INVALID_TOPIC_EXCEPTION
-            is_alive = replicas.metadata.has_alive_broker
-            partition = Partition(tp, replicas.broker_id, max_lag_ms=replicas.max_lag_ms, is_alive=is_alive)
+            partition = Partition(
+                tp,
+                replicas.broker_id,
+                max_lag_ms=replicas.max_lag_ms,
+                is_alive=replicas.metadata.has_alive_broker,
+                lagging=replicas.lagging,
+            )
         if error := self._check(partition, topic_id, state):
             return error
         if state.leader_epoch == partition.leader_epoch:

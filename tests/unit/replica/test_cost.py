@@ -1,0 +1,236 @@
+"""Cost follows the change: counted, not timed, on a broker with many partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from klamm.apis import fetch
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.replica import delayed_fetch, fetch_path
+from klamm.replica.partition import Partition
+from klamm.replica.state_change import SLICE_S
+from tests.support.one_broker import OneBroker, batch
+from tests.unit.apis.test_fetch import ID, request, values
+
+MANY = 60
+STATE: dict[str, Any] = {"topic_id": ID, "replicas": (1, 2), "isr": (1, 2)}
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[OneBroker]:
+    broker = OneBroker(tmp_path)
+    broker.update_metadata({"t": range(MANY)}, brokers=(1, 2), **STATE)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def leader(one: OneBroker) -> OneBroker:
+    """Leads many partitions; the follower has what there is."""
+    assert one.leader_and_isr({"t": range(MANY)}, **STATE).error_code == 0
+    one.ask(fetch.API, request(dict.fromkeys(range(MANY), 0), replica_id=2), 12)
+    return one
+
+
+def partition(one: OneBroker, index: int) -> Partition:
+    return one.broker.replicas.partitions[TopicPartition("t", index)]
+
+
+def append(one: OneBroker, index: int) -> None:
+    result = partition(one, index).append_records_to_leader(batch(b"x" * 100), 1, one.clock.now_ms())
+    assert not isinstance(result, ErrorCode) and result.error == 0
+    one.broker.replicas.complete_after_append(TopicPartition("t", index))
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    """The first arguments of all calls from now on."""
+    real: Callable[..., Any] = getattr(owner, name)
+    calls: list[Any] = []
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args[0])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counting)
+    return calls
+
+
+class TestShrinking:
+    def pass_later(self, one: OneBroker, ms: int = 15_001) -> None:
+        one.clock.elapsed_ms += ms
+        one.broker.replicas.shrink_isrs()
+
+    def test_only_what_was_written_and_what_lags_is_looked_at(
+        self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wanted: list[int] = []
+        leader.broker.replicas.isr_change_listener = lambda p, isr: wanted.append(p.topic_partition.partition)
+        self.pass_later(leader)
+        looked_at = count_calls(monkeypatch, Partition, "isr_to_shrink_to")
+        asked = count_calls(monkeypatch, Partition, "has_lagging_follower")
+        self.pass_later(leader)
+        assert asked == looked_at == [], "nothing was written since"
+        for index in (3, 7, 9):
+            partition(leader, index).on_follower_fetch(2, 0, 0, leader.clock.now_ms(), -1)
+            append(leader, index)
+        partition(leader, 7).on_follower_fetch(2, 1, 0, leader.clock.now_ms(), -1)
+        self.pass_later(leader)
+        assert len(asked) == 3 and looked_at == [partition(leader, 3), partition(leader, 9)]
+        assert wanted == []
+        self.pass_later(leader)
+        self.pass_later(leader)
+        assert wanted == [3, 9, 3, 9], "it asks until the ISR is another one"
+        assert len(asked) == 7, "what has caught up is not looked at again"
+
+    def test_a_follower_that_goes_back_is_found(self, leader: OneBroker) -> None:
+        wanted: list[int] = []
+        leader.broker.replicas.isr_change_listener = lambda p, isr: wanted.append(p.topic_partition.partition)
+        append(leader, 5)
+        partition(leader, 5).on_follower_fetch(2, 1, 0, leader.clock.now_ms(), -1)
+        self.pass_later(leader)
+        assert not leader.broker.replicas.lagging
+        partition(leader, 5).on_follower_fetch(2, 0, 0, leader.clock.now_ms(), -1)
+        for _ in range(3):
+            self.pass_later(leader)
+        assert wanted[:1] == [5]
+
+    def test_a_partition_that_is_lost_is_forgotten(self, leader: OneBroker) -> None:
+        append(leader, 5)
+        append(leader, 6)
+        leader.stop_replica("t", 5)
+        leader.leader_and_isr({"t": [6]}, leader=2, leader_epoch=1, **STATE)
+        self.pass_later(leader)
+        assert not leader.broker.replicas.lagging
+
+
+class TestParkedFetches:
+    def park(self, leader: OneBroker, **fields: Any) -> asyncio.Future[Any]:
+        asked = request(dict.fromkeys(range(MANY), 0), replica_id=2, max_wait_ms=30_000, **fields)
+        waiting = leader.dispatch(fetch.API, asked, 12)
+        assert isinstance(waiting, asyncio.Future)
+        return waiting
+
+    def test_only_the_partition_that_moved_is_looked_at_and_read(
+        self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waiting = self.park(leader)
+        looked_at = count_calls(monkeypatch, delayed_fetch, "readable_log")
+        read = count_calls(monkeypatch, fetch_path, "read_records")
+        append(leader, 17)
+        assert looked_at == read == [partition(leader, 17)]
+        leader.spin()
+        assert waiting.done()
+        answered = leader.as_read(leader.run(waiting), 12)
+        found = {p.partition_index: values(p) for t in answered.responses for p in t.partitions if values(p)}
+        assert found == {17: [b"x" * 100]}
+        assert sum(len(t.partitions) for t in answered.responses) == MANY
+
+    def test_it_adds_up_what_came_by_and_by(self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        waiting = self.park(leader, min_bytes=400)
+        looked_at = count_calls(monkeypatch, delayed_fetch, "readable_log")
+        for index in (1, 2, 1):
+            leader.spin()
+            assert not waiting.done()
+            append(leader, index)
+        leader.spin()
+        assert waiting.done() and len(looked_at) == 3
+        answered = leader.as_read(leader.run(waiting), 12)
+        found = {p.partition_index: len(values(p)) for t in answered.responses for p in t.partitions if values(p)}
+        assert found == {1: 2, 2: 1}
+
+    def test_a_partition_asked_for_twice_is_answered_twice(self, leader: OneBroker) -> None:
+        asked = request({4: 0}, replica_id=2, max_wait_ms=30_000)
+        asked.topics[0].partitions = [*asked.topics[0].partitions] * 2
+        waiting = leader.dispatch(fetch.API, asked, 12)
+        append(leader, 4)
+        answered = leader.as_read(leader.run(waiting), 12)
+        assert [len(values(p)) for t in answered.responses for p in t.partitions] == [1, 1]
+
+    def test_leadership_that_is_lost_is_told(self, leader: OneBroker) -> None:
+        waiting = self.park(leader)
+        leader.leader_and_isr({"t": [8]}, leader=2, leader_epoch=1, **STATE)
+        answered = leader.run(waiting)
+        errors = {p.partition_index: p.error_code for t in answered.responses for p in t.partitions if p.error_code}
+        assert errors == {8: ErrorCode.NOT_LEADER_OR_FOLLOWER}
+
+
+class TestSlices:
+    """The clock moves by a millisecond whenever it is read: a slice has about five partitions."""
+
+    PER_SLICE = round(SLICE_S * 1000) + 1
+
+    @pytest.fixture
+    def sliced(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> OneBroker:
+        ticks = count()
+        monkeypatch.setattr(one.clock, "monotonic", lambda: next(ticks) / 1000)
+        monkeypatch.setattr(one, "ask", one.dispatch)  # the answer, or a future of it
+        return one
+
+    def test_the_loop_runs_between_slices(self, sliced: OneBroker) -> None:
+        told: list[int] = []
+        sliced.broker.replicas.leadership_listeners.append(lambda led, followed: told.append(len(led)))
+        answer: Any = sliced.leader_and_isr({"t": range(MANY)}, **STATE)
+        assert isinstance(answer, asyncio.Future)
+        seen = []
+        while not answer.done():
+            seen.append(len(sliced.broker.replicas.partitions))
+            sliced.spin()
+        assert len(seen) > 1 and seen == sorted(seen)
+        assert sum(told) == MANY and max(told) <= self.PER_SLICE
+        codes = [p.error_code for t in answer.result().topics for p in t.partition_errors]
+        assert codes == [0] * MANY
+        assert sliced.broker.replicas.counters.leader_count == MANY
+
+    def test_no_other_control_request_comes_between(self, sliced: OneBroker) -> None:
+        """Each is handled as if the long request had been one step: the newer controller's words come after it."""
+        first: Any = sliced.leader_and_isr({"t": range(MANY)}, **STATE)
+        sliced.controller_epoch = 2
+        stopped: Any = sliced.stop_replica("t", MANY - 1)
+        updated: Any = sliced.update_metadata({"t": [0]}, leader=2, brokers=(1, 2), **STATE)
+        second: Any = sliced.leader_and_isr({"t": range(MANY - 1)}, leader=2, leader_epoch=1, **STATE)
+        sliced.controller_epoch = 1
+        stale: Any = sliced.leader_and_isr({"t": [0]}, leader_epoch=5, **STATE)
+        order = []
+        for name, answer in (("1st", first), ("stop", stopped), ("md", updated), ("2nd", second), ("stale", stale)):
+            assert isinstance(answer, asyncio.Future)
+            answer.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
+        while not first.done():
+            assert sliced.broker.replicas.controller_epoch == 1
+            assert all(p.is_leader for p in sliced.broker.replicas.partitions.values())
+            assert not stopped.done() and not updated.done()
+            sliced.spin()
+        assert sliced.run(stale).error_code == ErrorCode.STALE_CONTROLLER_EPOCH
+        assert [name for name in order if name != "md"] == ["1st", "stop", "2nd", "stale"] and "md" in order
+        assert [p.error_code for p in first.result().topics[0].partition_errors] == [0] * MANY
+        assert stopped.result().partition_errors[0].error_code == updated.result().error_code == 0
+        hosted = sliced.broker.replicas.partitions
+        assert len(hosted) == MANY - 1 and not any(p.is_leader for p in hosted.values())
+
+    def test_a_broker_that_stops_does_not_go_on(self, sliced: OneBroker) -> None:
+        answer: Any = sliced.leader_and_isr({"t": range(MANY)}, **STATE)
+        sliced.broker.replicas.shutdown()
+        before = len(sliced.broker.replicas.partitions)
+        sliced.spin()
+        sliced.spin()
+        assert answer.cancelled() and len(sliced.broker.replicas.partitions) == before < MANY
+
+    def test_a_failure_in_a_later_slice_is_the_requests(
+        self, sliced: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answer: Any = sliced.leader_and_isr({"t": range(MANY)}, **STATE)
+
+        def fail(*args: Any) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(sliced.broker.replicas, "host", fail)
+        with pytest.raises(RuntimeError, match="a bug"):
+            sliced.run(answer)
+        monkeypatch.undo()
+        assert sliced.stop_replica("t", MANY - 1).error_code == 0, "who comes later is served"
