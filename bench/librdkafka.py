@@ -95,9 +95,9 @@ def consume(args: argparse.Namespace) -> dict[str, float]:
                 size += len(message.value() or b"")
     seconds = time.perf_counter() - begun
     consumer.close()
-    if size != args.records * args.size:
-        raise KlammError(f"{size} bytes came, not {args.records * args.size}.")
-    return {"records_per_s": args.records / seconds}
+    if size != count * args.size:
+        raise KlammError(f"{size} bytes came in {count} records of {args.size}.")
+    return {"records_per_s": count / seconds}
 
 
 def _receive(bootstrap: str, topic: str, records: int, out: Connection) -> None:

@@ -30,7 +30,7 @@ PARTS: Final = ("start", "control", "data")
 ROUNDS: Final = 3
 START_GOAL: Final = 0.2
 SIDES: Final[tuple[Side, ...]] = (KlammCluster, KafkaCluster)
-QUICK_DIVISOR, WARM_UP_DIVISOR = 3, 2
+QUICK_DIVISOR: Final = 4
 
 
 class Bench:
@@ -71,7 +71,7 @@ def _start(side: Side, brokers: int) -> Iterator[Row]:
     begun = time.perf_counter()
     with side(brokers) as cluster:
         cluster.create_topic("first", 1, brokers)
-        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"})
+        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all", "log_level": 0})
         acknowledged: list[object] = []
         producer.produce("first", b"first", on_delivery=lambda error, _: acknowledged.append(error))
         producer.flush(60)
@@ -120,7 +120,7 @@ def run_data_plane(bench: Bench) -> None:
 
 def _step(bench: Bench, step: data_plane.Step, cluster: BenchCluster, topic: str, *, is_warm_up: bool) -> None:
     cluster.create_topic(topic, step.partitions, step.case.replication_factor)
-    divisor = (WARM_UP_DIVISOR if is_warm_up else 1) * (QUICK_DIVISOR if bench.quick else 1)
+    divisor = QUICK_DIVISOR if bench.quick else 1
     if is_warm_up:
         list(step.run(cluster, topic, divisor))
     else:
@@ -129,7 +129,7 @@ def _step(bench: Bench, step: data_plane.Step, cluster: BenchCluster, topic: str
 
 
 def _memory_at_the_end(cluster: BenchCluster) -> Iterator[Row]:
-    yield data_plane.memory(cluster, "after the rows below")
+    yield data_plane.memory(cluster, "after all rounds")
 
 
 def _in_turn(sides: Sequence[T], number: int) -> Sequence[T]:
