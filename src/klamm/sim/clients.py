@@ -54,6 +54,8 @@ class Client:
         self.rng = rng
         self._addresses = addresses
         self._connections: dict[int, BrokerConnection] = {}
+        self._connected = 0
+        self._numbers: dict[int, int] = {}
         self._leaders: dict[TopicPartition, tuple[int, int]] = {}
         self._epochs: dict[TopicPartition, int] = {}
 
@@ -66,7 +68,13 @@ class Client:
                 host, port, timeout_ms=TIMEOUT_MS, client_id=self.name, request_timeout_ms=timeout_ms
             )
             self._connections[broker_id] = connection
+            self._connected += 1
+            self._numbers[broker_id] = self._connected
         return await connection.send(request, version, timeout_ms=timeout_ms)
+
+    def connection_number(self, broker_id: int) -> int:
+        """Another one for every connection: over the same one the same process answers."""
+        return self._numbers.get(broker_id, 0)
 
     def any_broker(self) -> int:
         return self.rng.choice(list(self._addresses))
@@ -82,9 +90,6 @@ class Client:
             if tp not in self._leaders:
                 await self.rest()
         return self._leaders[tp]
-
-    def known_leader(self, tp: TopicPartition) -> tuple[int, int] | None:
-        return self._leaders.get(tp)
 
     def forget_leader(self, tp: TopicPartition) -> None:
         self._leaders.pop(tp, None)
@@ -202,8 +207,10 @@ class Consumer:
         self.offset = 0
         self._end = 0
         """The largest end of the partition that it was told."""
-        self._high_watermark = (-1, -1)
-        """The leader epoch of the last answer, and its high watermark."""
+        self._high_watermark = -1
+        self._answered: tuple[int, int] = (-1, -1)
+        """The connection and the leader epoch of the last answer. A leader that was killed and is back before the
+        controller has noticed leads in the same epoch, and learns anew what is committed."""
 
     async def run(self) -> None:
         while True:
@@ -222,10 +229,11 @@ class Consumer:
         response = await self._client.ask(leader, self._request(epoch), 11)
         result = response.responses[0].partitions[0]
         if await self._is_answer(result.error_code):
-            last_epoch, last = self._high_watermark
-            told = f"the high watermark of {self.tp} went from {last} to {result.high_watermark} in epoch {epoch}"
-            require(epoch != last_epoch or result.high_watermark >= last, told)
-            self._high_watermark = (epoch, result.high_watermark)
+            before, now = self._high_watermark, result.high_watermark
+            told = f"the high watermark of {self.tp} went from {before} to {now} in epoch {epoch}"
+            answered = (self._client.connection_number(leader), epoch)
+            require(answered != self._answered or now >= before, told)
+            self._answered, self._high_watermark = answered, now
             self._take(result.records, result.high_watermark)
 
     async def _list_end(self, leader: int, epoch: int) -> None:
@@ -241,12 +249,14 @@ class Consumer:
             self._end = result.offset
 
     async def _ask_in_the_past(self, leader: int, epoch: int) -> None:
-        """The leader has answered in `epoch`, if it was that one: it must refuse the one before."""
-        if self._high_watermark[0] != epoch or epoch == 0 or self._client.known_leader(self.tp) != (leader, epoch):
+        """Who has just answered in `epoch` must refuse the one before."""
+        answered = (self._client.connection_number(leader), epoch)
+        if epoch == 0 or self._answered != answered:
             return
         response = await self._client.ask(leader, self._request(epoch - 1), 11)
         code = response.responses[0].partitions[0].error_code
-        require(code != ErrorCode.NONE, f"{self.tp} is served in leader epoch {epoch - 1} after {epoch}")
+        if self._client.connection_number(leader) == answered[0]:
+            require(code != ErrorCode.NONE, f"{self.tp} is served in leader epoch {epoch - 1} after {epoch}")
 
     async def _is_answer(self, code: int) -> bool:
         if code == ErrorCode.NONE:
