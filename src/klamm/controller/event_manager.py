@@ -7,9 +7,11 @@ and timers. An event that is cleared, preempted or fails answers whoever put it.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from klamm.clock import Clock
@@ -113,6 +115,19 @@ class QueuedEvent:
             await self._started.wait()
 
 
+@contextmanager
+def _without_collector(is_needed: bool) -> Iterator[None]:
+    """A failover fills the memory with what stays there: to look through it again and again for garbage is in vain."""
+    if not (is_needed and gc.isenabled()):
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 class ControllerEventManager:
     def __init__(
         self,
@@ -214,7 +229,8 @@ class ControllerEventManager:
         self._journal.event_started(event, queued.number, (started - queued.enqueue_s) * 1000)
         outcome = "done"
         try:
-            await self._drive(self._controller.process(event), queued)
+            with _without_collector(event.STATE is ControllerState.CONTROLLER_CHANGE):
+                await self._drive(self._controller.process(event), queued)
         except Exception as failure:
             outcome = "failed"
             if self._closing and isinstance(failure, ZkError):

@@ -10,6 +10,9 @@ What a broker ends up with depends only on the order of what concerns one partit
 - StopReplica is a barrier for its partitions: what was put before it stays before it, what comes later stays behind.
   One that deletes supersedes all that waits for its partition; one that only stops is superseded by the next state.
 
+A request of very many partitions leaves in slices, so that the broker's clients are served between them; what leaves
+together leaves before anything else.
+
 The oldest is sent first, so nothing starves. Of one partition a deletion, two states (before and behind a waiting
 UpdateMetadata) and a stop wait at most: the length is bounded by the size of the cluster and not by time.
 """
@@ -19,10 +22,12 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from dataclasses import field, replace
+from typing import Final
 from uuid import UUID
 
 from klamm.controller.requests import (
     ControlRequest,
+    EncodedStates,
     LeaderAndIsrPartition,
     LeaderAndIsrRequest,
     LiveLeader,
@@ -34,6 +39,10 @@ from klamm.controller.requests import (
 )
 from klamm.frozen import dataclass
 from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, ZERO_UUID, TopicPartition
+
+
+MAX_PARTITIONS: Final = 2_000
+"""Partitions a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +64,21 @@ class _Phase:
     states: dict[TopicPartition, LeaderAndIsrPartition] = field(default_factory=dict)
     live_leaders: dict[int, LiveLeader] = field(default_factory=dict)
     stops: dict[TopicPartition, StopReplicaPartition] = field(default_factory=dict)
+    encoded: EncodedStates = field(default_factory=dict)
 
-    def request(self, head: RequestHead) -> ControlRequest:
+    def requests(self, head: RequestHead, limit: int) -> list[ControlRequest]:
         if self.stops:
-            return StopReplicaRequest(head, tuple(self.stops.values()))
-        ids, leaders = tuple(self.topic_ids.items()), tuple(self.live_leaders.values())
-        return LeaderAndIsrRequest(head, tuple(self.states.values()), ids, leaders)
+            stops = tuple(self.stops.values())
+            return [StopReplicaRequest(head, stops[i : i + limit]) for i in range(0, len(stops), limit)]
+        states, leaders = tuple(self.states.values()), tuple(self.live_leaders.values())
+        if len(states) <= limit:
+            return [LeaderAndIsrRequest(head, states, tuple(self.topic_ids.items()), leaders, self.encoded)]
+        slices = [states[i : i + limit] for i in range(0, len(states), limit)]
+        return [LeaderAndIsrRequest(head, part, self._ids_of(part), leaders, self.encoded) for part in slices]
+
+    def _ids_of(self, states: tuple[LeaderAndIsrPartition, ...]) -> tuple[tuple[str, UUID], ...]:
+        topics = dict.fromkeys(state.partition.topic for state in states)
+        return tuple((topic, self.topic_ids[topic]) for topic in topics if topic in self.topic_ids)
 
 
 def _merged_stop(waiting: StopReplicaPartition | None, stop: StopReplicaPartition) -> StopReplicaPartition:
@@ -74,8 +92,9 @@ def _merged_stop(waiting: StopReplicaPartition | None, stop: StopReplicaPartitio
 class RequestQueue:
     """`stop_flags`: whether one StopReplica can both stop and delete (version 3 on)."""
 
-    def __init__(self, *, stop_flags: bool = True) -> None:
+    def __init__(self, *, stop_flags: bool = True, max_partitions: int = MAX_PARTITIONS) -> None:
         self._stop_flags = stop_flags
+        self._max_partitions = max_partitions
         self._head: RequestHead | None = None
         self._ready: deque[QueueItem] = deque()
         self._ends: UpdateMetadataRequest | None = None
@@ -100,7 +119,7 @@ class RequestQueue:
         """Another incarnation or another term is never merged with what waits."""
         if request.head != self._head:
             while self._update is not None or self._phases:
-                self._ready.append(self._take_oldest())
+                self._ready.extend(self._take_oldest())
             self._head = request.head
         before = len(self)
         self._number += 1
@@ -115,7 +134,9 @@ class RequestQueue:
 
     def take(self) -> QueueItem:
         """The oldest request. Raises IndexError when nothing waits."""
-        item = self._ready.popleft() if self._ready else self._take_oldest()
+        if not self._ready:
+            self._ready.extend(self._take_oldest())
+        item = self._ready.popleft()
         self._note_oldest()
         return item
 
@@ -124,19 +145,20 @@ class RequestQueue:
         self._phases.clear()
         self._ends = self._update = self.oldest_s = None
 
-    def _take_oldest(self) -> QueueItem:
-        assert self._head is not None
+    def _take_oldest(self) -> list[QueueItem]:
+        if self._head is None:
+            raise IndexError("nothing waits")
         update = self._update
         if update is not None and (not self._phases or update[0] < self._phases[0].number):
             ends, self._ends = self._ends, None
             if ends is not None:
-                return QueueItem(ends, update[1])
+                return [QueueItem(ends, update[1])]
             self._update = None
             for phase in self._phases:
                 phase.behind_update = False
-            return QueueItem(update[2], update[1])
+            return [QueueItem(part, update[1]) for part in update[2].slices(self._max_partitions)]
         phase = self._phases.popleft()
-        return QueueItem(phase.request(self._head), phase.enqueue_s)
+        return [QueueItem(request, phase.enqueue_s) for request in phase.requests(self._head, self._max_partitions)]
 
     # --- merging -----------------------------------------------------------------------------------------------------
 
@@ -178,6 +200,9 @@ class RequestQueue:
 
     def _put_states(self, request: LeaderAndIsrRequest, now_s: float) -> None:
         ids = dict(request.topic_ids)
+        if not self._phases:
+            self._put_first_states(request, ids, now_s)
+            return
         used: dict[int, _Phase] = {}
         for state in request.partitions:
             tp = state.partition
@@ -192,7 +217,16 @@ class RequestQueue:
                 phase.topic_ids[tp.topic] = topic_id
             used[id(phase)] = phase
         for phase in used.values():
+            phase.encoded = {}
             phase.live_leaders.update((leader.id, leader) for leader in request.live_leaders)
+
+    def _put_first_states(self, request: LeaderAndIsrRequest, ids: dict[str, UUID], now_s: float) -> None:
+        """Nothing to merge with, as mostly: what is encoded for one broker is encoded for all."""
+        phase = self._new_phase(now_s)
+        phase.states = {state.partition: state for state in request.partitions}
+        phase.topic_ids = {topic: topic_id for topic, topic_id in ids.items() if topic_id != ZERO_UUID}
+        phase.live_leaders = {leader.id: leader for leader in request.live_leaders}
+        phase.encoded = request.encoded
 
     def _phase_for_state(self, tp: TopicPartition, topic_id: UUID) -> _Phase | None:
         """A waiting LeaderAndIsr that is not before anything of this partition, nor before a waiting UpdateMetadata."""

@@ -79,12 +79,34 @@ class UpdateMetadataBody:
     topic_ids: tuple[tuple[str, UUID], ...]
     live_brokers: tuple[BrokerEndPoints, ...]
     encoded: dict[tuple[int, int, int], bytes] = field(default_factory=dict, compare=False, repr=False, hash=False)
+    cut: dict[int, tuple[UpdateMetadataBody, ...]] = field(default_factory=dict, compare=False, repr=False, hash=False)
+
+    def slices(self, limit: int) -> tuple[UpdateMetadataBody, ...]:
+        """The same in bodies of at most `limit` partitions each, which all brokers share as they share the whole."""
+        found = self.cut.get(limit)
+        if found is None:
+            parts = [self.partitions[i : i + limit] for i in range(0, len(self.partitions), limit)]
+            found = self.cut[limit] = tuple(
+                UpdateMetadataBody(part, self._ids_of(part), self.live_brokers) for part in parts
+            )
+        return found
+
+    def _ids_of(self, partitions: tuple[UpdateMetadataPartition, ...]) -> tuple[tuple[str, UUID], ...]:
+        ids = dict(self.topic_ids)
+        topics = dict.fromkeys(state.partition.topic for state in partitions)
+        return tuple((topic, ids[topic]) for topic in topics if topic in ids)
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateMetadataRequest:
     head: RequestHead
     body: UpdateMetadataBody
+
+    def slices(self, limit: int) -> list[UpdateMetadataRequest]:
+        """Itself, if it has no more partitions than that."""
+        if len(self.body.partitions) <= limit:
+            return [self]
+        return [UpdateMetadataRequest(self.head, body) for body in self.body.slices(limit)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,12 +150,12 @@ STEPS = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(STEPS, st.booleans())
+@given(STEPS, st.booleans(), st.sampled_from([1, 2, 1_000]))
 def test_coalesced_delivery_ends_as_plain_delivery(
-    steps: list[tuple[str, list[TopicPartition], int]], flags: bool
+    steps: list[tuple[str, list[TopicPartition], int]], flags: bool, limit: int
 ) -> None:
     controller, plain, coalesced = Controller(), Broker(), Broker()
-    queue = RequestQueue(stop_flags=flags)
+    queue = RequestQueue(stop_flags=flags, max_partitions=limit)
     first = controller.make("update", PARTITIONS, 0)
     for broker in (plain, coalesced):
         broker.handle(first)
@@ -210,6 +210,46 @@ def test_a_request_that_waits_alone_is_sent_as_it_is() -> None:
     assert item.request is request and item.enqueue_s == 1.0
     with pytest.raises(IndexError):
         queue.take()
+
+
+@pytest.mark.parametrize("kind", ["update", "new epoch", "stop"])
+def test_very_many_partitions_leave_in_slices(kind: str) -> None:
+    queue, request = RequestQueue(max_partitions=3), Controller().make(kind, PARTITIONS, 1)
+    queue.put(request, 1.0)
+    first = queue.take()
+    queue.put(Controller().make("same epoch", PARTITIONS[:1], 2), 2.0)
+    second = queue.take()
+    assert [len(partitions_of(item.request)) for item in (first, second)] == [3, 1]
+    assert (*partitions_of(first.request), *partitions_of(second.request)) == partitions_of(request)
+    assert first.enqueue_s == second.enqueue_s == 1.0
+
+
+def test_brokers_share_the_slices_of_what_all_are_told() -> None:
+    request = Controller().make("update", PARTITIONS, 1)
+    queues = [RequestQueue(max_partitions=3) for _ in range(2)]
+    for queue in queues:
+        queue.put(request, 1.0)
+    one, other = [[queue.take().request for _ in range(2)] for queue in queues]
+    for mine, theirs in zip(one, other, strict=True):
+        assert isinstance(mine, UpdateMetadataRequest) and isinstance(theirs, UpdateMetadataRequest)
+        assert mine.body is theirs.body
+
+
+def test_what_is_encoded_for_one_broker_is_not_encoded_again_unless_it_was_merged() -> None:
+    controller, queue = Controller(), RequestQueue()
+    first, second = (controller.make("new epoch", PARTITIONS, step) for step in (1, 2))
+    assert isinstance(first, LeaderAndIsrRequest)
+    queue.put(first, 1.0)
+    alone = queue.take().request
+    assert isinstance(alone, LeaderAndIsrRequest) and alone.encoded is first.encoded
+    queue.put(first, 1.0)
+    queue.put(second, 1.0)
+    merged = queue.take().request
+    assert isinstance(merged, LeaderAndIsrRequest) and merged.encoded is not first.encoded
+
+
+def partitions_of(request: ControlRequest) -> tuple[object, ...]:
+    return request.body.partitions if isinstance(request, UpdateMetadataRequest) else request.partitions
 
 
 def test_the_end_of_a_topic_is_told_before_its_name_comes_back() -> None:
