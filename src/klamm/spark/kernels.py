@@ -65,6 +65,12 @@ def _int64(data, at):  # type: ignore[no-untyped-def]
 
 
 @_jit
+def _copy(target, at, data, start, length):  # type: ignore[no-untyped-def]
+    for i in range(length):
+        target[at + i] = data[start + i]
+
+
+@_jit
 def scan_batches(data, start, table):  # type: ignore[no-untyped-def]
     """Fills `table` with the whole batches from `start` on: (status, batches, position after the last).
 
@@ -279,7 +285,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901 - one loop, so
                 if key_length > 0:
                     if key_at + key_length > keys.size:
                         return NO_ROOM
-                    keys[key_at : key_at + key_length] = data[key_start : key_start + key_length]
+                    _copy(keys, key_at, data, key_start, key_length)
                     key_at += key_length
                 key_valid[n] = key_length >= 0
                 key_ends[n + 1] = key_at
@@ -287,7 +293,7 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901 - one loop, so
                 if value_length > 0:
                     if value_at + value_length > values.size:
                         return NO_ROOM
-                    values[value_at : value_at + value_length] = data[value_start : value_start + value_length]
+                    _copy(values, value_at, data, value_start, value_length)
                     value_at += value_length
                 value_valid[n] = value_length >= 0
                 value_ends[n + 1] = value_at
@@ -325,13 +331,13 @@ def decode_headers(  # type: ignore[no-untyped-def]
                 length, header_at = _field(data, header_at, record_end)
                 if header_at < 0 or length < 0 or key_at + length > keys.size:
                     return BAD_RECORD
-                keys[key_at : key_at + length] = data[header_at : header_at + length]
+                _copy(keys, key_at, data, header_at, length)
                 key_at += length
                 length, header_at = _field(data, header_at + length, record_end)
                 if header_at < 0 or value_at + max(length, 0) > values.size:
                     return BAD_RECORD
                 if length > 0:
-                    values[value_at : value_at + length] = data[header_at : header_at + length]
+                    _copy(values, value_at, data, header_at, length)
                     value_at += length
                     header_at += length
                 value_valid[h] = length >= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from uuid import UUID
 
@@ -13,12 +14,16 @@ from pyspark.sql.types import StructType
 from klamm.model import TopicPartition
 from klamm.spark import worker
 from klamm.spark.client import ClusterClient
+from klamm.spark.direct import DirectReader
+from klamm.spark.direct_files import DirectReadError
 from klamm.spark.fetch import fetch_batches
 from klamm.spark.offsets import OffsetRange, split_ranges
 from klamm.spark.options import ReadOptions
 from klamm.spark.plan import Planner
 from klamm.spark.record_columns import RecordDecoder
 from klamm.spark.values import value_decoder
+
+_log = logging.getLogger(__name__)
 
 
 class RangePartition(InputPartition):
@@ -52,7 +57,18 @@ def read_range(options: ReadOptions, schema: StructType, partition: InputPartiti
         partition.range.tp, arrow_schema, batch_bytes=options.batch_bytes, value_decoder=value_decoder(options)
     )
     with worker.borrowed_client(options) as client:
-        yield from fetch_batches(client, partition.range, decoder, options, topic_id=partition.topic_id)
+        wanted = partition.range
+        if options.read_mode != "fetch":
+            direct = DirectReader(client, wanted, decoder, options)
+            try:
+                yield from direct.batches()
+                return
+            except DirectReadError as e:
+                if options.read_mode == "direct":
+                    raise
+                _log.info("The rest of the range is fetched: %s", e)
+                wanted = OffsetRange(wanted.tp, direct.offset, wanted.end)
+        yield from fetch_batches(client, wanted, decoder, options, topic_id=partition.topic_id)
 
 
 class KlammReader(DataSourceReader):

@@ -112,6 +112,11 @@ def scan(data: memoryview, tp: TopicPartition, *, check_crcs: bool = True) -> Ch
             raise CorruptBatchError(f"A batch of {tp} at byte {at} {_PROBLEMS[status]}.")
         if count < _SCAN_ROWS:
             break
+    before = -1
+    for batch in found:
+        if batch.base_offset <= before:
+            raise CorruptBatchError(f"A batch of {tp} at offset {batch.base_offset} stands after offset {before}.")
+        before = batch.last_offset
     if check_crcs:
         for batch in found:
             body = data[batch.position + ATTRIBUTES_POSITION : batch.position + batch.size_bytes]
