@@ -14,7 +14,7 @@ from klamm.config.definition import (
     optional_string,
     strings,
 )
-from klamm.config.values import INT_MAX, at_least, between, one_of
+from klamm.config.values import INT_MAX, LONG_MAX, at_least, between, one_of
 
 HIGH, LOW = Importance.HIGH, Importance.LOW
 CLUSTER_WIDE = UpdateMode.CLUSTER_WIDE
@@ -111,6 +111,36 @@ class ReplicaKeys:
         5000,
         "How often high watermarks are written.",
         importance=HIGH,
+    )
+    leader_replication_throttled_rate = int64(
+        "leader.replication.throttled.rate",
+        LONG_MAX,
+        "Bytes a second that this broker sends to replicas in `leader.replication.throttled.replicas` of their topic "
+        "while they are not in sync.",
+        check=at_least(0),
+        update=UpdateMode.PER_BROKER,
+    )
+    follower_replication_throttled_rate = int64(
+        "follower.replication.throttled.rate",
+        LONG_MAX,
+        "Bytes a second that this broker copies for its replicas in `follower.replication.throttled.replicas` of their "
+        "topic while they have not caught up.",
+        check=at_least(0),
+        update=UpdateMode.PER_BROKER,
+    )
+    replication_quota_window_num = int32(
+        "replication.quota.window.num",
+        11,
+        "Windows over which the rate of throttled replication is measured.",
+        importance=LOW,
+        check=at_least(1),
+    )
+    replication_quota_window_size_seconds = int32(
+        "replication.quota.window.size.seconds",
+        1,
+        "How long such a window is.",
+        importance=LOW,
+        check=at_least(1),
     )
     replica_selector_class = optional_string(
         "replica.selector.class",

@@ -266,16 +266,14 @@ class ReplicationTopicKeys:
     leader_replication_throttled_replicas = strings(
         "leader.replication.throttled.replicas",
         (),
-        "The replicas whose replication Kafka throttles on the leader; klamm does not throttle.",
+        "The replicas that `leader.replication.throttled.rate` holds for: partition:broker of the leader, or `*`.",
         check=throttled_replicas,
-        support=NO_EFFECT,
     )
     follower_replication_throttled_replicas = strings(
         "follower.replication.throttled.replicas",
         (),
-        "The replicas whose replication Kafka throttles on the follower; klamm does not throttle.",
+        "The replicas that `follower.replication.throttled.rate` holds for: partition:broker of the follower, or `*`.",
         check=throttled_replicas,
-        support=NO_EFFECT,
     )
 
 

@@ -71,6 +71,6 @@ class DelayedFetch:
             return None
         if self._path.owes_high_watermark(params, partition):
             return None
-        if end_of(log, params.isolation) <= fetch.fetch_offset:
+        if end_of(log, params.isolation) <= fetch.fetch_offset or self._path.is_held_back(params, partition):
             return 0
         return max(1, min(log.size_bytes - self._baseline[place], fetch.max_bytes))

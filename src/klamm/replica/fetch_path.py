@@ -82,7 +82,21 @@ class FetchPath:
         if params.is_from_follower and self._replicas.replica_selector is not None:
             for tp, read in reads:
                 self._tell_high_watermark(params.replica_id, tp, read)
+        quota = self._replicas.quotas.leader
+        if params.is_from_follower and quota.has_throttled:
+            quota.record(sum(read.size_bytes for tp, read in reads if read.size_bytes and quota.is_throttled(tp)))
         return reads
+
+    def is_held_back(self, params: FetchParams, partition: Partition) -> bool:
+        """Whether a follower gets no records of a partition now. Those in sync are spared, or they would fall out."""
+        quota = self._replicas.quotas.leader
+        return (
+            params.is_from_follower
+            and quota.has_throttled
+            and quota.is_throttled(partition.topic_partition)
+            and params.replica_id not in partition.isr
+            and quota.is_exceeded
+        )
 
     # --- high watermarks of followers that consumers read from (KIP-392) -----------------------------------------
 
@@ -140,6 +154,8 @@ class FetchPath:
             return PartitionRead(_stranger(fetch))
         if (preferred := self._preferred(partition, fetch, params)) != NO_PREFERENCE:
             return _elsewhere(partition, fetch, preferred)
+        if self.is_held_back(params, partition):
+            max_bytes, min_one_message = 0, False
         read = read_records(
             partition,
             fetch,

@@ -42,6 +42,10 @@ class FetchSessionHandler:
     def __len__(self) -> int:
         return len(self._active)
 
+    def states(self) -> list[PartitionFetchState]:
+        """What is asked for now."""
+        return list(self._active.values())
+
     def put(self, state: PartitionFetchState) -> None:
         """The partition is new, or what to ask of it has changed."""
         tp = state.tp

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from klamm.replica.partition import Partition
 
 FIRST_DELAY_MS: Final = 10
+UNKNOWN_LAG: Final = -1
+"""Until the first answer of the leader. Kafka's metric shows it so."""
 
 
 class PartitionFetchState:
@@ -41,7 +43,7 @@ class PartitionFetchState:
         self.leader_epoch = partition.leader_epoch
         self.fetch_offset = 0
         self.last_fetched_epoch = NO_EPOCH
-        self.lag = 0
+        self.lag = UNKNOWN_LAG
         self.due = 0.0
         """The time of the loop from which on it may be asked for again."""
         self.failures = 0

@@ -17,7 +17,7 @@ from klamm.log.leader_epoch_cache import EpochEndOffset
 from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import FetchResponse, PartitionData
 from klamm.protocol.wire import Message
-from klamm.replica import leader_requests
+from klamm.replica import gauges, leader_requests
 from klamm.replica.fetch_session_handler import FetchSessionHandler
 from klamm.replica.fetch_state import FIRST_DELAY_MS, PartitionFetchState
 from klamm.replica.fetcher_config import FetcherConfig
@@ -80,6 +80,7 @@ class ReplicaFetcher:
         self._delayed: dict[TopicPartition, PartitionFetchState] = {}
         self._truncating: dict[TopicPartition, PartitionFetchState] = {}
         self._out_of_range: dict[TopicPartition, PartitionFetchState] = {}
+        self._throttled: dict[TopicPartition, PartitionFetchState] = {}
         self._connection: LeaderConnection | None = None
         self._connection_failures = 0
         self._wake = asyncio.Event()
@@ -91,6 +92,7 @@ class ReplicaFetcher:
             tp = state.tp
             self.remove((tp,))
             self.states[tp] = state
+            gauges.register_lag(self._replicas.metrics, self.name, state)
             if state.is_truncating:
                 self._truncating[tp] = state
             else:
@@ -101,8 +103,9 @@ class ReplicaFetcher:
         for tp in partitions:
             self.failed.pop(tp, None)
             if self.states.pop(tp, None) is not None:
+                gauges.remove_lag(self._replicas.metrics, self.name, tp)
                 self._session.remove(tp)
-                for waiting in (self._delayed, self._truncating, self._out_of_range):
+                for waiting in (self._delayed, self._truncating, self._out_of_range, self._throttled):
                     waiting.pop(tp, None)
 
     def wake(self) -> None:
@@ -117,6 +120,8 @@ class ReplicaFetcher:
     def remove_metrics(self) -> None:
         for name in ("RequestsPerSec", "BytesPerSec"):
             self._replicas.metrics.remove(*_STATS, name, {"clientId": self.name})
+        for tp in self.states:
+            gauges.remove_lag(self._replicas.metrics, self.name, tp)
 
     @property
     def is_idle(self) -> bool:
@@ -124,7 +129,7 @@ class ReplicaFetcher:
 
     @property
     def max_lag(self) -> int:
-        return max((state.lag for state in self.states.values()), default=0)
+        return max((max(state.lag, 0) for state in self.states.values()), default=0)
 
     # --- the task ------------------------------------------------------------------------------------------------
 
@@ -147,6 +152,7 @@ class ReplicaFetcher:
     async def do_work(self) -> None:
         """One round: whatever is due of truncating, resetting and fetching."""
         self._end_delays()
+        self._hold_back()
         if not (self._truncating or self._out_of_range or len(self._session)):
             await self._rest(self._seconds_to_next())
             return
@@ -155,6 +161,7 @@ class ReplicaFetcher:
             await self._truncate(connection)
         if self._out_of_range:
             await self._reset_offsets(connection)
+        self._hold_back()
         if len(self._session):
             await self._fetch(connection)
         self.has_crashed = False
@@ -206,10 +213,25 @@ class ReplicaFetcher:
         else:
             self._session.put(state)
 
+    def _hold_back(self) -> None:
+        """Partitions under a throttle that have not caught up are not asked for while the quota is exceeded."""
+        quota = self._replicas.quotas.follower
+        if not (quota.has_throttled and quota.is_exceeded):
+            throttled, self._throttled = self._throttled, {}
+            for state in throttled.values():
+                self._resume(state)
+            return
+        for state in self._session.states():
+            if state.lag != 0 and quota.is_throttled(state.tp):
+                self._session.remove(state.tp)
+                self._throttled[state.tp] = state
+
     def _seconds_to_next(self) -> float | None:
-        if not self._delayed:
-            return None
-        return max(0.0, min(state.due for state in self._delayed.values()) - self._loop.time())
+        """When somebody who rests may be asked for again."""
+        waits = [min(state.due for state in self._delayed.values()) - self._loop.time()] if self._delayed else []
+        if self._throttled:
+            waits.append(self._replicas.quotas.follower.seconds_to_wait())
+        return max(0.0, min(waits)) if waits else None
 
     def _fail(self, state: PartitionFetchState, error: ErrorCode) -> None:
         """Nothing but a new leader epoch can help this partition."""
@@ -221,8 +243,8 @@ class ReplicaFetcher:
 
     async def _fetch(self, connection: LeaderConnection) -> None:
         wait_ms = self._config.max_wait_ms
-        if self._delayed:
-            wait_ms = min(wait_ms, int((self._seconds_to_next() or 0.0) * 1000) + 1)
+        if (seconds := self._seconds_to_next()) is not None:
+            wait_ms = min(wait_ms, int(seconds * 1000) + 1)
         request, version = self._session.build(wait_ms, self._broker_epoch())
         response: FetchResponse = await connection.send(request, version)
         self._connection_failures = 0
@@ -276,6 +298,9 @@ class ReplicaFetcher:
         if result.bytes:
             self._replicas.topic_stats.replication_bytes_in.count += result.bytes
             self.bytes.count += result.bytes
+            quota = self._replicas.quotas.follower
+            if quota.has_throttled and quota.is_throttled(state.tp):
+                quota.record(result.bytes)
             state.follow_log()
             self._session.put(state)
         state.lag = max(0, data.high_watermark - state.fetch_offset)

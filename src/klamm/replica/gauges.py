@@ -9,11 +9,14 @@ from klamm.metrics import MetricsRegistry
 from klamm.purgatory import DelayedOperationPurgatory
 
 if TYPE_CHECKING:
+    from klamm.model import TopicPartition
+    from klamm.replica.fetch_state import PartitionFetchState
     from klamm.replica.partition import Partition
     from klamm.replica.replica_manager import ReplicaManager
 
 _SERVER: Final = "kafka.server"
 _PARTITION: Final = ("kafka.cluster", "Partition")
+_LAG: Final = (_SERVER, "FetcherLagMetrics", "ConsumerLag")
 
 
 class IsrMeters:
@@ -56,6 +59,19 @@ def register_partition(metrics: MetricsRegistry, partition: Partition) -> None:
 def remove_partition(metrics: MetricsRegistry, partition: Partition) -> None:
     for name in _partition_gauges(partition):
         metrics.remove(*_PARTITION, name, _tags(partition))
+
+
+def register_lag(metrics: MetricsRegistry, client_id: str, state: PartitionFetchState) -> None:
+    """How many records a follower is behind its leader; -1 until it knows."""
+    metrics.gauge(*_LAG, lambda: state.lag, _lag_tags(client_id, state.tp))
+
+
+def remove_lag(metrics: MetricsRegistry, client_id: str, tp: TopicPartition) -> None:
+    metrics.remove(*_LAG, _lag_tags(client_id, tp))
+
+
+def _lag_tags(client_id: str, tp: TopicPartition) -> dict[str, str]:
+    return {"clientId": client_id, "topic": tp.topic, "partition": str(tp.partition)}
 
 
 def _tags(partition: Partition) -> dict[str, str]:

@@ -26,6 +26,7 @@ from klamm.replica.counters import PartitionCounters
 from klamm.replica.delete_records import DeleteRecordsPath
 from klamm.replica.fetch_path import FetchPath
 from klamm.replica.partition import Partition
+from klamm.replica.replication_quota import ReplicationQuotas
 from klamm.replica.state_change import StateChange, StateChangeResult, StopReplica, TopicPartitionStates
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class ReplicaManager:
         max_lag_ms: int = 30_000,
         fetchers: ReplicaFetchers | None = None,
         replica_selector: ReplicaSelector | None = None,
+        quotas: ReplicationQuotas | None = None,
     ) -> None:
         self.broker_id = broker_id
         self.logs = logs
@@ -82,6 +84,7 @@ class ReplicaManager:
         self.max_lag_ms = max_lag_ms
         self.fetchers: ReplicaFetchers = fetchers or NoFetchers()
         self.replica_selector = replica_selector
+        self.quotas = quotas or ReplicationQuotas(clock, metrics)
         self.controller_epoch = 0
         self.partitions: dict[TopicPartition, Partition] = {}
         self._brokers: object = None

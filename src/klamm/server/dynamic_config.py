@@ -11,8 +11,10 @@ from klamm.config.repository import TOPIC_DEFAULT_KEYS
 from klamm.controller.events import TopicUncleanLeaderElectionEnable, UncleanLeaderElectionEnable
 from klamm.controller.runner import ControllerHandle
 from klamm.log import LogConfig
+from klamm.replica.replication_quota import throttled_partitions
 
 _UNCLEAN: Final = "unclean.leader.election.enable"
+_RATES: Final = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
 
 
 def follow_topic_configs(broker: Broker, controller: ControllerHandle) -> None:
@@ -36,3 +38,25 @@ def follow_topic_configs(broker: Broker, controller: ControllerHandle) -> None:
 
     broker.configs.on_topic_change(on_topic)
     broker.configs.on_change(TOPIC_DEFAULT_KEYS, on_defaults)
+
+
+def follow_throttles(broker: Broker) -> None:
+    """Rates of the broker and throttled replicas of the topics reach the quotas, those set before the start as well."""
+    quotas = broker.replicas.quotas
+
+    def on_topic(topic: str, effective: Mapping[str, str]) -> None:
+        overrides = broker.configs.topic_overrides(topic)
+        for side, quota in (("leader", quotas.leader), ("follower", quotas.follower)):
+            text = overrides.get(f"{side}.replication.throttled.replicas", "")
+            replicas = [pair.strip() for pair in text.split(",") if pair.strip()]
+            quota.throttle(topic, throttled_partitions(replicas, broker.id))
+
+    def on_rates(_: KafkaConfig, new: KafkaConfig) -> None:
+        quotas.leader.limit = new.leader_replication_throttled_rate
+        quotas.follower.limit = new.follower_replication_throttled_rate
+
+    broker.configs.on_topic_change(on_topic)
+    broker.configs.on_change(_RATES, on_rates)
+    for topic in broker.configs.topics_with_overrides():
+        on_topic(topic, {})
+    on_rates(broker.config, broker.config)

@@ -33,11 +33,12 @@ from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.producer_ids import ProducerIdBlock, ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
 from klamm.replica.replica_selector import SELECTORS
+from klamm.replica.replication_quota import ReplicationQuotas
 from klamm.server import file_limit, identity, registration, settings
 from klamm.server.control_log import ControlLogWriter
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.coordination import Coordination
-from klamm.server.dynamic_config import follow_topic_configs
+from klamm.server.dynamic_config import follow_throttles, follow_topic_configs
 from klamm.server.environment import Environment
 from klamm.server.missed_deletions import MissedDeletions
 from klamm.server.replication import Replication
@@ -162,6 +163,12 @@ class KafkaServer:
             loop=loop,
             metrics=metrics,
             max_lag_ms=config.replica_lag_time_max_ms,
+            quotas=ReplicationQuotas(
+                self._clock,
+                metrics,
+                config.replication_quota_window_num,
+                config.replication_quota_window_size_seconds,
+            ),
             replica_selector=SELECTORS[config.replica_selector_class] if config.replica_selector_class else None,
         )
         groups = create_group_coordinator(
@@ -207,6 +214,7 @@ class KafkaServer:
             control_log=self._control_log.of_broker_loop,
         )
         follow_topic_configs(broker, handle)
+        follow_throttles(broker)
         return broker
 
     async def _open_listeners(self) -> None:

@@ -1,0 +1,131 @@
+"""Replication throttles (KIP-73): how many bytes a second replicas that are not in sync may cost this broker.
+
+Two quotas, one for what it sends as a leader and one for what it takes as a follower. Which replicas count is said for
+each topic (`leader.replication.throttled.replicas`), how many bytes for each broker (`...throttled.rate`). All bytes of
+these replicas are counted; only those that are not in sync are ever held back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from klamm.clock import Clock
+from klamm.metrics import MetricsRegistry
+from klamm.model import TopicPartition
+
+log = logging.getLogger(__name__)
+
+UNLIMITED: Final = (1 << 63) - 1
+_SHORTEST_WAIT_S: Final = 0.01
+
+
+class SampledRate:
+    """Bytes a second over the last windows. The one under way counts with the time that has passed in it."""
+
+    def __init__(self, clock: Clock, sample_count: int, window_s: float) -> None:
+        self._clock = clock
+        self._sample_count = sample_count
+        self._window_s = window_s
+        self._samples: deque[list[float]] = deque()
+        """Pairs of the time a window began at and its bytes."""
+
+    def record(self, size_bytes: int) -> None:
+        now = self._clock.monotonic()
+        if not self._samples or now - self._samples[-1][0] >= self._window_s:
+            self._samples.append([now, 0])
+        self._samples[-1][1] += size_bytes
+
+    def measure(self) -> float:
+        total, elapsed = self._total_and_elapsed()
+        return total / elapsed
+
+    def seconds_until(self, rate: float) -> float:
+        """When the rate will be down at `rate`, if nothing comes until then; not later than the oldest window goes."""
+        total, elapsed = self._total_and_elapsed()
+        if total <= rate * elapsed:
+            return 0.0
+        needed_s = self._sample_count * self._window_s
+        if rate > 0:
+            needed_s = min(needed_s, total / rate)
+        return max(self._samples[0][0] + needed_s - self._clock.monotonic(), 0.0)
+
+    def _total_and_elapsed(self) -> tuple[float, float]:
+        now = self._clock.monotonic()
+        while self._samples and now - self._samples[0][0] >= self._sample_count * self._window_s:
+            self._samples.popleft()
+        if not self._samples:
+            return 0.0, self._window_s
+        return sum(size for _, size in self._samples), max(now - self._samples[0][0], self._window_s)
+
+
+class ReplicationQuotaManager:
+    """`name` is Kafka's: LeaderReplication or FollowerReplication. Owner: the broker loop."""
+
+    def __init__(
+        self, name: str, clock: Clock, metrics: MetricsRegistry, *, sample_count: int = 11, window_s: float = 1.0
+    ) -> None:
+        self.name = name
+        self.limit = UNLIMITED
+        """Bytes a second."""
+        self._rate = SampledRate(clock, sample_count, window_s)
+        self._throttled: dict[str, frozenset[int] | None] = {}
+        metrics.gauge("kafka.server", name, "byte-rate", self._rate.measure)
+        self.bytes = metrics.meter("klamm.server", name, "ThrottledBytesPerSec")
+
+    def throttle(self, topic: str, partitions: frozenset[int] | None) -> None:
+        """These partitions (None: all) of a topic count from now on; an empty set: none."""
+        if partitions is None or partitions:
+            self._throttled[topic] = partitions
+        else:
+            self._throttled.pop(topic, None)
+
+    @property
+    def has_throttled(self) -> bool:
+        return bool(self._throttled)
+
+    def is_throttled(self, tp: TopicPartition) -> bool:
+        if tp.topic not in self._throttled:
+            return False
+        partitions = self._throttled[tp.topic]
+        return partitions is None or tp.partition in partitions
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.limit != UNLIMITED and self._rate.measure() > self.limit
+
+    def seconds_to_wait(self) -> float:
+        """How long the replicas that are held back should rest before it is looked again."""
+        return max(self._rate.seconds_until(self.limit), _SHORTEST_WAIT_S)
+
+    def record(self, size_bytes: int) -> None:
+        """So many bytes of throttled replicas went over the network."""
+        if size_bytes:
+            self._rate.record(size_bytes)
+            self.bytes.count += size_bytes
+
+
+class ReplicationQuotas:
+    def __init__(self, clock: Clock, metrics: MetricsRegistry, sample_count: int = 11, window_s: float = 1.0) -> None:
+        def quota(name: str) -> ReplicationQuotaManager:
+            return ReplicationQuotaManager(name, clock, metrics, sample_count=sample_count, window_s=window_s)
+
+        self.leader = quota("LeaderReplication")
+        self.follower = quota("FollowerReplication")
+
+
+def throttled_partitions(replicas: Sequence[str], broker_id: int) -> frozenset[int] | None:
+    """What a topic's `...throttled.replicas` means for one broker; None for all of them.
+
+    What another tool left in ZooKeeper that means nothing throttles nothing.
+    """
+    if list(replicas) == ["*"]:
+        return None
+    mine = set()
+    for pair in replicas:
+        partition, _, broker = pair.partition(":")
+        if partition.isdecimal() and broker.isdecimal() and int(broker) == broker_id:
+            mine.add(int(partition))
+    return frozenset(mine)
