@@ -16,7 +16,7 @@ from klamm.controller.events import (
     UpdateMetadataResponseReceived,
 )
 from klamm.controller.replies import AlterPartitionResult, AlterPartitionResults
-from klamm.controller.request_batch import ControllerBrokerRequestBatch
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
 from klamm.controller.states import ReplicaState
 from klamm.errors import ErrorCode
 from klamm.model import LeaderAndIsr, LeaderRecoveryState, TopicPartition
@@ -158,7 +158,11 @@ def on_log_dir_event(ctx: ControllerContext) -> Steps[None]:
         except ZnodeFormatError as error:
             yield Note(str(error))
     replicas = [r for r in ctx.replicas_on(sorted(brokers)) if not ctx.is_queued_for_deletion(r.partition.topic)]
-    yield from replica_state_machine.handle_state_changes(ctx, replicas, ReplicaState.ONLINE)
+    added = [r for r in replicas if ctx.replica_state(r) is ReplicaState.NEW]  # they stay so until they are in sync
+    online = [r for r in replicas if r not in added]
+    yield from replica_state_machine.handle_state_changes(ctx, online, ReplicaState.ONLINE)
+    tells = [TellLeaderAndIsr((r.replica,), r.partition, is_new=True) for r in added]
+    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
     yield from store.delete_all(ctx, notes)
 
 

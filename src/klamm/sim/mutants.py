@@ -101,8 +101,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _C + "request_queue",
         "            if tp in phase.states or tp in phase.stops:\n                break\n",
         "",
-        200,
-        also=(("self._drop_all(tp) if stop.delete else None", "None"),),
+        300,
     ),
     "older_states_win_when_merged": Mutant(
         _C + "request_queue",
@@ -117,6 +116,75 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "reassignment_drops_before_sync": Mutant(_C + "reassignment", "set(target) <= set(isr)", "True"),
     "shutting_down_broker_elected": Mutant(
         _C + "election", "if r in state.isr and r not in shutting_down", "if r in state.isr", 200
+    ),
+    "epoch_claimed_without_version": Mutant(
+        _C + "failover", "encode_controller_epoch(epoch + 1), version)", "encode_controller_epoch(epoch + 1), -1)"
+    ),
+    "channels_outlive_the_role": Mutant(_C + "failover", "    yield CloseAllChannels()\n", ""),
+    "timers_outlive_the_role": Mutant(_C + "failover", "    yield CancelScheduled()\n", "", 200),
+    "unclean_although_the_isr_lives": Mutant(
+        _C + "election",
+        "    leader = next((r for r in recipients if r in state.isr), None)\n    if leader is not None:\n        isr",
+        "    leader = None if allow_unclean else next((r for r in recipients if r in state.isr), None)\n"
+        "    if leader is not None:\n        isr",
+        300,
+    ),
+    "unclean_without_being_asked": Mutant(
+        _C + "partition_state_machine", "config.get(key, default).lower()", 'config.get(key, "true").lower()'
+    ),
+    "unclean_configuration_ignored": Mutant(
+        _C + "partition_state_machine", "config.get(key, default).lower()", '"false"', 600
+    ),
+    "unclean_election_not_written_down": Mutant(_C + "election", "    if mark_recovering:\n", "    if False:\n"),
+    "failed_directories_believed_healthy": Mutant(
+        _C + "isr_changes", "error == ErrorCode.KAFKA_STORAGE_ERROR and", "False and"
+    ),
+    "note_of_a_failed_directory_not_followed": Mutant(
+        _C + "isr_changes",
+        "    yield from replica_state_machine.handle_state_changes(ctx, online, ReplicaState.ONLINE)\n",
+        "    yield from ()\n",
+        200,
+    ),
+    "producer_ids_overlap": Mutant(_C + "producer_ids", "last.block_end + 1", "last.block_end"),
+    "producer_ids_without_version": Mutant(
+        _C + "producer_ids",
+        "SetData(paths.PRODUCER_ID_BLOCK, data, result.stat.version)",
+        "SetData(paths.PRODUCER_ID_BLOCK, data, -1)",
+        600,
+    ),
+    "new_addresses_not_told": Mutant(
+        _C + "broker_changes",
+        "        yield AddChannel(broker)\n        yield from tell_live_brokers(ctx)\n",
+        "        yield AddChannel(broker)\n",
+        200,
+    ),
+    "new_addresses_not_used": Mutant(
+        _C + "broker_changes",
+        "        yield AddChannel(broker)\n        yield from tell_live_brokers(ctx)\n",
+        "        yield from tell_live_brokers(ctx)\n",
+        200,
+    ),
+    "moved_replicas_forgotten": Mutant(_C + "broker_changes", "    yield from _delete_strays(ctx, ids)\n", "", 200),
+    "deletions_not_told_to_newcomers": Mutant(
+        _C + "broker_changes",
+        "everything = list(ctx.leadership)",
+        "everything = [tp for tp in ctx.leadership if not ctx.is_queued_for_deletion(tp.topic)]",
+        400,
+    ),
+    "deletions_missed_at_a_failover": Mutant(
+        "klamm.sim.missed_deletions", "        if len(before.topics):\n", "        if False:\n", 600
+    ),
+    "ends_of_topics_lost_when_merged": Mutant(
+        _C + "request_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 1000
+    ),
+    "zombie_controller_obeyed": Mutant(
+        "klamm.sim.broker_model", "if head.controller_epoch < self.controller_epoch:", "if False:"
+    ),
+    "zombie_of_another_life_obeyed": Mutant(
+        "klamm.sim.broker_model", "if head.broker_epoch < self.broker_epoch:", "if False:", 200
+    ),
+    "no_epoch_check_in_stop_replica": Mutant(
+        "klamm.sim.broker_model", "if leader_epoch < mine.leader_epoch else", "if False else", 1000
     ),
 }
 

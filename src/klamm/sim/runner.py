@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 from klamm.sim.leaders import Leaders
 from klamm.sim.quiet import check_quiet
@@ -12,6 +14,8 @@ from klamm.sim.world import World
 
 FAULTS_MS = 3_000
 QUIET_MS = 4_500
+PART = 25
+"""Seeds that a process of many is given at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ def _run(world: World) -> None:
     world.later(30, Leaders(work).tick)
     world.scheduler.run_until(FAULTS_MS)
     world.resume_all()
-    if world.scheduler.rng.random() < 0.7:
+    if world.scheduler.rng.random() < 0.5:
         world.mend_log_dirs()
     world.scheduler.run_until(FAULTS_MS + QUIET_MS)
     patience = 200
@@ -56,12 +60,17 @@ def _run(world: World) -> None:
 
 def replay(seed: int, brokers: int = 3) -> Failure | None:
     """One seed with its transcript; None when nothing is wrong."""
+    return tell(seed, brokers)[1]
+
+
+def tell(seed: int, brokers: int = 3) -> tuple[World, Failure | None]:
+    """One seed with its transcript, whatever comes of it."""
     world = World(seed, brokers, tracing=True)
     try:
         _run(world)
     except Exception as error:
-        return Failure(seed, f"{type(error).__name__}: {error}", tuple(world.lines))
-    return None
+        return world, Failure(seed, f"{type(error).__name__}: {error}", tuple(world.lines))
+    return world, None
 
 
 def run_seeds(first: int, count: int, brokers: int = 3, *, stop_at_failure: bool = True) -> Summary:
@@ -85,3 +94,25 @@ def run_seeds(first: int, count: int, brokers: int = 3, *, stop_at_failure: bool
         simulated += world.scheduler.time_ms
         faults.update(world.all_faults())
     return Summary(seeds, steps, simulated, tuple(failures), faults)
+
+
+def run_parallel(first: int, count: int, brokers: int = 3, *, jobs: int = 2) -> Summary:
+    """The same seeds, shared by some processes; the first failure ends it."""
+    parts = [(first + i, min(PART, count - i), brokers) for i in range(0, count, PART)]
+    whole = Summary(0, 0, 0, (), Counter())
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        running = [pool.submit(run_seeds, *part) for part in parts]
+        for done in as_completed(running):
+            if done.cancelled():
+                continue
+            part = done.result()
+            whole = Summary(
+                whole.seeds + part.seeds,
+                whole.steps + part.steps,
+                whole.simulated_ms + part.simulated_ms,
+                (*whole.failures, *part.failures),
+                whole.faults + part.faults,
+            )
+            if part.failures:
+                pool.shutdown(wait=False, cancel_futures=True)
+    return whole

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from klamm.controller.events import AlterPartition, AlterPartitionItem
+from klamm.controller.events import (
+    AlterPartition,
+    AlterPartitionItem,
+    LeaderAndIsrResponseReceived,
+    LogDirEventNotification,
+)
 from klamm.controller.replies import AlterPartitionResults
+from klamm.controller.requests import LeaderAndIsrRequest
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
+from klamm.zk import paths
+from klamm.zk.ops import Create
+from klamm.zk.znodes import encode_log_dir_event
 from tests.unit.controller.core import Core
 
 
@@ -47,3 +56,20 @@ def test_an_isr_without_the_leader_or_with_a_member_twice_is_refused(asked: tupl
 def test_broker_epochs_of_another_number_than_members_are_refused() -> None:
     core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
     assert ask(core, (1, 2), epochs=(-1,)) == [ErrorCode.INVALID_REQUEST]
+
+
+def test_a_replica_that_is_being_added_is_asked_for_after_a_directory_failed() -> None:
+    """It is NEW until it is in sync; its broker is told again all the same, or nobody learns that its log is gone."""
+    core = Core("brokers 2 3", "controller 1", "create t 1,2", "reassign t-0 1,3")
+    core.sent.clear()
+    note = Create(paths.log_dir_event_path(), encode_log_dir_event(3), sequential=True)
+    core.tree.write(core.tools, note, 0)
+    core.queue.append(LogDirEventNotification())
+    core.drain()
+    told = [request for broker, request in core.sent if broker == 3 and isinstance(request, LeaderAndIsrRequest)]
+    assert [state.partition for request in told for state in request.partitions] == [TopicPartition("t", 0)]
+    lost = ((TopicPartition("t", 0), ErrorCode.KAFKA_STORAGE_ERROR),)
+    core.queue.append(LeaderAndIsrResponseReceived(3, told[0].head, ErrorCode.NONE, lost))
+    core.drain()
+    assert core.controller is not None
+    assert core.controller.context.offline_dirs == {3: {TopicPartition("t", 0)}}

@@ -1,0 +1,81 @@
+"""A controller that is deposed may not have told everybody of a deletion; the next one does not know of the topic."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from klamm.metadata.cache import MetadataCache
+from klamm.metadata.update import MetadataUpdate, PartitionState, TopicUpdate
+from klamm.model import TopicPartition
+from klamm.server import missed_deletions
+from klamm.server.missed_deletions import MissedDeletions
+from klamm.zk.znodes import encode_controller_epoch
+
+
+class Fixture:
+    """A broker's cache beside a ZooKeeper that answers as it is told to."""
+
+    def __init__(self, topics: list[str], epochs: list[int]) -> None:
+        self.topics, self.epochs = topics, epochs
+        self.deleted: list[TopicPartition] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.cache = MetadataCache(1)
+        broker: Any = SimpleNamespace(
+            metadata=self.cache,
+            zk=SimpleNamespace(add_listener=lambda _: None, read=self._read, get_children=self._children),
+            replicas=SimpleNamespace(on_metadata_change=lambda: None),
+            groups=SimpleNamespace(on_partitions_deleted=self.deleted.extend),
+        )
+        self.missed = MissedDeletions(broker, lambda task: self.tasks.append(asyncio.ensure_future(task)))
+
+    async def _read(self, _: object) -> Any:
+        epoch = self.epochs.pop(0) if len(self.epochs) > 1 else self.epochs[0]
+        return SimpleNamespace(data=encode_controller_epoch(epoch))
+
+    async def _children(self, _: str) -> tuple[str, ...]:
+        assert self.epochs[0] >= self.cache.snapshot.controller_epoch, "a server that lags is not believed"
+        return tuple(self.topics)
+
+    def told(self, epoch: int, *topics: str) -> None:
+        updates = tuple(
+            TopicUpdate(name, (PartitionState(name, 0, epoch, 1, 0, (1,), 0, (1,)),), UUID(int=ord(name)))
+            for name in topics
+        )
+        self.cache.update(MetadataUpdate(1, epoch, (), updates))
+
+    async def settle(self) -> None:
+        await asyncio.gather(*self.tasks)
+
+
+async def _run(fixture: Fixture) -> None:
+    fixture.told(1, "a", "b")
+    fixture.told(2, "a", "c")
+    await fixture.settle()
+
+
+def test_a_new_controller_makes_the_broker_look_for_what_it_knew() -> None:
+    fixture = Fixture(["a"], [2])
+    asyncio.run(_run(fixture))
+    assert fixture.deleted == [TopicPartition("b", 0)]
+    assert sorted(fixture.cache.snapshot.topics) == ["a", "c"], "what the new controller told is not looked for"
+
+
+def test_a_server_that_has_not_seen_the_election_is_asked_again(monkeypatch: Any) -> None:
+    monkeypatch.setattr(missed_deletions, "RETRY_S", 0)
+    fixture = Fixture(["a", "b"], [1, 1, 2])
+    asyncio.run(_run(fixture))
+    assert fixture.epochs == [2]
+    assert not fixture.deleted
+
+
+def test_updates_of_the_same_controller_cost_nothing() -> None:
+    async def run() -> None:
+        fixture.told(1, "a")
+        fixture.told(1, "b")
+
+    fixture = Fixture([], [1])
+    asyncio.run(run())
+    assert not fixture.tasks
