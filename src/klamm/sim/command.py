@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 SHOWN_LINES = 120
@@ -21,18 +22,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="run this one seed and print its transcript")
     parser.add_argument("--brokers", type=int, default=3)
     parser.add_argument("--mutant", help="run with this bug built in: the run should fail")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds of level 1")
     parser.add_argument("--all-lines", action="store_true", help="print whole transcripts")
     args = parser.parse_args(argv)
-    if args.mutant:
+    return run(
+        args.level,
+        args.seeds,
+        args.seed,
+        args.brokers,
+        first=args.first,
+        mutant=args.mutant,
+        all_lines=args.all_lines,
+        jobs=args.jobs,
+    )
+
+
+def run(
+    level: int,
+    seeds: int | None,
+    seed: int | None,
+    brokers: int,
+    *,
+    first: int = 0,
+    mutant: str | None = None,
+    all_lines: bool = False,
+    jobs: int = 1,
+) -> int:
+    """The exit code: 0 when nothing failed. A mutant must come before anything of the controller is imported."""
+    if mutant:
         from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
         from klamm.sim.mutants import MUTANTS, install
 
-        mutant = install(args.mutant, MUTANTS if args.level == 1 else CLUSTER_MUTANTS)
-        if args.seeds is None:
-            args.seeds = mutant.seeds
-    run = simulate if args.level == 1 else simulate_cluster
-    seeds = args.seeds or (200 if args.level == 1 else 50)
-    return run(seeds, args.seed, args.brokers, first=args.first, mutant=args.mutant, all_lines=args.all_lines)
+        found = install(mutant, MUTANTS if level == 1 else CLUSTER_MUTANTS)
+        seeds, first = (found.seeds, first or found.first) if seeds is None else (seeds, first)
+    if level == 2:
+        return simulate_cluster(seeds or 50, seed, brokers, first=first, mutant=mutant, all_lines=all_lines)
+    jobs = 1 if mutant else jobs
+    return simulate(seeds or 200, seed, brokers, first=first, mutant=mutant, all_lines=all_lines, jobs=jobs)
 
 
 def simulate(
@@ -43,19 +69,18 @@ def simulate(
     first: int = 0,
     mutant: str | None = None,
     all_lines: bool = False,
+    jobs: int = 1,
 ) -> int:
     """Prints what was run and what failed; 0 when nothing did."""
     from klamm.sim import runner  # after a mutant was put in place
 
     if seed is not None:
-        found = runner.replay(seed, brokers)
-        if found is None:
-            print(f"seed {seed} with {brokers} brokers: nothing is wrong")
-            return 0
-        _print_failure(seed, found.error, found.transcript, brokers, mutant, all_lines)
-        return 1
+        return _simulate_one(seed, brokers, mutant, all_lines)
     started = time.perf_counter()
-    summary = runner.run_seeds(first, seeds, brokers)
+    if jobs > 1:
+        summary = runner.run_parallel(first, seeds, brokers, jobs=jobs)
+    else:
+        summary = runner.run_seeds(first, seeds, brokers)
     seconds = time.perf_counter() - started
     for failure in summary.failures:
         _print_failure(failure.seed, failure.error, failure.transcript, brokers, mutant, all_lines)
@@ -63,7 +88,29 @@ def simulate(
         f"{summary.seeds} seeds, {summary.steps} controller steps, {summary.simulated_ms / 1000:.0f} simulated s "
         f"in {seconds:.1f} s, {len(summary.failures)} failed"
     )
+    _print_faults(summary.faults)
     return 1 if summary.failures else 0
+
+
+def _simulate_one(seed: int, brokers: int, mutant: str | None, all_lines: bool) -> int:
+    """What happened, line by line when something is wrong or when it is asked for."""
+    from klamm.sim import runner
+
+    world, found = runner.tell(seed, brokers)
+    if found is not None:
+        _print_failure(seed, found.error, found.transcript, brokers, mutant, all_lines=True)
+        return 1
+    if all_lines:
+        print("\n".join(world.lines))
+    print(f"seed {seed} with {brokers} brokers: nothing is wrong ({world.steps} controller steps)")
+    _print_faults(world.all_faults())
+    return 0
+
+
+def _print_faults(faults: Counter[str]) -> None:
+    """How often each fault happened, and what else was done on purpose."""
+    for name, count in sorted(faults.items()):
+        print(f"  {count:8d} {name}")
 
 
 def simulate_cluster(
@@ -109,4 +156,4 @@ def _print_failure(
     print("\n".join(transcript[hidden:]))
     print(f"seed {seed}: {error}")
     extra = (" --level 2" if level == 2 else "") + (f" --mutant {mutant}" if mutant else "")
-    print(f"replay with: python -m klamm.sim --seed {seed} --brokers {brokers}{extra}")
+    print(f"replay with: klamm simulate --seed {seed} --brokers {brokers}{extra}")
