@@ -10,13 +10,14 @@ import typer
 from typer.core import TyperGroup
 
 from klamm import __version__
-from klamm.cli import config, group, log, topic
+from klamm.cli import config, group, log, pipeline, spark, topic
 from klamm.cli.consume import consume
 from klamm.cli.demo import demo
 from klamm.cli.doctor import doctor
 from klamm.cli.output import OutputGone
 from klamm.cli.produce import produce
 from klamm.cli.simulate import simulate
+from klamm.cli.sql import sql
 from klamm.cli.up import broker, up
 
 
@@ -74,6 +75,9 @@ app.command()(produce)
 app.command()(consume)
 app.add_typer(config.app, name="config")
 app.add_typer(log.app, name="log")
+app.command()(sql)
+app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(spark.app, name="spark")
 app.command()(doctor)
 app.command()(simulate)
 app.command()(demo)

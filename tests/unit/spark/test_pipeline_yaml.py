@@ -81,7 +81,7 @@ def refused(text: str) -> list[tuple[int, str]]:
         ("GROUP BY 1, 2", "GROUP BY (1, 2", 18, "never closed"),
         ("from: counted", "from: cuonted", 22, "Did you mean 'counted'?"),
         ("topic: alerts, key", "key", 23, "either a 'topic' or a 'table'"),
-        ("compact_every: 20", "compact_every: -1", 22, "whole number of at least 1"),
+        ("compact_every: 20", "compact_every: -1", 22, "whole number of at least 0"),
         ("compact_every: 20", "key: page", 22, "goes to a table, which has no 'key'"),
         ("partition_by_date: at", "mode: complete", 22, "append only"),
         ("topic: alerts, key: user, mode: update", "table: /lake/pages/", 23, "writes the table of sink 'pages'"),

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 FORMATS: Final = ("raw", "string", "json", "avro", "protobuf")
 MODES: Final = ("append", "update", "complete")
-TABLE_FORMATS: Final = ("delta", "parquet", "iceberg")
+TABLE_FORMATS: Final = ("delta", "parquet")
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _UNITS_MS: Final = {

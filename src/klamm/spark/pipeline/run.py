@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -29,14 +29,28 @@ TICK_S: Final = 0.2
 PUBLISH_EVERY_S: Final = 1.0
 
 
+@contextmanager
+def _plain_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+    from klamm.spark.session import session
+
+    spark = session(master, app_name, conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
+    """`session` makes the SparkSession of the run and ends it."""
+
     bootstrap_servers: str
     trigger: Trigger
     master: str = "local[*]"
     conf: Mapping[str, str] = field(default_factory=dict)
     tell: Callable[[str], None] = print
     on_progress: Callable[[str, Mapping[str, Any]], None] = lambda sink, progress: None
+    session: Callable[[str, str, Mapping[str, str]], AbstractContextManager[SparkSession]] = _plain_session
 
 
 def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> None:
@@ -44,26 +58,17 @@ def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> 
     clock = clock or SystemClock()
     shapes = ShapeFile(spec.checkpoint)
     shapes.check(spec.file, {sink.name: shape_of(spec, sink) for sink in spec.sinks})
-    with CheckpointLock(spec.checkpoint, spec.name, clock.now_ms()), _session(spec, options) as spark:
+    conf = {**spec.settings, **options.conf}
+    with (
+        CheckpointLock(spec.checkpoint, spec.name, clock.now_ms()),
+        options.session(options.master, f"klamm pipeline {spec.name}", conf) as spark,
+    ):
         runner = PipelineRunner(spec, spark, options.bootstrap_servers, options.trigger)
         runner.build()
         now = runner.shapes()
         shapes.check(spec.file, now)
         shapes.write(now)
         _supervise(spec, options, runner, clock)
-
-
-@contextmanager
-def _session(spec: PipelineSpec, options: RunOptions) -> Iterator[SparkSession]:
-    from klamm.spark.session import session
-
-    options.tell(f"starting Spark on {options.master}")
-    spark = session(options.master, f"klamm pipeline {spec.name}", {**spec.settings, **options.conf})
-    spark.sparkContext.setLogLevel("ERROR")
-    try:
-        yield spark
-    finally:
-        spark.stop()
 
 
 def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, clock: Clock) -> None:

@@ -76,15 +76,15 @@ class PipelineRunner:
         self._frames[step.name] = frame
 
     def _source(self, source: Source) -> DataFrame:
+        from klamm.spark.topics import value_options
+
         options = {
             "kafka.bootstrap.servers": self._servers,
             "startingOffsets": source.starting_offsets,
-            "valueFormat": source.format,
-            "valueSchema": source.schema,
-            "valueSchemaFile": source.schema_file,
             "subscribe": source.topic,
             "subscribePattern": source.pattern,
             **source.options,
+            **value_options(source.format, source.schema, source.schema_file, source.options.get("valueMessage")),
         }
         given = {name: value for name, value in options.items() if value is not None}
         if source.static:
@@ -122,7 +122,7 @@ class PipelineRunner:
             "compact_every": sink.compact_every,
             "bad_records": sink.bad_records,
         }
-        chosen = {name: value for name, value in given.items() if value is not None}
+        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         query: StreamingQuery = ks.to_table(frame, sink.table, format=sink.format, **chosen, **self._common(sink))
         return query
 
@@ -130,6 +130,7 @@ class PipelineRunner:
         return {
             "checkpoint": f"{self.spec.checkpoint.rstrip('/')}/{sink.name}",
             "trigger": spark_trigger(self._trigger),
+            "name": f"{self.spec.name}.{sink.name}",
             **sink.options,
         }
 

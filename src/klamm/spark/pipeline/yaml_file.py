@@ -186,7 +186,7 @@ def _sink(name: str, tree: Table, line: int, problems: list[Problem]) -> Sink:
         key=fields.text("key"),
         value=fields.text("value"),
         partition_by_date=fields.text("partition_by_date"),
-        compact_every=fields.count("compact_every", None, 1),
+        compact_every=fields.count("compact_every", None),
         bad_records=fields.text("bad_records"),
         group=fields.text("group"),
         options=fields.options("options"),

@@ -1,0 +1,159 @@
+"""`klamm spark doctor|shell|submit|warmup|cluster`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from klamm.cli.client import parse_pairs
+from klamm.cli.output import fail, green, red, say, table, yellow
+from klamm.cli.spark_session import Conf, Master, require_spark, spark_session
+
+app = typer.Typer(help="Spark with klamm's settings: check, shell, submit, cluster.", no_args_is_help=True)
+cluster = typer.Typer(help="A standalone Spark cluster on this machine.", no_args_is_help=True)
+app.add_typer(cluster, name="cluster")
+
+Directory = Annotated[Path, typer.Option("--dir", "-d", help="Where the cluster keeps logs and work.")]
+DEFAULT_DIRECTORY: Final = Path("klamm-spark")
+
+
+@app.command()
+def doctor(master: Master = "local[*]") -> None:
+    """Look whether Spark can run here, and tell what klamm sets and why."""
+    from klamm.spark import doctor as checks
+
+    colour: dict[str, Callable[[str], str]] = {"ok": green, "warning": yellow, "failed": red}
+    found = list(checks.findings())
+    width = max(len(finding.what) for finding in found)
+    for finding in found:
+        say(f"{colour[finding.state](f'{finding.state:7}')}  {finding.what:{width}}  {finding.found}")
+        if finding.advice:
+            say(f"{'':7}  {'':{width}}  {finding.advice}")
+    from klamm.spark.session import WHY, settings
+
+    say()
+    say(f"klamm.spark.session({master!r}) sets:")
+    table(("Setting", "Value", "Why"), [(name, value, WHY.get(name)) for name, value in settings(master).items()])
+    failed = sum(finding.state == "failed" for finding in found)
+    if failed:
+        fail(f"{failed} of {len(found)} checks failed.")
+
+
+@app.command()
+def shell(master: Master = "local[*]", conf: Conf = []) -> None:  # noqa: B006
+    """A Python prompt with `spark` and `ks` (klamm.spark) at hand."""
+    import code
+
+    with spark_session(master, "klamm shell", parse_pairs(conf, "--conf")) as spark:
+        import klamm.spark as ks
+
+        banner = f"Spark {spark.version} on {master}. `spark` is the session, `ks` is klamm.spark."
+        code.interact(banner=banner, local={"spark": spark, "ks": ks}, exitmsg="")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def submit(
+    context: typer.Context,
+    program: Annotated[Path, typer.Argument(metavar="APP.py")],
+    master: Master = "local[*]",
+    conf: Conf = [],  # noqa: B006
+    py_files: Annotated[
+        bool, typer.Option("--ship", help="Send klamm's own source to executors that do not have it installed.")
+    ] = False,
+) -> None:
+    """Run a program with spark-submit and klamm's settings. What follows APP.py is given to it."""
+    require_spark()
+    if not program.exists():
+        fail(f"{program}: No such file.")
+    import pyspark
+
+    from klamm.spark.session import settings
+
+    chosen = {**settings(master), **parse_pairs(conf, "--conf")}
+    # The directory of sockets is this process's, which spark-submit becomes.
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", chosen.pop("spark.master")]
+    for name, value in chosen.items():
+        command += ["--conf", f"{name}={value}"]
+    if py_files:
+        command += ["--py-files", str(_source_archive())]
+    if sockets := chosen.get("spark.python.unix.domain.socket.dir"):
+        Path(sockets).mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.execve(command[0], [*command, str(program), *context.args], {**os.environ, "PYSPARK_PYTHON": sys.executable})
+
+
+def _source_archive() -> Path:
+    from klamm.spark.shipping import source_archive
+
+    return source_archive()
+
+
+@app.command()
+def warmup() -> None:
+    """Compile the decoding kernels now, so that no executor does so in its first batch."""
+    require_spark()
+    from klamm.spark.warmup import warmup as compile_kernels
+
+    begun = time.monotonic()
+    compile_kernels()
+    say(f"The kernels are compiled and cached ({time.monotonic() - begun:.1f} s).")
+
+
+@cluster.command("up")
+def cluster_up(
+    workers: Annotated[int, typer.Option("--workers", "-w", min=1, max=64)] = 2,
+    cores: Annotated[int, typer.Option("--cores", min=1, help="Of each worker.")] = 1,
+    memory: Annotated[str, typer.Option("--memory", help="Of each worker.")] = "2g",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the master; 0: a free one.")] = 7077,
+    directory: Directory = DEFAULT_DIRECTORY,
+) -> None:
+    """Start a master and workers in the background, on loopback."""
+    require_spark()
+    from klamm.spark.cluster import up
+
+    made = up(directory.absolute(), workers, cores, memory, port)
+    say(f"Spark runs on {made.master} with {workers} workers of {cores} cores; its pages are on {made.web}.")
+    say(f"Try: klamm pipeline run FILE --master {made.master}")
+
+
+@cluster.command("down")
+def cluster_down(directory: Directory = DEFAULT_DIRECTORY) -> None:
+    """Stop the master and its workers."""
+    from klamm.spark.cluster import down
+
+    nodes = down(directory.absolute())
+    say(f"Stopped {len(nodes)} processes.")
+
+
+@cluster.command("status")
+def cluster_status(directory: Directory = DEFAULT_DIRECTORY) -> None:
+    """Show the master, its workers and the applications that run on them."""
+    from klamm.spark.cluster import master_state, read
+
+    found = read(directory.absolute())
+    if found is None:
+        fail(f"There is no Spark cluster in {directory}.")
+    alive = {node.role for node in found.alive()}
+    table(
+        ("Role", "Process", "State"),
+        [(node.role, node.pid, "running" if node.role in alive else "ended") for node in found.nodes],
+    )
+    state = master_state(found) if alive else None
+    if state is None:
+        fail(f"The master at {found.master} does not answer.")
+    say()
+    table(
+        ("Worker", "State", "Cores", "Used", "Memory MB"),
+        [(w["id"], w["state"], w["cores"], w["coresused"], w["memory"]) for w in state["workers"]],
+    )
+    if state["activeapps"]:
+        say()
+        table(
+            ("Application", "Name", "Cores", "State"),
+            [(a["id"], a["name"], a["cores"], a["state"]) for a in state["activeapps"]],
+        )

@@ -1,0 +1,85 @@
+"""Spark for the commands: checked before it starts, and silent. What its processes print goes to a file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from klamm.cli.output import dim, fail, note
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOG_VARIABLE: Final = "KLAMM_SPARK_LOG"
+Master = Annotated[
+    str,
+    typer.Option("--master", "-m", envvar="KLAMM_SPARK_MASTER", help="local[*], local-cluster[2,1,1024], spark://..."),
+]
+Conf = Annotated[
+    list[str], typer.Option("--conf", "-c", metavar="KEY=VALUE", help="A setting of Spark; wins over klamm's own.")
+]
+
+
+def require_spark() -> None:
+    """Ends with one sentence where Spark cannot run: the extra or Java is missing."""
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        fail("Spark is not installed: pip install 'klamm[spark]'.")
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java") is None and not (home and Path(home, "bin", "java").exists()):
+        fail("Spark needs Java 17: apt-get install openjdk-17-jre-headless, or set JAVA_HOME.")
+
+
+@contextmanager
+def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A session for one command. On a terminal the person is told that it takes a moment."""
+    require_spark()
+    from klamm.spark.session import session
+
+    if sys.stderr.isatty():
+        note(dim(f"Starting Spark on {master} ...", sys.stderr))
+    with _stderr_to_file() as log:
+        try:
+            spark = session(master, app_name, {"spark.ui.enabled": "false", "spark.log.level": "ERROR", **conf})
+        except Exception as error:
+            text = str(error).strip().splitlines()
+            fail(f"Spark did not start on {master}: {text[0] if text else type(error).__name__} See {log}.")
+    _silence_query_log()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _stderr_to_file() -> Iterator[Path]:
+    """Processes started meanwhile keep the file as their standard error, as long as they live."""
+    given = os.environ.get(LOG_VARIABLE)
+    log = Path(given) if given else Path(tempfile.gettempdir(), f"klamm-spark-{os.getuid()}.log")
+    sys.stderr.flush()
+    saved = os.dup(2)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.dup2(file, 2)
+        yield log
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(file)
+
+
+def _silence_query_log() -> None:
+    """PySpark logs every error of a query as JSON besides raising it; the commands tell it as a sentence."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True

@@ -1,0 +1,158 @@
+"""Topics as tables of a SQL query: `TopicTables.query` reads those that the query names, and no others.
+
+The columns of a table are the fields of its JSON values, typed by a sample of the newest records, then `key`, `value`
+(both as text), `_topic`, `_partition`, `_offset` and `_timestamp`. Where a value has a field `key` or `value` itself,
+the record's own is called `_key` or `_value`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from klamm.errors import KlammError
+from klamm.spark.sql_names import Relation, SqlTextError, relations
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+SAMPLE: Final = 1000
+_RECORD: Final = {"_topic": "topic", "_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
+
+
+class TopicTables:
+    """A session's tables. `topics` lists what there is, asked anew at every query; schemas are kept for the session."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        bootstrap_servers: str,
+        topics: Callable[[], Iterable[str]],
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._spark = spark
+        self._options = {"kafka.bootstrap.servers": bootstrap_servers, "pushdown": "true", **(options or {})}
+        self._topics = topics
+        self._schemas: dict[str, StructType | None] = {}
+
+    def query(self, sql: str) -> DataFrame:
+        """The result, not computed yet. An unknown topic is refused before Spark sees the query."""
+        for topic in self._named(sql):
+            self._table(topic).createOrReplaceTempView(f"`{topic.replace('`', '``')}`")
+        return self._spark.sql(sql)
+
+    def _named(self, sql: str) -> list[str]:
+        try:
+            wanted = [relation for relation in relations(sql) if not relation.is_file]
+        except SqlTextError as error:
+            raise KlammError(f"Line {error.line} of the query: {error}") from None
+        if not wanted:
+            return []
+        known = set(self._topics())
+        return [relation.name for relation in wanted if self._is_topic(relation, known)]
+
+    def _is_topic(self, relation: Relation, known: set[str]) -> bool:
+        if len(relation.parts) == 1 and relation.name in known:
+            return True
+        if len(relation.parts) == 1 and self._is_view(relation.name):
+            return False
+        raise KlammError(unknown_topic(relation, known))
+
+    def _is_view(self, name: str) -> bool:
+        """Whether the person has made a temporary view of this name."""
+        return bool(self._spark.catalog.tableExists(f"`{name.replace('`', '``')}`"))
+
+    def _table(self, topic: str) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        raw = self._spark.read.format("klamm").options(subscribe=topic, **self._options).load()
+        schema = self._schema(topic)
+        fields = distinct_fields(schema)
+        taken = {name.lower() for name in fields}
+        columns: list[Column] = []
+        if schema is not None:
+            parsed = F.from_json(F.col("value").cast("string"), schema)
+            columns += [parsed.getField(name).alias(name) for name in fields]
+        columns += [
+            F.col(name).cast("string").alias(name if name not in taken else f"_{name}") for name in ("key", "value")
+        ]
+        columns += [F.col(column).alias(name) for name, column in _RECORD.items() if name not in taken]
+        return raw.select(*columns)
+
+    def _schema(self, topic: str) -> StructType | None:
+        """None for a topic whose sampled values hold no JSON object."""
+        if topic not in self._schemas:
+            from klamm.spark.schema_inference import infer_json
+
+            try:
+                found = infer_json(self._sampled(topic)).schema
+            except KlammError:
+                return None
+            self._schemas[topic] = found
+        return self._schemas[topic]
+
+    def _sampled(self, topic: str) -> Iterator[bytes | None]:
+        starting = self._sample_offsets(topic)
+        if starting is None:
+            return iter(())
+        options = {**self._options, "subscribe": topic, "startingOffsets": starting}
+        sample = self._spark.read.format("klamm").options(**options).load().select("value").limit(2 * SAMPLE)
+        return iter(sample.toArrow().column(0).to_pylist())
+
+    def _sample_offsets(self, topic: str) -> str | None:
+        """Where the newest records begin, some of every partition; None for an empty topic."""
+        from klamm.model import TopicPartition
+        from klamm.spark.client import ClusterClient
+
+        client_options = {k: v for k, v in self._options.items() if k.startswith("kafka.")}
+        with ClusterClient(self._options["kafka.bootstrap.servers"], client_options) as client:
+            tps = [TopicPartition(topic, index) for index in client.topics([topic]).get(topic, [])]
+            first, last = client.earliest(tps), client.latest(tps)
+        if not any(last[tp] > first[tp] for tp in tps):
+            return None
+        share = max(1, SAMPLE // len(tps))
+        return json.dumps({topic: {str(tp.partition): max(first[tp], last[tp] - share) for tp in tps}})
+
+
+def distinct_fields(schema: StructType | None) -> list[str]:
+    """Names of columns, of which SQL takes no two that differ in case only: the first one stays."""
+    names: dict[str, str] = {}
+    for field in schema.fields if schema is not None else ():
+        names.setdefault(field.name.lower(), field.name)
+    return list(names.values())
+
+
+def unknown_topic(relation: Relation, known: Iterable[str]) -> str:
+    """What to tell of a name that is no topic."""
+    from klamm.spark.pipeline.problems import suggestion
+
+    names = [name for name in known if not name.startswith("__")]
+    if len(relation.parts) > 1 and relation.name in set(known):
+        return f"A topic's name with a dot goes into backticks: `{relation.name}`."
+    longer = sorted(name for name in names if name.startswith((f"{relation.name}-", f"{relation.name}.")))
+    if longer:
+        return f"There is no topic {relation.name!r}. A name like `{longer[0]}` goes into backticks."
+    return f"There is no topic {relation.name!r}.{suggestion(relation.name, names)}"
+
+
+def as_text(frame: DataFrame) -> DataFrame:
+    """Every column as text, nested ones as JSON: for tables and CSV."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
+
+    columns = []
+    for position, field in enumerate(frame.schema.fields):
+        column = F.col(f"c{position}")
+        nested = isinstance(field.dataType, StructType | ArrayType | MapType | VariantType)
+        columns.append((F.to_json(column) if nested else column.cast("string")).alias(f"c{position}"))
+    # Two columns of a result may have one name, so they are numbered.
+    return frame.toDF(*(f"c{position}" for position in range(len(columns)))).select(*columns)
+
+
+def as_json(frame: DataFrame) -> DataFrame:
+    """One column with a JSON object a row; fields that are null are there."""
+    from pyspark.sql import functions as F
+
+    return frame.select(F.to_json(F.struct("*"), {"ignoreNullFields": "false"}))
