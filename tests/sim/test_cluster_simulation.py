@@ -6,16 +6,49 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
 from klamm.sim.cluster_runner import ClusterSummary, fingerprint, run_cluster_seeds
 from klamm.sim.loop import Deadlock, SimLoop, SimProcess
 
 FOUND = [line.split("#")[0].split() for line in (Path(__file__).parent / "cluster_seeds.txt").read_text().splitlines()]
 KNOWN_SEEDS = [int(words[0]) for words in FOUND if words]
-SEEDS, PART = 50, 10
+SEEDS, PART = 50, 25
+INJECTED = {
+    "clock backwards",
+    "clock forwards",
+    "controlled shutdown",
+    "controller deleted",
+    "cut both ways",
+    "cut from zookeeper",
+    "cut one way",
+    "disk",
+    "isolate",
+    "kill",
+    "late controller",
+    "leader election",
+    "lost replies",
+    "pause",
+    "reassignment",
+    "slow link",
+    "zookeeper down",
+    "zookeeper loses connections",
+}
+CAUSED = {
+    "disk operations failed",
+    "leaderships",
+    "messages late",
+    "reads from followers",
+    "replies lost",
+    "sessions expired",
+    "writes torn",
+    "zookeeper requests lost",
+}
 
 
 def told(summary: ClusterSummary) -> str:
@@ -40,6 +73,28 @@ def test_seeds(first: int) -> None:
     summary = run_cluster_seeds(first, PART)
     assert not summary.failures, told(summary)
     assert summary.records > 100 * PART
+    assert {kind for kind, count in summary.counts.items() if count} == INJECTED | CAUSED
+
+
+@pytest.fixture(scope="module")
+def mutant_runs() -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    """Each in a process of its own, since it changes the source of a module; two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(_run_mutant, name) for name in CLUSTER_MUTANTS}
+
+
+def _run_mutant(name: str) -> subprocess.CompletedProcess[str]:
+    mutant = CLUSTER_MUTANTS[name]
+    command = [sys.executable, "-m", "klamm.sim", "--level", "2", "--mutant", name]
+    limits = ["--first", str(mutant.first), "--seeds", str(mutant.seeds)]
+    return subprocess.run([*command, *limits], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", CLUSTER_MUTANTS)
+def test_mutant_is_caught(name: str, mutant_runs: dict[str, Future[subprocess.CompletedProcess[str]]]) -> None:
+    run = mutant_runs[name].result()
+    assert run.returncode == 1, f"{name} survived: {run.stdout[-500:]}{run.stderr[-500:]}"
+    assert "replay with: python -m klamm.sim --seed" in run.stdout
 
 
 def test_a_seed_repeats_its_run_whatever_the_order_of_sets_is() -> None:

@@ -200,10 +200,15 @@ class Consumer:
     an older one again.
     """
 
-    def __init__(self, client: Client, tp: TopicPartition, history: History) -> None:
+    def __init__(self, client: Client, tp: TopicPartition, history: History, rack: str = "") -> None:
         self._client = client
         self.tp = tp
         self._history = history
+        self._rack = rack
+        self._near: int | None = None
+        """The follower that the leader sent it to."""
+        self.near_records = 0
+        """How often a follower gave it records."""
         self.offset = 0
         self._end = 0
         """The largest end of the partition that it was told."""
@@ -216,14 +221,16 @@ class Consumer:
         while True:
             leader, epoch = await self._client.leader(self.tp)
             try:
-                await self._fetch(leader, epoch)
+                if self._near is None or self._near == leader:
+                    await self._fetch(leader, epoch)
+                else:
+                    await self._fetch_near(self._near, epoch)
                 if self._client.rng.random() < 0.1:
                     await self._list_end(leader, epoch)
                 if self._client.rng.random() < 0.05:
                     await self._ask_in_the_past(leader, epoch)
             except OSError:
-                self._client.forget_leader(self.tp)
-                await self._client.rest()
+                await self._start_anew()
 
     async def _fetch(self, leader: int, epoch: int) -> None:
         response = await self._client.ask(leader, self._request(epoch), 11)
@@ -234,7 +241,16 @@ class Consumer:
             answered = (self._client.connection_number(leader), epoch)
             require(answered != self._answered or now >= before, told)
             self._answered, self._high_watermark = answered, now
+            self._near = result.preferred_read_replica if result.preferred_read_replica >= 0 else None
             self._take(result.records, result.high_watermark)
+
+    async def _fetch_near(self, follower: int, epoch: int) -> None:
+        """From a follower. It may know less than its leader, never more than is committed."""
+        response = await self._client.ask(follower, self._request(epoch), 11)
+        result = response.responses[0].partitions[0]
+        if await self._is_answer(result.error_code):
+            self._take(result.records, result.high_watermark)
+            self.near_records += result.records is not None and bool(len(result.records))
 
     async def _list_end(self, leader: int, epoch: int) -> None:
         partition = ListOffsetsPartition(
@@ -264,9 +280,13 @@ class Consumer:
         if code not in RETRIABLE and code != ErrorCode.OFFSET_OUT_OF_RANGE:
             name = ErrorCode(code).name
             raise Violation(f"{self._client.name} was answered {name} for offset {self.offset} of {self.tp}")
+        await self._start_anew()
+        return False
+
+    async def _start_anew(self) -> None:
+        self._near = None
         self._client.forget_leader(self.tp)
         await self._client.rest()
-        return False
 
     def _request(self, epoch: int) -> FetchRequest:
         partition = FetchPartition(
@@ -276,7 +296,7 @@ class Consumer:
             partition_max_bytes=10_000,
         )
         topic = FetchTopic(topic=self.tp.topic, partitions=[partition])
-        return FetchRequest(max_wait_ms=300, min_bytes=1, max_bytes=100_000, topics=[topic])
+        return FetchRequest(max_wait_ms=300, min_bytes=1, max_bytes=100_000, topics=[topic], rack_id=self._rack)
 
     def _take(self, data: Any, high_watermark: int) -> None:
         for batch in batches(bytes(data or b"")):

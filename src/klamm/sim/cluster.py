@@ -61,6 +61,7 @@ SETTINGS: Final[dict[str, object]] = {
     "log.cleaner.enable": False,
     "leader.imbalance.check.interval.seconds": 3,
 }
+RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 _SKELETON: Final = frozenset(levels_of(paths.PERSISTENT_PATHS))
 """Znodes that any broker creates when they are missing."""
 
@@ -83,6 +84,7 @@ class SimNode:
     def __init__(self, cluster: SimCluster, broker_id: int) -> None:
         self.id = broker_id
         self.host = f"b{broker_id}"
+        self.rack = f"rack {broker_id}"
         self.files = MemoryFiles()
         self.clock = SimClock(cluster.loop)
         self.note = SessionNote()
@@ -126,7 +128,7 @@ class SimNode:
         self.process = process = SimProcess(f"broker {self.id} run {self._runs}", self.host)
         self._cluster.processes.append(process)
         listener = f"PLAINTEXT://{self.host}:{PORT}"
-        own = {"broker.id": self.id, "listeners": listener, "advertised.listeners": listener}
+        own = {"broker.id": self.id, "listeners": listener, "advertised.listeners": listener, "broker.rack": self.rack}
         with running_as(process):
             self.server = ObservedServer(KafkaConfig({**self._cluster.settings, **own}), self._environment())
             self.server.cluster = self._cluster
@@ -200,6 +202,8 @@ class SimCluster:
         self.checkers = Checkers()
         self.history = History()
         self.settings = {**SETTINGS, "klamm.control.log.enable": seed % 4 == 0}
+        if seed % 2:
+            self.settings["replica.selector.class"] = RACK_AWARE
         self.zookeeper = ZooKeeperServer(self.loop, self._on_written)
         self.nodes = {broker_id: SimNode(self, broker_id) for broker_id in range(1, brokers + 1)}
         self.addresses = {node.id: (node.host, PORT) for node in self.nodes.values()}

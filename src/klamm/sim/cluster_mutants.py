@@ -61,11 +61,6 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     "watches_are_lost_with_the_connection": Mutant(
         "klamm.zk.session", "            self._watches.restore(self._connection)\n", "            pass\n"
     ),
-    "expired_controller_goes_on": Mutant(
-        "klamm.controller.runner",
-        "            await self._manager.clear_and_put(Expire()).await_processing()\n",
-        "            pass\n",
-    ),
     "not_registered_again": Mutant(
         "klamm.controller.runner", "        self._register(self._zk.session_id, 1)\n", "        pass\n"
     ),
@@ -82,5 +77,40 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "zombie_incarnation_joins_isr": Mutant(
         "klamm.controller.isr_changes", "        if epoch not in (-1, broker.epoch):\n", "        if False:\n", 200
+    ),
+    "min_insync_replicas_is_not_asked": Mutant(
+        _R + "partition",
+        "return 1 if self.log is None else min(self.log.config.min_insync_replicas, len(self.remotes) + 1)",
+        "return 1",
+    ),
+    "cut_at_the_high_watermark": Mutant(
+        _R + "truncation",
+        "    if leader.end_offset == UNDEFINED_EPOCH_OFFSET:\n",
+        "    if True:\n",
+    ),
+    "new_leader_takes_all_for_committed": Mutant(
+        _R + "partition",
+        "        self.maybe_increment_high_watermark(now_ms)\n        return is_new_epoch\n",
+        "        log.update_high_watermark(log.log_end_offset)\n        return is_new_epoch\n",
+    ),
+    "end_is_told_before_it_is_known": Mutant(
+        _R + "partition_reader", "    epoch_start = partition.leader_epoch_start_offset\n", "    epoch_start = None\n"
+    ),
+    "cache_updates_overwrite_each_other": Mutant(
+        "klamm.metadata.cache",
+        "        self.snapshot, deleted = before.apply(update)\n",
+        "        import asyncio\n\n        after, deleted = before.apply(update)\n"
+        "        asyncio.get_running_loop().call_later(0.002, setattr, self, 'snapshot', after)\n",
+    ),
+    "torn_tail_is_kept": Mutant(
+        "klamm.log.loader", "            cut_bytes = segment.recover(self._note_epoch)\n", "            cut_bytes = 0\n"
+    ),
+    "committed_offsets_are_not_loaded": Mutant(
+        "klamm.coordinator.offsets_loader",
+        "            target[key.topic_partition] = CommittedOffset(",
+        "            CommittedOffset(",
+    ),
+    "offset_commits_do_not_wait": Mutant(
+        "klamm.coordinator.shell", "append_records(-1, True, Append", "append_records(1, True, Append"
     ),
 }

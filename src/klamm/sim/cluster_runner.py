@@ -70,6 +70,7 @@ class Scenario:
         await self._until_quiet()
         cluster.history.check()
         await self._check_offsets()
+        cluster.counts["reads from followers"] += sum(consumer.near_records for consumer in self._consumers)
         require(bool(cluster.history.acknowledged), "nothing was acknowledged at all")
 
     async def _start_clients(self) -> None:
@@ -85,7 +86,7 @@ class Scenario:
             producer = Producer(client, self._tps, cluster.history, self._may_produce)
             self._producing.append(cluster.loop.spawn(cluster.client_process(client.name), producer.run()))
         for i in (1, 2):
-            self._start_consumers(f"c{i}")
+            self._start_consumers(f"c{i}", rack=f"rack {i}")
             self._start_member(f"g{i}")
         self._clients += self._producing
 
@@ -93,12 +94,12 @@ class Scenario:
         """In some runs the last faults meet a cluster that nobody writes to any more."""
         return not self._is_quiet and self._cluster.loop.time() < self._produces_until_s
 
-    def _start_consumers(self, name: str) -> None:
+    def _start_consumers(self, name: str, rack: str) -> None:
         cluster = self._cluster
         client = Client(name, cluster.addresses, Random(cluster.rng.getrandbits(64)))
         process = cluster.client_process(name)
         for tp in self._tps:
-            consumer = Consumer(client, tp, cluster.history)
+            consumer = Consumer(client, tp, cluster.history, rack)
             self._consumers.append(consumer)
             self._clients.append(cluster.loop.spawn(process, consumer.run()))
 

@@ -45,23 +45,27 @@ _EXPECTED: Final = frozenset(
 
 
 class Committed:
-    """What the offsets of a group may be: the last that was acknowledged, or one whose fate is not known."""
+    """What the offsets of a group may be: the last that was acknowledged, or one whose fate is not known.
+
+    What was sent in an earlier generation than that of an acknowledged one came before it, or never.
+    """
 
     def __init__(self) -> None:
         self._acknowledged: dict[TopicPartition, int] = {}
-        self._maybe: dict[TopicPartition, set[int]] = {}
+        self._maybe: dict[TopicPartition, dict[int, int]] = {}
 
-    def on_sent(self, tp: TopicPartition, offset: int) -> None:
-        self._maybe.setdefault(tp, set()).add(offset)
+    def on_sent(self, tp: TopicPartition, offset: int, generation: int) -> None:
+        self._maybe.setdefault(tp, {})[offset] = generation
 
-    def on_acknowledged(self, tp: TopicPartition, offset: int) -> None:
+    def on_acknowledged(self, tp: TopicPartition, offset: int, generation: int) -> None:
         self._acknowledged[tp] = offset
-        self._maybe[tp].discard(offset)
+        later = {other: g for other, g in self._maybe[tp].items() if g >= generation and other != offset}
+        self._maybe[tp] = later
 
     def check(self, tp: TopicPartition, found: int) -> None:
         """Call it when nothing is on its way any more."""
         acknowledged = self._acknowledged.get(tp, NO_OFFSET)
-        possible = {acknowledged} | self._maybe.get(tp, set())
+        possible = {acknowledged, *self._maybe.get(tp, ())}
         require(found in possible, f"the group has committed {found} of {tp}, it was told {acknowledged}")
 
 
@@ -175,12 +179,13 @@ class GroupMember:
             member_id=self._member_id,
             topics=[OffsetCommitRequestTopic(name=tp.topic, partitions=[partition])],
         )
-        self._committed.on_sent(tp, offset)
+        generation = self.generation
+        self._committed.on_sent(tp, offset, generation)
         response = await self._client.ask(self._coordinator, request, 7)
         code = response.topics[0].partitions[0].error_code
         self._note_if_forgotten(code)
         _check(code)
-        self._committed.on_acknowledged(tp, offset)
+        self._committed.on_acknowledged(tp, offset, generation)
         self.positions[tp] = offset
 
 
