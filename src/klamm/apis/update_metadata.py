@@ -81,6 +81,7 @@ def to_update(version: int, req: UpdateMetadataRequest) -> MetadataUpdate:
         controller_epoch=req.controller_epoch,
         live_brokers=tuple(_broker(version, node) for node in req.live_brokers),
         topics=tuple(topics),
+        broker_epoch=req.broker_epoch,
     )
 
 

@@ -17,15 +17,15 @@ class MetadataCache:
         self.broker_id = broker_id
         self.snapshot = MetadataSnapshot()
         self._waiting: list[tuple[int, Callable[[], None]]] = []
-        self.on_new_controller: Callable[[MetadataSnapshot, int], None] | None = None
-        """Called with what was known before, and the epoch, when a controller of a newer epoch speaks first."""
+        self.on_update: Callable[[MetadataSnapshot, MetadataUpdate], None] | None = None
+        """Called with what was known before, when an update was applied."""
 
     def update(self, update: MetadataUpdate) -> tuple[TopicPartition, ...]:
         """Swaps in the next snapshot; returns the partitions that are gone."""
         before = self.snapshot
         self.snapshot, deleted = before.apply(update)
-        if update.controller_epoch > before.controller_epoch and self.on_new_controller is not None:
-            self.on_new_controller(before, update.controller_epoch)
+        if self.on_update is not None:
+            self.on_update(before, update)
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for broker_id, then in waiting:

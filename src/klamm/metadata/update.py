@@ -50,9 +50,10 @@ class TopicUpdate:
 
 @dataclass(frozen=True, slots=True)
 class MetadataUpdate:
-    """`live_brokers` is always complete; `topics` holds what changed."""
+    """`live_brokers` is always complete; `topics` holds what changed; `broker_epoch` is the life it is for."""
 
     controller_id: int = NO_CONTROLLER
     controller_epoch: int = NO_EPOCH
     live_brokers: tuple[BrokerEndPoints, ...] = ()
     topics: tuple[TopicUpdate, ...] = ()
+    broker_epoch: int = NO_EPOCH

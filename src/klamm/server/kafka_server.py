@@ -73,7 +73,6 @@ class KafkaServer:
         self._changes: ConfigChangeListener | None = None
         self._scheduler: Scheduler | None = None
         self._replication: Replication | None = None
-        self._missed_deletions: MissedDeletions | None = None
         self._metrics_server: MetricsServer | None = None
         self._control_log = ControlLogWriter(config, self._clock)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,7 +119,7 @@ class KafkaServer:
         had_predecessor = await coordination.take_over([Path(d.path) for d in self._logs.dirs.live])
         self._broker = self._build(loop, broker_id, cluster_id, configs)
         self._replication = Replication(self._broker)
-        self._missed_deletions = MissedDeletions(self._broker, self._spawn)
+        MissedDeletions(self._broker, self._spawn)
         self._control_log.start(self._broker)
         await self._open_listeners()
         address = await self._join(
@@ -308,8 +307,6 @@ class KafkaServer:
 
     def _on_broker_epoch(self, broker_epoch: int) -> None:
         self.broker.broker_epoch = broker_epoch
-        if self._missed_deletions is not None:
-            self._spawn(self._missed_deletions.catch_up())
 
     async def _purge_config_changes(self) -> None:
         assert self._changes is not None

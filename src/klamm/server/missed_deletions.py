@@ -13,7 +13,8 @@ from collections.abc import Callable, Coroutine
 from typing import Final
 
 from klamm.broker import Broker
-from klamm.metadata import MetadataSnapshot
+from klamm.metadata import MetadataSnapshot, MetadataUpdate
+from klamm.model import NO_EPOCH
 from klamm.zk import paths
 from klamm.zk.ops import GetData
 from klamm.zk.session import SessionListener
@@ -30,26 +31,28 @@ class MissedDeletions:
     def __init__(self, broker: Broker, spawn: Callable[[Coroutine[object, object, None]], None]) -> None:
         self._broker = broker
         self._spawn = spawn
+        self._broker_epoch = NO_EPOCH
         self._before: MetadataSnapshot | None = None
         broker.zk.add_listener(SessionListener(after_new_session=self._on_new_session))
-        broker.metadata.on_new_controller = self._on_new_controller
+        broker.metadata.on_update = self._on_update
 
     def _on_new_session(self) -> None:
         """Only what is known now is looked for: the server that answers has seen it, as it has our registration."""
         self._before = self._broker.metadata.snapshot
 
-    def _on_new_controller(self, before: MetadataSnapshot, controller_epoch: int) -> None:
-        if len(before.topics):
-            self._spawn(self._compare(before, controller_epoch))
+    def _on_update(self, before: MetadataSnapshot, update: MetadataUpdate) -> None:
+        """The first word of a controller to this registration, or of a new controller to anybody.
 
-    async def catch_up(self) -> None:
-        """Call it when the broker has registered. Topics that ZooKeeper does not have leave the metadata.
-
-        Offsets of groups go with them, so ZooKeeper's word counts, not what the controller happens to leave out.
+        From then on it tells of deletions; what was deleted before is not in ZooKeeper any more. Offsets of groups go
+        with a topic, so ZooKeeper's word counts, not what the controller happens to leave out.
         """
-        before, self._before = self._before, None
-        if before is not None:
-            await self._forget_unless_there(before)
+        if update.controller_epoch > before.controller_epoch and len(before.topics):
+            self._spawn(self._compare(before, update.controller_epoch))
+        if update.broker_epoch > self._broker_epoch:
+            self._broker_epoch = update.broker_epoch
+            known, self._before = self._before, None
+            if known is not None:
+                self._spawn(self._forget_unless_there(known))
 
     async def _compare(self, before: MetadataSnapshot, controller_epoch: int) -> None:
         """A server that has seen the new epoch has seen all that earlier controllers wrote, under their own epochs."""

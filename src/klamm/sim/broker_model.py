@@ -187,7 +187,10 @@ class BrokerModel:
             topics.setdefault(topic, []).append(state)
         updates = tuple(TopicUpdate(t, tuple(states), ids.get(t, ZERO_UUID)) for t, states in topics.items())
         head = request.head
-        self.metadata.update(MetadataUpdate(head.controller_id, head.controller_epoch, body.live_brokers, updates))
+        update = MetadataUpdate(
+            head.controller_id, head.controller_epoch, body.live_brokers, updates, head.broker_epoch
+        )
+        self.metadata.update(update)
 
     def _stop(self, request: StopReplicaRequest) -> ControlResponse:
         errors = []

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.controller.effects import ZkRead
 from klamm.metadata.snapshot import MetadataSnapshot
+from klamm.metadata.update import MetadataUpdate
 from klamm.zk import paths
 from klamm.zk.ops import GetChildren, GetChildrenResult, GetData, GetDataResult
 from klamm.zk.znodes import decode_controller_epoch
@@ -17,25 +18,25 @@ RETRY_MS = 100
 
 
 class MissedDeletions:
-    """Asks ZooKeeper in every new session, and when a new controller speaks for the first time."""
+    """Asks ZooKeeper when a controller speaks for the first time to this registration, or a new one to anybody."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._broker_epoch = -1
         self._before: MetadataSnapshot | None = None
-        node.broker.metadata.on_new_controller = self._on_new_controller
+        node.broker.metadata.on_update = self._on_update
 
     def on_new_session(self) -> None:
         self._before = self._node.broker.metadata.snapshot
 
-    def catch_up(self) -> None:
-        """This broker has registered: the server that answers has seen everything from before."""
-        before, self._before = self._before, None
-        if before is not None:
-            self._look_for(before, 0)
-
-    def _on_new_controller(self, before: MetadataSnapshot, controller_epoch: int) -> None:
-        if len(before.topics):
-            self._look_for(before, controller_epoch)
+    def _on_update(self, before: MetadataSnapshot, update: MetadataUpdate) -> None:
+        if update.controller_epoch > before.controller_epoch and len(before.topics):
+            self._look_for(before, update.controller_epoch)
+        if update.broker_epoch > self._broker_epoch:
+            self._broker_epoch = update.broker_epoch
+            known, self._before = self._before, None
+            if known is not None:
+                self._look_for(known, 0)
 
     def _look_for(self, before: MetadataSnapshot, controller_epoch: int) -> None:
         node = self._node

@@ -172,7 +172,10 @@ MUTANTS: Final[dict[str, Mutant]] = {
         400,
     ),
     "deletions_missed_at_a_failover": Mutant(
-        "klamm.sim.missed_deletions", "        if len(before.topics):\n", "        if False:\n", 600
+        "klamm.sim.missed_deletions",
+        "if update.controller_epoch > before.controller_epoch and len(before.topics):",
+        "if False:",
+        600,
     ),
     "ends_of_topics_lost_when_merged": Mutant(
         _C + "request_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 1000

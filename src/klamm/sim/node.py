@@ -257,7 +257,6 @@ class Node:
                 self.scheduled.clear()
             case BrokerRegistered(epoch):
                 self.broker.broker_epoch = epoch
-                self.deletions.catch_up()
             case ActiveControllerChanged(controller_id, epoch):
                 if controller_id == self.id:
                     self.world.checkers.on_controller(self.id, epoch)

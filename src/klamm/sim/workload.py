@@ -236,6 +236,8 @@ class Workload:
                 self.world.checkers.on_producer_ids(node.id, reply.start, reply.length)
 
         self.ask(AllocateProducerIds(node.id, node.broker.broker_epoch), on_reply, controller)
+        if self.rng.random() < 0.3:
+            self.world.later(self.rng.randint(1, 8), self._claim_producer_ids_by_znode)
 
     def _claim_producer_ids_by_znode(self) -> None:
         """As brokers of a protocol before 3.0 do it, beside the controller."""

@@ -22,10 +22,11 @@ class Fixture:
         self.topics, self.epochs = topics, epochs
         self.deleted: list[TopicPartition] = []
         self.tasks: list[asyncio.Task[None]] = []
+        self.listeners: list[Any] = []
         self.cache = MetadataCache(1)
         broker: Any = SimpleNamespace(
             metadata=self.cache,
-            zk=SimpleNamespace(add_listener=lambda _: None, read=self._read, get_children=self._children),
+            zk=SimpleNamespace(add_listener=self.listeners.append, read=self._read, get_children=self._children),
             replicas=SimpleNamespace(on_metadata_change=lambda: None),
             groups=SimpleNamespace(on_partitions_deleted=self.deleted.extend),
         )
@@ -39,12 +40,12 @@ class Fixture:
         assert self.epochs[0] >= self.cache.snapshot.controller_epoch, "a server that lags is not believed"
         return tuple(self.topics)
 
-    def told(self, epoch: int, *topics: str) -> None:
+    def told(self, epoch: int, *topics: str, broker_epoch: int = 1) -> None:
         updates = tuple(
             TopicUpdate(name, (PartitionState(name, 0, epoch, 1, 0, (1,), 0, (1,)),), UUID(int=ord(name)))
             for name in topics
         )
-        self.cache.update(MetadataUpdate(1, epoch, (), updates))
+        self.cache.update(MetadataUpdate(1, epoch, (), updates, broker_epoch))
 
     async def settle(self) -> None:
         await asyncio.gather(*self.tasks)
@@ -79,3 +80,20 @@ def test_updates_of_the_same_controller_cost_nothing() -> None:
     fixture = Fixture([], [1])
     asyncio.run(run())
     assert not fixture.tasks
+
+
+def test_after_a_new_session_the_first_word_of_the_controller_is_waited_for() -> None:
+    """A topic may be deleted after this broker registered and before the controller has seen that it did."""
+
+    async def run() -> None:
+        fixture.told(1, "a", "b")
+        for listener in fixture.listeners:
+            listener.after_new_session()
+        assert not fixture.tasks
+        fixture.topics.remove("b")
+        fixture.told(1, broker_epoch=2)
+        await fixture.settle()
+
+    fixture = Fixture(["a", "b"], [1])
+    asyncio.run(run())
+    assert fixture.deleted == [TopicPartition("b", 0)]
