@@ -69,6 +69,18 @@ def test_nothing_is_locked() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_nobody_waits_with_wait_for() -> None:
+    """It can swallow a cancellation (Python 3.11); `asyncio.timeout` does not."""
+    wrong = [
+        f"{module.place}:{node.lineno}"
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "asyncio.wait_for"
+    ]
+    wrong += [f"{m.place}:{line}" for m in modules() for name, line in m.imports() if name == "asyncio.wait_for"]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_the_core_has_no_hidden_time_or_chance() -> None:
     wrong = [
         f"{module.place}:{node.lineno}: {ast.unparse(node)}"

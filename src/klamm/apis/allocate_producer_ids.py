@@ -1,6 +1,7 @@
 """AllocateProducerIds (67): a broker asks the controller for a block of producer ids.
 
-v0. A broker that is not the controller says NOT_CONTROLLER (41).
+v0. A broker that is not the controller says NOT_CONTROLLER (41), one whose ZooKeeper does not answer within
+`controller.socket.timeout.ms` REQUEST_TIMED_OUT (7).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from klamm.protocol.messages.allocate_producer_ids import AllocateProducerIdsReq
 def handle(
     broker: Broker, ctx: RequestContext, req: AllocateProducerIdsRequest
 ) -> asyncio.Future[AllocateProducerIdsResponse]:
-    return then(broker.controller.submit(events.AllocateProducerIds(req.broker_id, req.broker_epoch)), _response)
+    event = events.AllocateProducerIds(req.broker_id, req.broker_epoch)
+    return then(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), _response)
 
 
 def _response(block: ProducerIdsBlock) -> AllocateProducerIdsResponse:

@@ -1,7 +1,8 @@
 """AlterPartition (56): a leader asks the controller to change its ISR (KIP-497).
 
 v0-3: recovery state v1; topics by id v2; broker epochs beside the ISR's ids v3. A broker that is not the controller
-says NOT_CONTROLLER (41), a request of an earlier life of the leader STALE_BROKER_EPOCH (77).
+says NOT_CONTROLLER (41), a request of an earlier life of the leader STALE_BROKER_EPOCH (77), and one whose ZooKeeper is
+away for `controller.socket.timeout.ms` REQUEST_TIMED_OUT (7); the leader asks again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def handle(
 ) -> AlterPartitionResponse | asyncio.Future[AlterPartitionResponse]:
     items = tuple(_item(ctx.api_version, topic, partition) for topic in req.topics for partition in topic.partitions)
     event = events.AlterPartition(req.broker_id, req.broker_epoch, items, ctx.api_version)
-    return then(broker.controller.submit(event), _response)
+    return then(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), _response)
 
 
 def _item(version: int, topic: TopicData, partition: PartitionData) -> events.AlterPartitionItem:

@@ -1,7 +1,8 @@
 """ControlledShutdown (7): a broker that wants to stop asks the controller to move its leaderships away.
 
 v0-3: broker epoch v2. The response lists the partitions that could not be moved; the broker may stop when it is empty.
-A broker that is not the controller says STALE_CONTROLLER_EPOCH (11), as Kafka does.
+A broker that is not the controller says STALE_CONTROLLER_EPOCH (11), as Kafka does; one whose ZooKeeper does not answer
+within `controller.socket.timeout.ms` REQUEST_TIMED_OUT (7).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from klamm.protocol.messages.controlled_shutdown import (
 def handle(
     broker: Broker, ctx: RequestContext, req: ControlledShutdownRequest
 ) -> asyncio.Future[ControlledShutdownResponse]:
-    return then(broker.controller.submit(events.ControlledShutdown(req.broker_id, req.broker_epoch)), _response)
+    event = events.ControlledShutdown(req.broker_id, req.broker_epoch)
+    return then(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), _response)
 
 
 def _response(result: ControlledShutdownResult) -> ControlledShutdownResponse:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from klamm.apis.deadlines import Deadline
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.apis.topic_waits import await_topics
 from klamm.controller import events
@@ -32,12 +33,13 @@ def handle(
         if count > 1
     }
     asked = {topic.name: topic for topic in req.topics if topic.name not in refused}
+    deadline = Deadline(broker.loop, req.timeout_ms)
     event = events.CreatePartitions(tuple(_event_topic(topic) for topic in asked.values()), req.validate_only)
 
     def on_reply(reply: TopicResults) -> CreatePartitionsResponse | asyncio.Future[CreatePartitionsResponse]:
         if reply.error != ErrorCode.NONE:
             return _response({topic.name: TopicResult(topic.name, reply.error) for topic in req.topics})
-        return _await_leaders(broker, req, asked, refused | {result.name: result for result in reply.topics})
+        return _await_leaders(broker, req, deadline, asked, refused | {result.name: result for result in reply.topics})
 
     return then(broker.controller.submit(event, req.timeout_ms), on_reply)
 
@@ -54,6 +56,7 @@ def _event_topic(topic: CreatePartitionsTopic) -> events.CreatablePartitions:
 def _await_leaders(
     broker: Broker,
     req: CreatePartitionsRequest,
+    deadline: Deadline,
     asked: dict[str, CreatePartitionsTopic],
     results: dict[str, TopicResult],
 ) -> CreatePartitionsResponse | asyncio.Future[CreatePartitionsResponse]:
@@ -66,7 +69,7 @@ def _await_leaders(
     def is_there(name: str) -> bool:
         return broker.metadata.has_leaders(name, range(asked[name].count))
 
-    return await_topics(broker, grown, req.timeout_ms, is_there, respond)
+    return await_topics(broker, grown, deadline.remaining_ms, is_there, respond)
 
 
 def _response(results: dict[str, TopicResult]) -> CreatePartitionsResponse:

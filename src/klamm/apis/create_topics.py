@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from klamm.apis.deadlines import Deadline
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.apis.topic_waits import await_topics
 from klamm.config import validate_topic_config
@@ -31,12 +32,13 @@ def handle(
 ) -> CreateTopicsResponse | asyncio.Future[CreateTopicsResponse]:
     refused = _refusals(req)
     asked = {topic.name: topic for topic in req.topics if topic.name not in refused}
+    deadline = Deadline(broker.loop, req.timeout_ms)
     event = events.CreateTopics(tuple(_event_topic(topic) for topic in asked.values()), req.validate_only)
 
     def on_reply(reply: TopicResults) -> CreateTopicsResponse | asyncio.Future[CreateTopicsResponse]:
         if reply.error != ErrorCode.NONE:
             return _response(broker, req, {t.name: TopicResult(t.name, reply.error) for t in req.topics}, set())
-        return _await_leaders(broker, req, refused | {result.name: result for result in reply.topics})
+        return _await_leaders(broker, req, deadline, refused | {result.name: result for result in reply.topics})
 
     return then(broker.controller.submit(event, req.timeout_ms), on_reply)
 
@@ -75,13 +77,13 @@ def _event_topic(topic: CreatableTopic) -> events.CreatableTopic:
 
 
 def _await_leaders(
-    broker: Broker, req: CreateTopicsRequest, results: dict[str, TopicResult]
+    broker: Broker, req: CreateTopicsRequest, deadline: Deadline, results: dict[str, TopicResult]
 ) -> CreateTopicsResponse | asyncio.Future[CreateTopicsResponse]:
     created = {} if req.validate_only else {n: r for n, r in results.items() if r.error == ErrorCode.NONE}
     return await_topics(
         broker,
         list(created),
-        req.timeout_ms,
+        deadline.remaining_ms,
         lambda name: broker.metadata.has_leaders(name, range(created[name].num_partitions)),
         lambda late: _response(broker, req, results, late),
     )

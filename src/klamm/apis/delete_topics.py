@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
+from klamm.apis.deadlines import Deadline
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.apis.topic_waits import await_topics
 from klamm.controller import events
@@ -38,6 +39,7 @@ def handle(
         disabled = ErrorCode.INVALID_REQUEST if ctx.api_version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
         asked = [each._replace(error=disabled, message="Topic deletion is disabled.") for each in _asked(broker, req)]
         return _response(asked, {})
+    deadline = Deadline(broker.loop, req.timeout_ms)
     asked = _checked(broker, _asked(broker, req))
     sent = [each for each in asked if each.error == ErrorCode.NONE]
     names = tuple(each.name for each in sent if each.name is not None and not each.by_id)
@@ -46,7 +48,7 @@ def handle(
     def on_reply(reply: TopicResults) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
         if reply.error != ErrorCode.NONE:
             return _response([each._replace(error=reply.error, message=None) for each in asked], {})
-        return _await_gone(broker, req, asked, dict(zip((*names, *ids), reply.topics, strict=True)))
+        return _await_gone(broker, deadline, asked, dict(zip((*names, *ids), reply.topics, strict=True)))
 
     return then(broker.controller.submit(events.DeleteTopics(names, ids), req.timeout_ms), on_reply)
 
@@ -76,7 +78,7 @@ def _checked(broker: Broker, asked: list[_Asked]) -> list[_Asked]:
 
 
 def _await_gone(
-    broker: Broker, req: DeleteTopicsRequest, asked: list[_Asked], results: dict[str | UUID, TopicResult]
+    broker: Broker, deadline: Deadline, asked: list[_Asked], results: dict[str | UUID, TopicResult]
 ) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
     deleted = [result.name for result in results.values() if result.error == ErrorCode.NONE]
 
@@ -89,7 +91,9 @@ def _await_gone(
         }
         return _response(asked, results | timed_out)
 
-    return await_topics(broker, deleted, req.timeout_ms, lambda name: not broker.metadata.contains(name), respond)
+    return await_topics(
+        broker, deleted, deadline.remaining_ms, lambda name: not broker.metadata.contains(name), respond
+    )
 
 
 def _response(asked: list[_Asked], results: dict[str | UUID, TopicResult]) -> DeleteTopicsResponse:

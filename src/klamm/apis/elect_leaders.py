@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from klamm.apis.deadlines import Deadline
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.controller import events
 from klamm.controller.replies import PartitionResult, PartitionResults
@@ -25,18 +26,19 @@ def handle(
         return ElectLeadersResponse(
             throttle_time_ms=0, error_code=ErrorCode.INVALID_REQUEST, replica_election_results=()
         )
+    deadline = Deadline(broker.loop, req.timeout_ms)
     asked = req.topic_partitions
     partitions = None if asked is None else tuple(TopicPartition(t.topic, i) for t in asked for i in t.partitions)
     event = events.ReplicaLeaderElection(partitions, events.ElectionType(req.election_type))
 
     def on_reply(reply: PartitionResults) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse]:
-        return _await_leaders(broker, req, reply)
+        return _await_leaders(broker, req, deadline, reply)
 
     return then(broker.controller.submit(event, req.timeout_ms), on_reply)
 
 
 def _await_leaders(
-    broker: Broker, req: ElectLeadersRequest, reply: PartitionResults
+    broker: Broker, req: ElectLeadersRequest, deadline: Deadline, reply: PartitionResults
 ) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse]:
     elected = [result.partition for result in reply.partitions if result.error == ErrorCode.NONE]
     is_preferred = req.election_type == events.ElectionType.PREFERRED.value
@@ -53,7 +55,7 @@ def _await_leaders(
     def on_expire() -> ElectLeadersResponse:
         return _response(req, reply, {tp for tp in elected if not is_seen(tp)})
 
-    return broker.elections.try_complete_else_watch(elected, req.timeout_ms, try_complete, on_expire)
+    return broker.elections.try_complete_else_watch(elected, deadline.remaining_ms, try_complete, on_expire)
 
 
 def _response(req: ElectLeadersRequest, reply: PartitionResults, late: set[TopicPartition]) -> ElectLeadersResponse:

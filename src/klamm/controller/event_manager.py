@@ -214,7 +214,8 @@ class ControllerEventManager:
         while not self._queue:
             self._wake.clear()
             try:
-                await asyncio.wait_for(self._wake.wait(), QUEUE_TIME_RESET_S)
+                async with asyncio.timeout(QUEUE_TIME_RESET_S):
+                    await self._wake.wait()
             except TimeoutError:
                 self._metrics.reset_queue_time()
         return self._queue.popleft()

@@ -172,7 +172,8 @@ class SocketServer:
             acceptor.processor.stop_reading()
         try:
             if self.channel.in_flight:
-                await asyncio.wait_for(self.channel.drained(), timeout_ms / 1000)
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await self.channel.drained()
         except TimeoutError:
             _log.warning("%d requests were not answered within %d ms of shutdown", self.channel.in_flight, timeout_ms)
         self.handler_pool.shutdown()

@@ -11,11 +11,10 @@ from klamm.controller.events import ControlledShutdown
 from klamm.errors import ErrorCode
 from klamm.network.client import BrokerConnection
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
+from klamm.server import inter_broker
 from klamm.zk.session import SessionListener, SessionState
 
 log = logging.getLogger(__name__)
-
-_VERSION = 3
 
 
 async def controlled_shutdown(broker: Broker) -> bool:
@@ -34,8 +33,8 @@ async def controlled_shutdown(broker: Broker) -> bool:
             log.warning("Leaving without a controlled shutdown: this broker is the controller and ZooKeeper is away")
             return False
         try:
-            error, remaining = await asyncio.wait_for(asking, 0)
-        except (OSError, TimeoutError) as failure:
+            error, remaining = _answer(asking)
+        except OSError as failure:
             log.warning("The controller did not answer the controlled shutdown: %s", str(failure) or "time ran out")
             continue
         if error == ErrorCode.NONE and not remaining:
@@ -43,6 +42,14 @@ async def controlled_shutdown(broker: Broker) -> bool:
         log.warning("The controller refused the shutdown: %s, %d partitions remain", error.name, remaining)
     log.warning("Leaving without the controller's consent: leaders move when the session ends")
     return False
+
+
+def _answer(asking: asyncio.Task[tuple[ErrorCode, int]]) -> tuple[ErrorCode, int]:
+    """What the controller said; a TimeoutError when it has not said anything."""
+    if asking.done():
+        return asking.result()
+    asking.cancel()
+    raise TimeoutError
 
 
 def _when_cut_off(broker: Broker) -> asyncio.Future[None]:
@@ -69,7 +76,8 @@ async def _ask(broker: Broker) -> tuple[ErrorCode, int]:
     connection = await BrokerConnection.connect(endpoint.host, endpoint.port, client_id=str(broker.id))
     try:
         request = ControlledShutdownRequest(broker_id=broker.id, broker_epoch=broker.broker_epoch)
-        response = await connection.send(request, _VERSION)
+        version = inter_broker.controlled_shutdown_version(inter_broker.protocol(broker.config))
+        response = await connection.send(request, version)
         return ErrorCode(response.error_code), len(response.remaining_partitions)
     finally:
         connection.close()

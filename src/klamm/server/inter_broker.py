@@ -42,6 +42,10 @@ def has_producer_id_rpc(ibp: InterBrokerProtocol) -> bool:
     return ibp.at_least(3, 0, 0)
 
 
+def controlled_shutdown_version(ibp: InterBrokerProtocol) -> int:
+    return 3 if ibp.at_least(2, 4, 1) else 2
+
+
 def fetcher_config(config: KafkaConfig, broker_id: int) -> FetcherConfig:
     versions = fetcher_versions(protocol(config))
     return FetcherConfig(

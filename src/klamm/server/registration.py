@@ -57,7 +57,8 @@ async def until_known(
     metadata.when_alive(metadata.broker_id, known.set)
     where = f"{address.listener}://{address.host}:{address.port}"
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(known.wait(), warn_s)
+        async with asyncio.timeout(warn_s):
+            await known.wait()
         return
     log.warning(
         "The controller has not reached this broker yet. It connects to %s, which advertised.listeners must give as an "
@@ -65,7 +66,8 @@ async def until_known(
         where,
     )
     try:
-        await asyncio.wait_for(known.wait(), limit_s - warn_s)
+        async with asyncio.timeout(limit_s - warn_s):
+            await known.wait()
     except TimeoutError:
         raise KlammError(
             f"The controller has not reached this broker within {limit_s:g} s at {where}: correct advertised.listeners."

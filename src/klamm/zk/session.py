@@ -112,7 +112,8 @@ class ZkSession:
         self._inbox(loop)
         self._connection.start()
         try:
-            await asyncio.wait_for(self._first_connect, (timeout_ms or self._timeout_ms) / 1_000)
+            async with asyncio.timeout((timeout_ms or self._timeout_ms) / 1_000):
+                await self._first_connect
             await self._create_chroot()
         except TimeoutError:
             await self.close()

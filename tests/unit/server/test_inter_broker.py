@@ -4,7 +4,12 @@ import pytest
 
 from klamm import apis
 from klamm.controller.config import InterBrokerProtocol
-from klamm.server.inter_broker import FetcherVersions, fetcher_versions, has_producer_id_rpc
+from klamm.server.inter_broker import (
+    FetcherVersions,
+    controlled_shutdown_version,
+    fetcher_versions,
+    has_producer_id_rpc,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +45,8 @@ def test_a_leader_serves_what_a_follower_of_the_newest_protocol_sends() -> None:
 def test_producer_ids_come_from_the_controller_since_3_0() -> None:
     assert has_producer_id_rpc(InterBrokerProtocol.parse("3.0"))
     assert not has_producer_id_rpc(InterBrokerProtocol.parse("2.8"))
+
+
+@pytest.mark.parametrize(("ibp", "version"), [("2.4-IV0", 2), ("2.4-IV1", 3), ("2.4", 3), ("3.9", 3)])
+def test_the_version_of_a_controlled_shutdown(ibp: str, version: int) -> None:
+    assert controlled_shutdown_version(InterBrokerProtocol.parse(ibp)) == version
