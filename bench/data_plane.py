@@ -66,6 +66,20 @@ def steps() -> list[Step]:
     return [*throughput, *latency, Step(f"Java latency, {JAVA_LATENCY}", JAVA_LATENCY, 1, _java_latency)]
 
 
+def warm_up(cluster: BenchCluster, quick: bool) -> None:
+    """So much work that a JVM has compiled what the rows need; the same for both sides, and not counted."""
+    servers, latency = cluster.bootstrap_servers, LATENCY_CASES[-1]
+    loads = [(mode, case) for case in (CASES[-1:] if quick else CASES * 2) for mode in ("produce", "consume")]
+    for number, (mode, case) in enumerate([*loads, ("latency", latency)]):
+        topic = f"warm-up-{number - (mode == 'consume')}"
+        if mode != "consume":
+            cluster.create_topic(topic, librdkafka.PARTITIONS, case.replication_factor)
+        records = case.records if mode != "latency" else case.records // (10 if quick else 2)
+        librdkafka.run(mode, bootstrap=servers, topic=topic, records=records, size=case.size, acks=case.acks)
+        if mode != "produce":
+            cluster.delete_topic(topic)
+
+
 def memory(cluster: BenchCluster, when: str) -> Row:
     brokers = cluster.brokers
     mean = sum(cluster.rss_bytes(broker_id) for broker_id in brokers) / len(brokers)

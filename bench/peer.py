@@ -31,6 +31,8 @@ ROUNDS: Final = 3
 START_GOAL: Final = 0.2
 SIDES: Final[tuple[Side, ...]] = (KlammCluster, KafkaCluster)
 QUICK_DIVISOR: Final = 4
+LIMIT_S: Final = 14 * 60.0
+"""No round begins that would go beyond."""
 
 
 class Bench:
@@ -39,6 +41,7 @@ class Bench:
     def __init__(self, quick: bool) -> None:
         self.quick = quick
         self.rounds = 1 if quick else ROUNDS
+        self.begun = time.monotonic()
         self.failures: list[str] = []
         self._rows: dict[str, list[list[Row]]] = {side.name: [] for side in SIDES}
 
@@ -54,6 +57,17 @@ class Bench:
         self._rows[side].append(rows)
         said = ", ".join(f"{report.number(row.value)} {row.unit}" for row in rows)
         print(f"  {side:5} {what}: {said} ({time.perf_counter() - begun:.1f} s)", flush=True)
+
+    def rounds_in_time(self) -> Iterator[int]:
+        """As many as there should be, but none that the whole has no time for any more; the first in any case."""
+        for number in range(self.rounds):
+            begun = time.monotonic()
+            print(f"Round {number + 1} of {self.rounds}", flush=True)
+            yield number
+            now = time.monotonic()
+            if now + (now - begun) > self.begun + LIMIT_S:
+                print("No time for another round.", flush=True)
+                return
 
     def comparisons(self) -> list[report.Comparison]:
         return report.compare(self._rows)
@@ -109,22 +123,19 @@ def run_data_plane(bench: Bench) -> None:
         clusters: list[BenchCluster] = [side(3) for side in SIDES]
         for cluster in clusters:
             stack.enter_context(cluster)
-        for number in range(bench.rounds + 1):
-            print(f"Round {number} of {bench.rounds}" if number else "Warming up", flush=True)
+            data_plane.warm_up(cluster, bench.quick)
+        for number in bench.rounds_in_time():
             for index, step in enumerate(data_plane.steps()):
                 for cluster in _in_turn(clusters, number + index):
-                    _step(bench, step, cluster, f"step-{index}-{number}", is_warm_up=number == 0)
+                    _step(bench, step, cluster, f"step-{index}-{number}")
         for cluster in clusters:
             bench.record(cluster.name, "memory", partial(_memory_at_the_end, cluster))
 
 
-def _step(bench: Bench, step: data_plane.Step, cluster: BenchCluster, topic: str, *, is_warm_up: bool) -> None:
+def _step(bench: Bench, step: data_plane.Step, cluster: BenchCluster, topic: str) -> None:
     cluster.create_topic(topic, step.partitions, step.case.replication_factor)
     divisor = QUICK_DIVISOR if bench.quick else 1
-    if is_warm_up:
-        list(step.run(cluster, topic, divisor))
-    else:
-        bench.record(cluster.name, step.name, partial(step.run, cluster, topic, divisor))
+    bench.record(cluster.name, step.name, partial(step.run, cluster, topic, divisor))
     cluster.delete_topic(topic)
 
 
@@ -139,7 +150,7 @@ def _in_turn(sides: Sequence[T], number: int) -> Sequence[T]:
 
 def text(bench: Bench, load_at_start: float, minutes: float) -> str:
     """The section for RESULTS.md."""
-    rounds = "one round" if bench.quick else f"{bench.rounds} rounds"
+    rounds = "one round" if bench.quick else f"up to {bench.rounds} rounds"
     lines = [
         "## Beside Apache Kafka",
         "",
@@ -162,13 +173,12 @@ def run(quick: bool, parts: Sequence[str] = PARTS, *, write: bool = True) -> int
     """The number of steps that failed."""
     libraries()
     load_at_start = report.load_average()
-    begun = time.monotonic()
     bench = Bench(quick)
     runs = {"start": run_starts, "control": run_control_plane, "data": run_data_plane}
     for part in parts:
         print(f"# {part}", flush=True)
         runs[part](bench)
-    section = text(bench, load_at_start, (time.monotonic() - begun) / 60)
+    section = text(bench, load_at_start, (time.monotonic() - bench.begun) / 60)
     print(section)
     if write:
         report.write_section(SECTION, section)
