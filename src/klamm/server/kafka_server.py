@@ -34,7 +34,7 @@ from klamm.replica.producer_ids import ProducerIdBlock, ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
 from klamm.replica.replica_selector import SELECTORS
 from klamm.replica.replication_quota import ReplicationQuotas
-from klamm.server import file_limit, identity, registration, settings
+from klamm.server import file_limit, identity, log_dir_notes, registration, settings
 from klamm.server.control_log import ControlLogWriter
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.coordination import Coordination
@@ -44,9 +44,8 @@ from klamm.server.missed_deletions import MissedDeletions
 from klamm.server.replication import Replication
 from klamm.server.schedules import Scheduler
 from klamm.zk import paths
-from klamm.zk.ops import Create, ZkError
+from klamm.zk.ops import ZkError
 from klamm.zk.session import SessionState
-from klamm.zk.znodes import encode_log_dir_event
 
 log = logging.getLogger(__name__)
 
@@ -323,11 +322,7 @@ class KafkaServer:
 
     def _take_dir_offline(self, log_dir: str) -> None:
         self.broker.replicas.on_log_dir_failure(log_dir)
-        self._spawn(self._tell_controller_of_failure())
-
-    async def _tell_controller_of_failure(self) -> None:
-        data = encode_log_dir_event(self.broker.id)
-        await self.broker.zk.create(Create(paths.log_dir_event_path(), data, sequential=True))
+        self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))
 
     def _allocate_producer_ids(self) -> asyncio.Future[ProducerIdBlock]:
         assert self._replication is not None

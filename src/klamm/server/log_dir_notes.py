@@ -1,0 +1,28 @@
+"""How a broker lets the controller know that a log directory failed: a note in ZooKeeper, which must not get lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from klamm.zk import paths
+from klamm.zk.ops import ConnectionLoss, Create
+from klamm.zk.session import ZkSession
+from klamm.zk.znodes import encode_log_dir_event
+
+RETRY_S: Final = 0.1
+
+
+async def leave_note(zk: ZkSession, broker_id: int) -> None:
+    """Tries until the note is there: one that is left twice does no harm, without one nobody learns of the failure.
+
+    When the session is over, the controller tells this broker everything anew in the next, and hears of it then.
+    """
+    note = Create(paths.log_dir_event_path(), encode_log_dir_event(broker_id), sequential=True)
+    while True:
+        try:
+            await zk.create(note)
+        except ConnectionLoss:
+            await asyncio.sleep(RETRY_S)
+        else:
+            return
