@@ -116,11 +116,18 @@ def on_stop_replica_response(ctx: ControllerContext, event: TopicDeletionStopRep
 
 
 def _complete(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
-    """All replicas are gone: the znodes go, the entry of the queue last, and the name is free again."""
+    """All replicas are gone: the znodes go, the entry of the queue last, and the name is free again.
+
+    A topic whose znodes ZooKeeper does not let go stays queued; it is tried again when one of its brokers comes back,
+    and by the next controller.
+    """
     if not topics:
         return
-    yield from topic_store.delete_topics(ctx, topics)
+    refused = yield from topic_store.delete_topics(ctx, topics)
+    ctx.topics_ineligible_for_deletion.update(refused)
     for topic in topics:
+        if topic in refused:
+            continue
         yield Note(f"topic {topic} is deleted")
         ctx.remove_topic(topic)
     if ctx.has_zk_reassignment:

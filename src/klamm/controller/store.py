@@ -7,7 +7,7 @@ again, and a state that is exactly the one we meant to write is ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from klamm.controller.context import ControllerContext
@@ -27,6 +27,7 @@ from klamm.zk.ops import (
     MultiFailed,
     NodeExists,
     NoNode,
+    NotEmpty,
     ReadOp,
     SetData,
     SetDataResult,
@@ -83,20 +84,36 @@ def may_be_tried_again(failed: MultiFailed) -> bool:
 
 
 def delete_all(ctx: ControllerContext, doomed: Sequence[str]) -> Steps[None]:
-    """Deletes znodes in the order given; those that are gone already are as good as deleted."""
-    left = list(doomed)
+    """Deletes znodes; those that are gone already are as good as deleted, those that ZooKeeper keeps are noted."""
+    yield from delete_groups(ctx, {path: [path] for path in doomed})
+
+
+def delete_groups(ctx: ControllerContext, groups: Mapping[str, Sequence[str]]) -> Steps[dict[str, ZkError]]:
+    """Deletes the znodes of each group in the order given; why groups stay, from the first refused znode on.
+
+    NotEmpty is raised: somebody came between, and the znodes have to be listed again.
+    """
+    left = [(group, path) for group, paths_ in groups.items() for path in paths_]
+    refused: dict[str, ZkError] = {}
     while left:
         chunk = left[:MAX_OPS]
         try:
-            yield from fenced(ctx, [Delete(path) for path in chunk])
+            yield from fenced(ctx, [Delete(path) for _, path in chunk])
         except ConnectionLoss:
             continue
         except MultiFailed as failed:
-            if not isinstance(failed.error, NoNode):
+            group, path = chunk[failed.index - 1]
+            if isinstance(failed.error, NotEmpty):
                 raise
-            left.remove(failed.op.path)
+            if isinstance(failed.error, NoNode):
+                left.remove((group, path))
+                continue
+            yield Note(f"{path} cannot be deleted: {failed.error}")
+            refused[group] = failed.error
+            left = [each for each in left if each[0] != group]
             continue
         del left[: len(chunk)]
+    return refused
 
 
 # ---- partition states ------------------------------------------------------------------------------------------------

@@ -7,7 +7,16 @@ from uuid import UUID
 
 from klamm.controller.context import ControllerContext
 from klamm.controller.effects import Note, Steps
-from klamm.controller.store import MAX_OPS, delete_all, fenced, may_be_tried_again, read, read_children, read_data
+from klamm.controller.store import (
+    MAX_OPS,
+    delete_all,
+    delete_groups,
+    fenced,
+    may_be_tried_again,
+    read,
+    read_children,
+    read_data,
+)
 from klamm.frozen import dataclass
 from klamm.model import ZERO_UUID, BrokerEndPoints, ReplicaAssignment
 from klamm.zk import paths
@@ -22,6 +31,7 @@ from klamm.zk.ops import (
     NotEmpty,
     RequestTooLarge,
     SetData,
+    ZkError,
 )
 from klamm.zk.znodes import TopicZnode, ZnodeFormatError, decode_topic, encode_topic
 
@@ -115,9 +125,10 @@ def drop_delete_entries(ctx: ControllerContext, topics: Iterable[str]) -> Steps[
     yield from delete_all(ctx, [paths.delete_topic_path(topic) for topic in topics])
 
 
-def create_delete_entries(ctx: ControllerContext, topics: Sequence[str]) -> Steps[None]:
-    """Queues topics for deletion in ZooKeeper; entries that are there already are as good."""
+def create_delete_entries(ctx: ControllerContext, topics: Sequence[str]) -> Steps[dict[str, ZkError]]:
+    """Queues topics for deletion in ZooKeeper; entries that are there already are as good. Says which were refused."""
     left = list(topics)
+    refused: dict[str, ZkError] = {}
     while left:
         chunk = left[:MAX_OPS]
         try:
@@ -125,31 +136,35 @@ def create_delete_entries(ctx: ControllerContext, topics: Sequence[str]) -> Step
         except ConnectionLoss:
             continue
         except MultiFailed as failed:
+            topic = failed.op.path.rsplit("/", 1)[1]
+            left.remove(topic)
             if not isinstance(failed.error, NodeExists):
-                raise
-            left.remove(failed.op.path.rsplit("/", 1)[1])
+                yield Note(f"topic {topic} cannot be queued for deletion: {failed.error}")
+                refused[topic] = failed.error
             continue
         del left[: len(chunk)]
+    return refused
 
 
-def delete_topics(ctx: ControllerContext, topics: Sequence[str]) -> Steps[None]:
-    """Removes everything of these topics, children first; the entry in the queue goes last, so a crash resumes."""
-    doomed = list(topics)
-    while doomed:
-        paths_ = yield from _topic_tree(doomed)
+def delete_topics(ctx: ControllerContext, topics: Sequence[str]) -> Steps[dict[str, ZkError]]:
+    """Removes everything of these topics, children first; the entry in the queue goes last, so a crash resumes.
+
+    A topic with a znode that ZooKeeper does not let go (an ACL) stays queued; it is returned with the reason.
+    """
+    while True:
+        trees = yield from _topic_trees(topics)
         try:
-            yield from delete_all(ctx, paths_)
+            return (yield from delete_groups(ctx, trees))
         except MultiFailed as failed:
             if not isinstance(failed.error, NotEmpty):
                 raise
-            continue
-        return
 
 
-def _topic_tree(topics: Sequence[str]) -> Steps[list[str]]:
+def _topic_trees(topics: Sequence[str]) -> Steps[dict[str, list[str]]]:
     results = yield from read(GetChildren(paths.topic_partitions_path(topic)) for topic in topics)
-    doomed = []
+    trees = {}
     for topic, result in zip(topics, results, strict=True):
+        doomed = []
         names = sorted(result.children) if isinstance(result, GetChildrenResult) else []
         for name in names:
             directory = f"{paths.topic_partitions_path(topic)}/{name}"
@@ -157,4 +172,5 @@ def _topic_tree(topics: Sequence[str]) -> Steps[list[str]]:
         if isinstance(result, GetChildrenResult):
             doomed.append(paths.topic_partitions_path(topic))
         doomed += [paths.topic_path(topic), paths.config_entity_path("topics", topic), paths.delete_topic_path(topic)]
-    return doomed
+        trees[topic] = doomed
+    return trees

@@ -186,10 +186,18 @@ def on_delete_topics(ctx: ControllerContext, event: DeleteTopics) -> Steps[None]
             if topic not in ctx.topics_to_be_deleted:
                 accepted.append(topic)
     accepted = list(dict.fromkeys(accepted))
-    yield from topic_store.create_delete_entries(ctx, accepted)
-    yield Reply(TopicResults(tuple(results)))
-    if accepted:
-        yield from deletion.enqueue_topics(ctx, accepted)
+    refused = yield from topic_store.create_delete_entries(ctx, accepted)
+    message = "ZooKeeper refused the entry in the queue of deletions."
+    yield Reply(
+        TopicResults(
+            tuple(
+                _refuse(each.name, ErrorCode.UNKNOWN_SERVER_ERROR, message) if each.name in refused else each
+                for each in results
+            )
+        )
+    )
+    if queued := [topic for topic in accepted if topic not in refused]:
+        yield from deletion.enqueue_topics(ctx, queued)
 
 
 def _unknown_id(topic_id: UUID) -> TopicResult:

@@ -12,6 +12,7 @@ from klamm.controller.events import (
     CreatableTopic,
     CreatePartitions,
     CreateTopics,
+    DeleteTopics,
 )
 from klamm.controller.replies import PartitionResults, ProducerIdsBlock, TopicResults
 from klamm.errors import ErrorCode
@@ -130,3 +131,33 @@ def test_other_znodes_that_cannot_be_written() -> None:
     )
     core.drain()
     assert core.is_active()
+
+
+def test_a_topic_whose_znodes_cannot_be_deleted_costs_nobody_else() -> None:
+    core = Core("controller 1", "create a 1", "create b 1", "create c 1")
+    refusing(core, paths.partition_path("b", 0))
+    assert errors(core.ask(DeleteTopics(("a", "b", "c")))) == [ErrorCode.NONE] * 3
+    lines = core.run("stop-replicas-answered")
+    assert core.controller is not None and core.is_active()
+    assert list(core.controller.context.topics) == ["b"]
+    assert any("/brokers/topics/b/partitions/0 cannot be deleted" in line for line in lines)
+    left = [path for path in core.tree.nodes if path.endswith(("/a", "/b", "/c"))]
+    assert paths.topic_path("b") in left and paths.delete_topic_path("b") in left
+    assert not any(path.endswith(("/a", "/c")) for path in left)
+
+
+def test_a_deletion_that_cannot_be_queued_is_refused() -> None:
+    core = refusing(Core("controller 1", "create a 1", "create b 1"), paths.delete_topic_path("a"))
+    assert errors(core.ask(DeleteTopics(("a", "b")))) == [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.NONE]
+    core.run("stop-replicas-answered")
+    assert core.controller is not None and core.is_active()
+    assert list(core.controller.context.topics) == ["a"]
+
+
+def test_a_note_that_cannot_be_deleted_is_left() -> None:
+    core = Core("controller 1", "create a 1")
+    note = paths.isr_change_path("0000000000")
+    refusing(core, note)
+    core.tool_writes(note, b'{"version":1,"partitions":[{"topic":"a","partition":0}]}')
+    core.drain()
+    assert core.is_active() and note in core.tree.nodes
