@@ -10,10 +10,11 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from bench.clusters import resident_bytes
 from bench.control_plane.seeding import seed_now
+from klamm.errors import KlammError
 from klamm.testing import LocalCluster
 from klamm.testing.ports import LOOPBACK, ReservedPort
 from klamm.testing.processes import ChildProcess
@@ -21,16 +22,13 @@ from klamm.testing.processes import ChildProcess
 START_TIMEOUT_S: Final = 240.0
 SESSION_TIMEOUT_MS: Final = 6_000
 BROKERS: Final = (1, 2, 3)
+TOPICS_AT_A_TIME: Final = 500
 
 
 class LargeCluster:
-    """`topics` of `partitions` partitions each, replicated to all brokers, are in ZooKeeper before these start."""
+    """Starts empty. `seed` writes topics, whose partitions are replicated to all brokers, in ZooKeeper."""
 
-    def __init__(
-        self, topics: Sequence[str], partitions: int, configs: Mapping[str, object] | None = None
-    ) -> None:
-        self._topics = topics
-        self._partitions = partitions
+    def __init__(self, configs: Mapping[str, object] | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="klamm-bench-"))
         self._zookeeper_port = ReservedPort()
         self._metrics_ports = {broker_id: ReservedPort() for broker_id in BROKERS}
@@ -49,7 +47,7 @@ class LargeCluster:
             start_timeout_s=START_TIMEOUT_S,
         )
 
-    def _broker_configs(self) -> dict[object, object]:
+    def _broker_configs(self) -> Any:
         own = {b: {"klamm.metrics.port": port.number} for b, port in self._metrics_ports.items()}
         return {**self._configs, **own}
 
@@ -68,7 +66,6 @@ class LargeCluster:
         try:
             self._zookeeper.spawn()
             self._zookeeper.wait_ready(time.monotonic() + START_TIMEOUT_S)
-            seed_now(self.zookeeper, self._topics, self._partitions, BROKERS, len(BROKERS))
             self.local.start_all()
         except BaseException:
             self.stop()
@@ -79,6 +76,30 @@ class LargeCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def seed(self, topics: Sequence[str], partitions: int, replicas: int = len(BROKERS)) -> None:
+        """Writes the topics and waits until every broker has been told of them and has answered."""
+        for start in range(0, len(topics), TOPICS_AT_A_TIME):
+            first = start * partitions
+            seed_now(self.zookeeper, topics[start : start + TOPICS_AT_A_TIME], partitions, BROKERS, replicas, first)
+            self.wait_until_told((start + len(topics[start : start + TOPICS_AT_A_TIME])) * partitions)
+
+    def wait_until_told(self, partitions: int, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until the controller knows so many partitions and no broker has a request of it left to answer."""
+        deadline = time.monotonic() + timeout_s
+        while not self.is_told(partitions):
+            if time.monotonic() > deadline:
+                raise KlammError(f"The brokers were not told of {partitions} partitions within {timeout_s:g} s.")
+            time.sleep(0.1)
+
+    def is_told(self, partitions: int) -> bool:
+        try:
+            metrics = self.metrics(self.local.controller_id)
+        except OSError:
+            return False
+        known = metrics.get("kafka_controller_kafkacontroller_globalpartitioncount", 0)
+        waiting = "kafka_controller_controllerchannelmanager_oldestitemagems"
+        return known >= partitions and not any(v for name, v in metrics.items() if name.startswith(waiting))
 
     def stop(self) -> None:
         """The data goes with the cluster: nobody waits for controlled shutdowns."""

@@ -50,13 +50,13 @@ def topic_ops(name: str, partitions: int, brokers: Sequence[int], rf: int, first
 
 
 def transactions(
-    names: Sequence[str], partitions: int, brokers: Sequence[int], replication_factor: int
+    names: Sequence[str], partitions: int, brokers: Sequence[int], replication_factor: int, first: int = 0
 ) -> Iterator[list[WriteOp]]:
-    """The operations of all topics, as many topics a transaction as fit."""
-    rng = Random(7)
+    """The operations of all topics, as many topics a transaction as fit; `first` counts the partitions before them."""
+    rng = Random(first)
     pending: list[WriteOp] = []
     for number, name in enumerate(names):
-        ops = topic_ops(name, partitions, brokers, replication_factor, number * partitions, rng)
+        ops = topic_ops(name, partitions, brokers, replication_factor, first + number * partitions, rng)
         if pending and len(pending) + len(ops) > OPS_A_TRANSACTION:
             yield pending
             pending = []
@@ -66,19 +66,29 @@ def transactions(
 
 
 async def seed(
-    zookeeper: str, names: Sequence[str], partitions: int, brokers: Sequence[int], replication_factor: int
+    zookeeper: str,
+    names: Sequence[str],
+    partitions: int,
+    brokers: Sequence[int],
+    replication_factor: int,
+    first: int = 0,
 ) -> None:
     """Writes the topics; brokers that run already learn of them as of topics that a tool made."""
     session = await ZkSession(zookeeper, 30_000).start(30_000)
     try:
         await session.ensure_paths(PARENTS)
-        for ops in transactions(names, partitions, brokers, replication_factor):
+        for ops in transactions(names, partitions, brokers, replication_factor, first):
             await session.multi(ops)
     finally:
         await session.close()
 
 
 def seed_now(
-    zookeeper: str, names: Sequence[str], partitions: int, brokers: Sequence[int], replication_factor: int
+    zookeeper: str,
+    names: Sequence[str],
+    partitions: int,
+    brokers: Sequence[int],
+    replication_factor: int,
+    first: int = 0,
 ) -> None:
-    asyncio.run(seed(zookeeper, names, partitions, brokers, replication_factor))
+    asyncio.run(seed(zookeeper, names, partitions, brokers, replication_factor, first))
