@@ -16,7 +16,8 @@ from klamm.sim.clients import Client, Consumer, Producer, create_topic
 from klamm.sim.cluster import SimCluster
 from klamm.sim.cluster_quiet import check_quiet, led_from_failed_disks
 from klamm.sim.faults import Faults
-from klamm.sim.group_member import Committed, GroupMember, check_group, committed_offset
+from klamm.sim.group_member import Committed, GroupMember, check_group, committed_offset, find_coordinator
+from klamm.sim.loop import SimProcess
 from klamm.sim.runner import Failure
 
 FAULTS_S: Final = 12.0
@@ -50,6 +51,7 @@ class Scenario:
         ]
         self._consumers: list[Consumer] = []
         self._members: list[GroupMember] = []
+        self._member_processes: list[SimProcess] = []
         self._committed = Committed()
         self._producing: list[asyncio.Task[None]] = []
         self._clients: list[asyncio.Task[Any]] = []
@@ -69,6 +71,8 @@ class Scenario:
         await self._until(lambda: all(task.done() for task in self._producing), "all producers are done")
         await self._until_quiet()
         cluster.history.check()
+        await self._check_offsets()
+        await self._move_coordinator()
         await self._check_offsets()
         cluster.counts["reads from followers"] += sum(consumer.near_records for consumer in self._consumers)
         require(bool(cluster.history.acknowledged), "nothing was acknowledged at all")
@@ -108,10 +112,12 @@ class Scenario:
         client = Client(name, cluster.addresses, Random(cluster.rng.getrandbits(64)))
         member = GroupMember(client, GROUP, self._tps, cluster.history, self._committed)
         self._members.append(member)
-        self._clients.append(cluster.loop.spawn(cluster.client_process(name), member.run()))
+        process = cluster.client_process(name)
+        self._member_processes.append(process)
+        self._clients.append(cluster.loop.spawn(process, member.run()))
 
     async def _check_offsets(self) -> None:
-        """What the group has committed is what it was told, also by a coordinator that had to read it again."""
+        """What the group has committed is what it was told."""
         cluster = self._cluster
         client = Client("auditor", cluster.addresses, Random(cluster.rng.getrandbits(64)))
         process = cluster.client_process("auditor")
@@ -119,6 +125,19 @@ class Scenario:
             task = cluster.loop.spawn(process, committed_offset(client, GROUP, tp))
             await self._while_watching(task)
             self._committed.check(tp, task.result())
+
+    async def _move_coordinator(self) -> None:
+        """The members go, the coordinator is killed: its successor has only what was written."""
+        cluster = self._cluster
+        for process in self._member_processes:
+            process.kill()
+        client = Client("finder", cluster.addresses, Random(cluster.rng.getrandbits(64)))
+        task = cluster.loop.spawn(cluster.client_process("finder"), find_coordinator(client, GROUP))
+        await self._while_watching(task)
+        node = cluster.nodes[task.result()]
+        cluster.note(f"kill broker {node.id}, which coordinates the group")
+        node.kill()
+        node.start()
 
     # --- waiting ---------------------------------------------------------------------------------------------------
 

@@ -51,20 +51,31 @@ class Committed:
     """
 
     def __init__(self) -> None:
-        self._acknowledged: dict[TopicPartition, int] = {}
+        self._acknowledged: dict[TopicPartition, tuple[int, int]] = {}
+        """Offset and generation."""
         self._maybe: dict[TopicPartition, dict[int, int]] = {}
 
     def on_sent(self, tp: TopicPartition, offset: int, generation: int) -> None:
         self._maybe.setdefault(tp, {})[offset] = generation
 
     def on_acknowledged(self, tp: TopicPartition, offset: int, generation: int) -> None:
-        self._acknowledged[tp] = offset
+        if generation < self._acknowledged.get(tp, (NO_OFFSET, -1))[1]:
+            return
+        self._acknowledged[tp] = (offset, generation)
         later = {other: g for other, g in self._maybe[tp].items() if g >= generation and other != offset}
         self._maybe[tp] = later
 
+    def acknowledged(self, tp: TopicPartition) -> int:
+        return self._acknowledged.get(tp, (NO_OFFSET, -1))[0]
+
+    def check_start(self, tp: TopicPartition, found: int, floor: int) -> None:
+        """Where a generation starts: what was acknowledged before its members joined is known to its coordinator."""
+        is_known = found >= floor or found in self._maybe.get(tp, ())
+        require(is_known, f"a generation starts at {found} of {tp}, its group was told {floor} before")
+
     def check(self, tp: TopicPartition, found: int) -> None:
         """Call it when nothing is on its way any more."""
-        acknowledged = self._acknowledged.get(tp, NO_OFFSET)
+        acknowledged = self.acknowledged(tp)
         possible = {acknowledged, *self._maybe.get(tp, ())}
         require(found in possible, f"the group has committed {found} of {tp}, it was told {acknowledged}")
 
@@ -99,8 +110,11 @@ class GroupMember:
 
     async def _live_one_generation(self) -> None:
         await self._find_coordinator()
+        floors = {tp: self._committed.acknowledged(tp) for tp in self._tps}
         joined = await self._join()
         self.positions = await self._fetch_offsets(await self._sync(joined))
+        for tp, position in self.positions.items():
+            self._committed.check_start(tp, position, floors[tp])
         while True:
             await asyncio.sleep(self._client.rng.uniform(0.1, 0.5))
             await self._heartbeat()
