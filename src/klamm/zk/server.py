@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TICK_MS: Final = 2_000
 MAX_LOG_FILES: Final = 8
+COMPACTION_RETRY_MS: Final = 60_000
+"""How long after a disk error the next compaction is tried."""
 
 
 class EmbeddedZooKeeper:
@@ -84,6 +86,7 @@ class EmbeddedZooKeeper:
         self._next_session_id = self._next_connection = 1
         self._compaction: asyncio.Task[None] | None = None
         self._compactor: subprocess.Popen[bytes] | None = None
+        self._compaction_due_ms = 0
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -262,7 +265,8 @@ class EmbeddedZooKeeper:
                 session.deadline_ms += late_ms
         for session_id in self.tree.overdue_sessions(now_ms):
             self.expire_session(session_id)
-        if self._committer.size_bytes > self._roll_bytes and self._compaction is None:
+        is_full = self._committer.size_bytes > self._roll_bytes
+        if is_full and self._compaction is None and now_ms >= self._compaction_due_ms:
             self._start_compaction(None)
         self._tick_due_ms = now_ms + self._tick_ms
         self._timer = self._loop.call_later(self._tick_ms / 1_000, self._tick)
@@ -351,6 +355,9 @@ class EmbeddedZooKeeper:
                 log.error(
                     "the snapshot before %#x was not written (exit status %d); logs are kept", closed_before, status
                 )
+        except OSError as error:  # the log goes on as it is: only what is over would have become smaller
+            self._compaction_due_ms = self._monotonic_ms() + COMPACTION_RETRY_MS
+            log.error("the logs in %s cannot be compacted now: %s; they are kept", self._path, error)
         finally:
             self._compaction = self._compactor = None
 

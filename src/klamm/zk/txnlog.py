@@ -137,8 +137,14 @@ class DataDir:
 
     def new_log(self, first_zxid: int) -> int:
         """Creates the log for changes from exactly `first_zxid` on. The caller makes the directory durable."""
-        fd = os.open(log_path(self.path, first_zxid), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o644)
-        os.write(fd, MAGIC)
+        path = log_path(self.path, first_zxid)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o644)
+        try:
+            os.write(fd, MAGIC)
+        except OSError:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
         return fd
 
     def remove_covered(self) -> None:

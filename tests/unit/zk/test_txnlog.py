@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -185,6 +186,45 @@ def test_a_running_server_rolls_and_compacts(tmp_path: Path) -> None:
     tree = recovered(tmp_path)
     assert tree.last_zxid >= after
     assert {f"/n{n}" for n in range(1, count + 1)} | {"/after"} <= set(tree.nodes)
+
+
+def test_a_disk_error_while_compacting_costs_nothing_but_the_compaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("klamm.zk.server.COMPACTION_RETRY_MS", 0)
+    server = EmbeddedZooKeeperThread(tmp_path, roll_bytes=10_000, min_session_timeout_ms=40, fsync=False).start()
+    real, failures = DataDir.new_log, iter(range(2))
+
+    def full_twice(data_dir: DataDir, first_zxid: int) -> int:
+        if next(failures, None) is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(data_dir, first_zxid)
+
+    monkeypatch.setattr(DataDir, "new_log", full_twice)
+    with RawClient(server.port) as client:
+        client.connect()
+        count = 0
+        while len(numbered(tmp_path, "snapshot")) == 0 or numbered(tmp_path, "log")[0] == 1:
+            count += 1
+            assert client.create(f"/n{count}", b"x" * 500).error == Code.OK
+    server.stop()
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 2 and all("cannot be compacted now: [Errno 28]" in line for line in said)
+    assert {f"/n{n}" for n in range(1, count + 1)} <= set(recovered(tmp_path).nodes)
+
+
+def test_a_log_that_cannot_be_begun_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_dir = DataDir(tmp_path)
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            data_dir.new_log(7)
+    assert numbered(tmp_path, "log") == []
+    data_dir.close()
 
 
 @contextmanager
