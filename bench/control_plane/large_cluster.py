@@ -1,4 +1,4 @@
-"""Three klamm brokers, and very many partitions that somebody wrote straight into their ZooKeeper; their metrics."""
+"""klamm brokers, and very many partitions that somebody wrote straight into their ZooKeeper; their metrics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import socket
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from bench.clusters import resident_bytes
-from bench.control_plane.seeding import seed_now
 from klamm.errors import KlammError
 from klamm.testing import LocalCluster
 from klamm.testing.ports import LOOPBACK, ReservedPort
@@ -21,17 +20,16 @@ from klamm.testing.processes import ChildProcess
 
 START_TIMEOUT_S: Final = 240.0
 SESSION_TIMEOUT_MS: Final = 6_000
-BROKERS: Final = (1, 2, 3)
-TOPICS_AT_A_TIME: Final = 500
 
 
 class LargeCluster:
-    """Starts empty. `seed` writes topics, whose partitions are replicated to all brokers, in ZooKeeper."""
+    """Starts empty; what `bench.control_plane.seeding` writes to its ZooKeeper it learns as topics that a tool made."""
 
-    def __init__(self, configs: Mapping[str, object] | None = None) -> None:
+    def __init__(self, brokers: int = 3, configs: Mapping[str, object] | None = None) -> None:
+        self.brokers = tuple(range(1, brokers + 1))
         self._folder = Path(tempfile.mkdtemp(prefix="klamm-bench-"))
         self._zookeeper_port = ReservedPort()
-        self._metrics_ports = {broker_id: ReservedPort() for broker_id in BROKERS}
+        self._metrics_ports = {broker_id: ReservedPort() for broker_id in self.brokers}
         self._zookeeper = self._zookeeper_process()
         self._configs = {
             "zookeeper.session.timeout.ms": SESSION_TIMEOUT_MS,
@@ -40,7 +38,7 @@ class LargeCluster:
             **(configs or {}),
         }
         self.local = LocalCluster(
-            len(BROKERS),
+            brokers,
             zookeeper=self.zookeeper,
             data_dir=self._folder / "brokers",
             broker_configs=self._broker_configs(),
@@ -77,13 +75,6 @@ class LargeCluster:
     ) -> None:
         self.stop()
 
-    def seed(self, topics: Sequence[str], partitions: int, replicas: int = len(BROKERS)) -> None:
-        """Writes the topics and waits until every broker has been told of them and has answered."""
-        for start in range(0, len(topics), TOPICS_AT_A_TIME):
-            first = start * partitions
-            seed_now(self.zookeeper, topics[start : start + TOPICS_AT_A_TIME], partitions, BROKERS, replicas, first)
-            self.wait_until_told((start + len(topics[start : start + TOPICS_AT_A_TIME])) * partitions)
-
     def wait_until_told(self, partitions: int, timeout_s: float = START_TIMEOUT_S) -> None:
         """Until the controller knows so many partitions and no broker has a request of it left to answer."""
         deadline = time.monotonic() + timeout_s
@@ -103,7 +94,7 @@ class LargeCluster:
 
     def stop(self) -> None:
         """The data goes with the cluster: nobody waits for controlled shutdowns."""
-        for broker_id in BROKERS:
+        for broker_id in self.brokers:
             if broker_id in self.local._brokers and self.local.is_running(broker_id):
                 self.local.kill(broker_id)
         self.local.close()
