@@ -34,7 +34,6 @@ from klamm.spark.record_columns import (
     Chunk,
     CorruptBatchError,
     NothingAborted,
-    OldFormatError,
     RecordDecoder,
     scan,
 )
@@ -104,7 +103,7 @@ class DirectReader:
                 done = SegmentFile(segment.base_offset, os.fstat(fd).st_ino)
                 position = position_of(handle, directory, segment.base_offset, self.offset)
                 yield from self._segment_chunks(fd, position, end)
-            except (CorruptBatchError, OldFormatError, OSError) as e:
+            except (CorruptBatchError, OSError) as e:
                 raise DirectReadError(f"Segment {segment.base_offset} of {directory.name}: {e}") from e
             finally:
                 handle.close()

@@ -12,6 +12,9 @@ from typing import Any, Final
 
 import numba
 import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
@@ -64,10 +67,23 @@ def _int64(data, at):  # type: ignore[no-untyped-def]
     return np.int64(value)
 
 
-@_jit
-def _copy(target, at, data, start, length):  # type: ignore[no-untyped-def]
-    for i in range(length):
-        target[at + i] = data[start + i]
+def _copy_code(typing_context, target, at, data, start, length):  # type: ignore[no-untyped-def]
+    """memcpy between two arrays of bytes, ten times as fast as a loop. The caller has checked both ranges."""
+    signature = types.void(target, types.int64, data, types.int64, types.int64)
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        kinds = signature.args
+        to = context.make_array(kinds[0])(context, builder, arguments[0])
+        source = context.make_array(kinds[2])(context, builder, arguments[2])
+        target_pointer = builder.gep(to.data, [arguments[1]])
+        source_pointer = builder.gep(source.data, [arguments[3]])
+        cgutils.raw_memcpy(builder, target_pointer, source_pointer, arguments[4], 1)  # type: ignore[no-untyped-call]
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+_copy: Any = intrinsic(_copy_code)
 
 
 @_jit

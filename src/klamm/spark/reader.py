@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pyarrow as pa
@@ -22,6 +23,9 @@ from klamm.spark.options import ReadOptions
 from klamm.spark.plan import Planner
 from klamm.spark.record_columns import RecordDecoder
 from klamm.spark.values import value_decoder
+
+if TYPE_CHECKING:
+    from klamm.spark.value_schema import ValueSchema
 
 _log = logging.getLogger(__name__)
 
@@ -47,14 +51,19 @@ def input_partitions(ranges: list[OffsetRange], options: ReadOptions, ids: dict[
     return [RangePartition(r.tp.topic, r.tp.partition, r.start, r.end, ids.get(r.tp.topic)) for r in split]
 
 
-def read_range(options: ReadOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_range(
+    options: ReadOptions, schema: StructType, value_schema: ValueSchema | None, partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
     """The records of a task, as Arrow batches of exactly this schema."""
     if not isinstance(partition, RangePartition):  # Spark makes one without a value when there are no ranges
         return
     worker.prepare()
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     decoder = RecordDecoder(
-        partition.range.tp, arrow_schema, batch_bytes=options.batch_bytes, value_decoder=value_decoder(options)
+        partition.range.tp,
+        arrow_schema,
+        batch_bytes=options.batch_bytes,
+        value_decoder=value_decoder(value_schema, options),
     )
     with worker.borrowed_client(options) as client:
         wanted = partition.range
@@ -74,18 +83,27 @@ def read_range(options: ReadOptions, schema: StructType, partition: InputPartiti
 class KlammReader(DataSourceReader):
     """A batch query."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType, value_schema: ValueSchema | None = None) -> None:
         self._options = options
         self._schema = schema
+        self._value_schema = value_schema
 
     def partitions(self) -> list[RangePartition]:
         with ClusterClient(self._options.bootstrap_servers, self._options.client) as client:
-            ranges = Planner(self._options, client).batch_ranges()
+            ranges = self._ranges(Planner(self._options, client).batch_ranges(), client)
             return input_partitions(ranges, self._options, client.topic_ids)
 
+    def _ranges(self, ranges: list[OffsetRange], client: ClusterClient) -> list[OffsetRange]:
+        """What of the ranges has to be read."""
+        return ranges
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options, self._schema, partition)
+        return read_range(self._options, self._schema, self._value_schema, partition)
 
 
-def batch_reader(options: ReadOptions, schema: StructType) -> DataSourceReader:
-    return KlammReader(options, schema)
+def batch_reader(options: ReadOptions, schema: StructType, value_schema: ValueSchema | None) -> DataSourceReader:
+    if not options.pushdown:
+        return KlammReader(options, schema, value_schema)
+    from klamm.spark.pushdown import PushdownReader
+
+    return PushdownReader(options, schema, value_schema)

@@ -18,6 +18,8 @@ from klamm.protocol.record_batch import (
     ATTRIBUTES_POSITION,
     COMPRESSION_MASK,
     CONTROL_BIT,
+    MAGIC_POSITION,
+    MAGIC_V2,
     RECORD_BATCH_OVERHEAD,
     TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
@@ -25,6 +27,7 @@ from klamm.protocol.record_batch import (
     records,
 )
 from klamm.spark import kernels as k
+from klamm.spark.legacy import to_batches
 
 _MIN_RECORD_BYTES: Final = 7
 _ROW_BYTES: Final = 48
@@ -32,7 +35,7 @@ _ROW_BYTES: Final = 48
 _SCAN_ROWS: Final = 4096
 _ABORT_MARKER: Final = b"\x00\x00\x00\x00"
 _PROBLEMS: Final = {
-    k.OLD_FORMAT: "has a format older than version 2",
+    k.OLD_FORMAT: "has a format that is not known",
     k.BAD_LENGTH: "has an impossible header",
     k.BAD_RECORD: "holds records that are not what its header promises",
     k.BAD_TIMESTAMP: "holds a timestamp that Spark cannot hold",
@@ -42,10 +45,6 @@ _PROBLEMS: Final = {
 
 class CorruptBatchError(KlammError):
     """Bytes that are no record batch, or not the one that was written."""
-
-
-class OldFormatError(KlammError):
-    """Message sets of format 0 and 1, which only brokers before Kafka 4 still have."""
 
 
 class ValueDecoder(Protocol):
@@ -93,9 +92,9 @@ class Chunk(NamedTuple):
 
 
 def scan(data: memoryview, tp: TopicPartition, *, check_crcs: bool = True) -> Chunk:
-    """The whole batches of `data`; an unfinished one at the end is left out.
+    """The whole batches of `data`; an unfinished one at the end is left out. Raises CorruptBatchError.
 
-    Raises OldFormatError when the first is older than format 2, and CorruptBatchError.
+    Messages of the formats before 2 are rewritten; they come in chunks of their own.
     """
     array = _readonly(data)
     found: list[ScannedBatch] = []
@@ -104,9 +103,9 @@ def scan(data: memoryview, tp: TopicPartition, *, check_crcs: bool = True) -> Ch
         table = np.empty((_SCAN_ROWS, k.SCAN_COLUMNS), np.int64)
         status, count, at = k.scan_batches(array, at, table)
         found += map(ScannedBatch._make, table[:count].tolist())
-        if status == k.OLD_FORMAT and not found:
-            raise OldFormatError(f"{tp} has messages of the format before version 2 at this place.")
-        if status == k.OLD_FORMAT:
+        if status == k.OLD_FORMAT and not found and data[at + MAGIC_POSITION] < MAGIC_V2:
+            return _scan_old(data, tp)
+        if status == k.OLD_FORMAT and found and data[at + MAGIC_POSITION] < MAGIC_V2:
             break
         if status != k.OK:
             raise CorruptBatchError(f"A batch of {tp} at byte {at} {_PROBLEMS[status]}.")
@@ -123,6 +122,16 @@ def scan(data: memoryview, tp: TopicPartition, *, check_crcs: bool = True) -> Ch
             if crc32c.crc32c(body) != batch.crc:
                 raise CorruptBatchError(f"The checksum of the batch of {tp} at offset {batch.base_offset} is wrong.")
     return Chunk(data, found, at)
+
+
+def _scan_old(data: memoryview, tp: TopicPartition) -> Chunk:
+    try:
+        rewritten, consumed_bytes = to_batches(data)
+    except ProtocolError as e:
+        raise CorruptBatchError(f"{tp} has a message set that cannot be read: {e}.") from e
+    if not rewritten:
+        return Chunk(data, [], 0)
+    return scan(memoryview(rewritten), tp, check_crcs=False)._replace(consumed_bytes=consumed_bytes)
 
 
 class NothingAborted:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -13,6 +15,9 @@ from pyspark.sql.types import StructType
 
 from klamm.spark.options import ReadOptions, parse_read_options
 
+if TYPE_CHECKING:
+    from klamm.spark.value_schema import ValueSchema
+
 
 class KlammDataSource(DataSource):
     """Options are parsed when it is known what for: reading, as a stream or not, or writing."""
@@ -23,23 +28,22 @@ class KlammDataSource(DataSource):
 
     def schema(self) -> StructType:
         from klamm.spark.schema import read_schema
+        from klamm.spark.values import load_value_schema
 
         options = self._any_read_options()
-        return read_schema(options, _full_schema(options))
+        return read_schema(options, _full_schema(options, load_value_schema(options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from klamm.spark.reader import batch_reader
 
         options = parse_read_options(self.options, streaming=False)
-        _check_schema(options, schema)
-        return batch_reader(options, schema)
+        return batch_reader(options, schema, _checked_value_schema(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from klamm.spark.stream import KlammStreamReader
 
         options = parse_read_options(self.options, streaming=True)
-        _check_schema(options, schema)
-        return KlammStreamReader(options, schema)
+        return KlammStreamReader(options, schema, _checked_value_schema(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from klamm.spark.writer import batch_writer
@@ -59,15 +63,19 @@ class KlammDataSource(DataSource):
         return parse_read_options(given, streaming=True)
 
 
-def _full_schema(options: ReadOptions) -> StructType:
+def _full_schema(options: ReadOptions, value_schema: ValueSchema | None) -> StructType:
     from klamm.spark.schema import full_schema
     from klamm.spark.values import value_decoder
 
-    decoder = value_decoder(options)
+    decoder = value_decoder(value_schema, options)
     return full_schema(options, decoder.arrow_fields if decoder is not None else ())
 
 
-def _check_schema(options: ReadOptions, schema: StructType) -> None:
+def _checked_value_schema(options: ReadOptions, schema: StructType) -> ValueSchema | None:
+    """The schema of the values, when the columns that Spark wants can be read with it."""
     from klamm.spark.schema import check_user_schema
+    from klamm.spark.values import load_value_schema
 
-    check_user_schema(schema, _full_schema(options))
+    value_schema = load_value_schema(options)
+    check_user_schema(schema, _full_schema(options, value_schema))
+    return value_schema

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -37,6 +37,9 @@ from klamm.spark.options import ReadOptions
 from klamm.spark.plan import Planner
 from klamm.spark.reader import input_partitions, read_range
 
+if TYPE_CHECKING:
+    from klamm.spark.value_schema import ValueSchema
+
 _log = logging.getLogger(__name__)
 
 _FIRST_WAIT_S: Final = 0.005
@@ -47,9 +50,10 @@ _COMMIT_TIMEOUT_MS: Final = 2000
 class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives on the driver as long as the query runs; what it keeps is never pickled."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType, value_schema: ValueSchema | None = None) -> None:
         self._options = options
         self._schema = schema
+        self._value_schema = value_schema
         self._clock = SystemClock()
         self._planner: Planner | None = None
         self._initial: SourceOffset | None = None
@@ -60,7 +64,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._committed: Mapping[TopicPartition, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_schema": self._schema}
+        return {"_options": self._options, "_schema": self._schema, "_value_schema": self._value_schema}
 
     # --- what Spark calls ---
 
@@ -109,7 +113,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(input_partitions(ranges, self._options, self._ids))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options, self._schema, partition)
+        return read_range(self._options, self._schema, self._value_schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark calls this one batch late, and never for the last one: `latestOffset` knows better."""

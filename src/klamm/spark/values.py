@@ -1,19 +1,34 @@
-"""The decoder of option `valueFormat`, where one is asked for."""
+"""The schema and the decoder of option `valueFormat`, where one is asked for."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from klamm.spark.options import RAW, ReadOptions
-from klamm.spark.record_columns import ValueDecoder
+
+if TYPE_CHECKING:
+    from klamm.spark.record_columns import ValueDecoder
+    from klamm.spark.value_schema import ValueSchema
 
 
-def value_decoder(options: ReadOptions) -> ValueDecoder | None:
-    """None for raw values."""
+def load_value_schema(options: ReadOptions) -> ValueSchema | None:
+    """None for raw values. To be called on the driver: a file of the schema need not be anywhere else."""
     if options.value_format == RAW:
         return None
-    from klamm.spark import formats
+    from klamm.spark.value_schema import load
 
-    return formats.decoder(options.value_format, _schema_text(options))
+    return load(
+        options.value_format,
+        schema=options.value_schema,
+        file=options.value_schema_file,
+        message=options.value_message,
+    )
 
 
-def _schema_text(options: ReadOptions) -> str | None:
-    return options.value_schema
+def value_decoder(value_schema: ValueSchema | None, options: ReadOptions) -> ValueDecoder | None:
+    """None for raw values."""
+    if value_schema is None:
+        return None
+    from klamm.spark.formats import decoder
+
+    return decoder(options.value_format, value_schema)
