@@ -4,6 +4,7 @@ ks.session()                     a SparkSession with klamm's settings
 ks.topic(spark, "orders", ...)   a topic as a DataFrame, raw or typed
 ks.to_topic(df, ...)             a streaming query into a topic
 ks.to_table(df, ...)             a streaming query into a Delta table, exactly once
+ks.table(spark, path)            the table back as a DataFrame
 ks.watch(query)                  its progress on the terminal
 """
 
@@ -15,10 +16,20 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from klamm.spark.session import session as session
     from klamm.spark.session import settings as settings
+    from klamm.spark.tables.read import table as table
+    from klamm.spark.tables.write import register_tables as register_tables
+    from klamm.spark.tables.write import to_table as to_table
+    from klamm.spark.topics import to_topic as to_topic
+    from klamm.spark.topics import topic as topic
 
 _HOME: Final = {
+    "register_tables": "klamm.spark.tables.write",
     "session": "klamm.spark.session",
     "settings": "klamm.spark.session",
+    "table": "klamm.spark.tables.read",
+    "to_table": "klamm.spark.tables.write",
+    "to_topic": "klamm.spark.topics",
+    "topic": "klamm.spark.topics",
 }
 """Where each public name is."""
 

@@ -1,0 +1,136 @@
+"""Files into a Delta table, on the driver: one commit a batch, with the query's id and the batch's number in it.
+
+Delta keeps the highest batch number of every application id. A batch that is not above it was committed before, by a
+run that died before Spark knew: its files are removed again, and the table stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
+from deltalake.transaction import AddAction, create_table_with_add_actions
+
+from klamm.errors import KlammError
+from klamm.spark.tables.files import DATE_COLUMN, DataFile, remove
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOfFiles:
+    """What the tasks of one batch wrote for one table. Without `app_id` the commit is not recognised again."""
+
+    schema: pa.Schema
+    files: Sequence[DataFile]
+    is_partitioned: bool
+    app_id: str | None = None
+    batch_id: int = 0
+    overwrite: bool = False
+
+
+def commit(path: Path, batch: BatchOfFiles) -> bool:
+    """Commits the files and creates the table if need be. False when the batch was committed before."""
+    if not DeltaTable.is_deltatable(str(path)):
+        create(path, batch)
+        return True
+    table = DeltaTable(str(path))
+    if is_committed(table, batch.app_id, batch.batch_id):
+        remove(path, list(batch.files))
+        return False
+    evolve(table, batch.schema, batch.is_partitioned)
+    if batch.files or batch.overwrite:
+        table.create_write_transaction(
+            _actions(batch),
+            "overwrite" if batch.overwrite else "append",
+            table.schema(),
+            partition_by=_partition_by(batch.is_partitioned),
+            commit_properties=_properties(batch),
+        )
+    return True
+
+
+def create(path: Path, batch: BatchOfFiles) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    create_table_with_add_actions(
+        str(path),
+        delta_schema(batch.schema, batch.is_partitioned),
+        _actions(batch),
+        mode="error",
+        partition_by=_partition_by(batch.is_partitioned),
+        commit_properties=_properties(batch),
+    )
+
+
+def is_committed(table: DeltaTable, app_id: str | None, batch_id: int) -> bool:
+    version = table.transaction_version(app_id) if app_id is not None else None
+    return version is not None and version >= batch_id
+
+
+def evolve(table: DeltaTable, schema: pa.Schema, is_partitioned: bool) -> list[str]:
+    """Adds the columns that the table does not have; returns their names. Any other difference is an error."""
+    wanted = delta_schema(schema, is_partitioned)
+    found = [*table.metadata().partition_columns]
+    if found != _partition_by(is_partitioned):
+        raise KlammError(f"The table is partitioned by {', '.join(found) or 'nothing'}: that cannot be changed.")
+    types = {field.name: _type(field) for field in table.schema().fields}
+    for field in wanted.fields:
+        if field.name in types and types[field.name] != _type(field):
+            raise KlammError(
+                f"Column {field.name!r} is {_shown(types[field.name])} in the table and {_shown(_type(field))} in the "
+                "rows: a table takes added columns, and no others."
+            )
+    added = [field for field in wanted.fields if field.name not in types]
+    if added:
+        table.alter.add_columns([Field(field.name, field.type, nullable=True) for field in added])
+        table.update_incremental()
+    return [field.name for field in added]
+
+
+def delta_schema(schema: pa.Schema, is_partitioned: bool) -> Schema:
+    if is_partitioned:
+        schema = schema.append(pa.field(DATE_COLUMN, pa.date32()))
+    try:
+        return Schema.from_arrow(schema)
+    except Exception as error:
+        raise KlammError(f"The columns cannot be those of a Delta table: {error}.") from None
+
+
+def _partition_by(is_partitioned: bool) -> list[str]:
+    return [DATE_COLUMN] if is_partitioned else []
+
+
+def _type(field: Any) -> Any:
+    return json.loads(field.to_json())["type"]
+
+
+def _shown(kind: Any) -> str:
+    return kind if isinstance(kind, str) else json.dumps(kind)
+
+
+def _actions(batch: BatchOfFiles) -> list[Any]:
+    now_ms = int(time.time() * 1000)
+    return [
+        AddAction(
+            path=file.path,
+            size=file.size,
+            partition_values={DATE_COLUMN: file.date} if batch.is_partitioned else {},
+            modification_time=now_ms,
+            data_change=True,
+            stats=json.dumps({"numRecords": file.rows}),
+        )
+        for file in batch.files
+    ]
+
+
+def _properties(batch: BatchOfFiles) -> CommitProperties | None:
+    if batch.app_id is None:
+        return None
+    return CommitProperties(
+        app_transactions=[Transaction(batch.app_id, batch.batch_id)],
+        custom_metadata={"klamm.query.id": batch.app_id, "klamm.batch.id": str(batch.batch_id)},
+    )

@@ -1,0 +1,235 @@
+"""`format("klamm_delta")`: a streaming or batch sink that writes a Delta table, and its bad records to a second one.
+
+A row whose column `_error` is set goes to the table of bad records, with the reason, the bytes and where it came from;
+all others go to the table, without `_error` and `_raw`. Both tables are committed for a batch, each exactly once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from klamm.errors import KlammError
+from klamm.spark.tables.files import DATE_COLUMN, DataFile, ParquetFiles, remove
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+NAME: Final = "klamm_delta"
+ERROR: Final = "_error"
+RAW: Final = "_raw"
+BAD_COLUMNS: Final = ("_topic", "_partition", "_offset", "_timestamp", "key", ERROR, RAW)
+_QUERY_ID: Final = "sql.streaming.queryId"
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """`date_column` is the timestamp or date whose day partitions the table."""
+
+    path: Path
+    bad_path: Path
+    date_column: str | None
+    compact_every: int
+
+
+def parse_options(options: Mapping[str, str]) -> TableOptions:
+    """Raises KlammError with the name of an option that is missing or wrong."""
+    given = {name.lower(): value for name, value in options.items()}
+    if not given.get("path", "").strip():
+        raise KlammError("Option 'path' must be specified: the directory of the table.")
+    path = local_path(given["path"])
+    bad = given.get("badrecords")
+    return TableOptions(
+        path=path,
+        bad_path=local_path(bad) if bad else default_bad_path(path),
+        date_column=given.get("partitionbydate") or None,
+        compact_every=_count(given.get("compactevery", "0")),
+    )
+
+
+def default_bad_path(path: Path) -> Path:
+    return path.with_name(path.name + "_bad")
+
+
+def local_path(text: str) -> Path:
+    """The directory, absolute. Every executor writes there: on a cluster it must be a file system that all share."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("", "file"):
+        raise KlammError(f"The table {text!r} is not a directory: {parts.scheme}:// is not supported.")
+    return Path(parts.path if parts.scheme else text).absolute()
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise KlammError(f"Option 'compactEvery' is a number of batches, or 0 for never, not {text!r}.")
+    return int(text)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """The files of one task, and the query they belong to."""
+
+    query_id: str | None
+    files: list[DataFile] = field(default_factory=list)
+    bad_files: list[DataFile] = field(default_factory=list)
+
+
+class DeltaTableSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def writer(self, schema: StructType, overwrite: bool) -> DeltaWriter:
+        return DeltaWriter(TableLayout(parse_options(self.options), schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DeltaStreamWriter:
+        return DeltaStreamWriter(TableLayout(parse_options(self.options), schema, overwrite))
+
+
+class TableLayout:
+    """Which columns go where; shared by the driver and the tasks."""
+
+    def __init__(self, options: TableOptions, schema: StructType, overwrite: bool) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        self.options = options
+        self.overwrite = overwrite
+        self.arrow: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        self.splits = ERROR in self.arrow.names
+        self.rows = self._without((ERROR, RAW) if self.splits else ())
+        self.bad = pa.schema([self.arrow.field(name) for name in BAD_COLUMNS if name in self.arrow.names])
+        self._check()
+
+    def _without(self, names: tuple[str, ...]) -> pa.Schema:
+        return pa.schema([column for column in self.arrow if column.name not in names])
+
+    def _check(self) -> None:
+        column = self.options.date_column
+        if column is None:
+            return
+        if DATE_COLUMN in self.arrow.names:
+            raise KlammError(f"The rows have a column {DATE_COLUMN}: that name is taken by the partition.")
+        if column not in self.rows.names:
+            raise KlammError(f"Option 'partitionByDate': there is no column {column!r}.")
+        kind = self.rows.field(column).type
+        if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+            raise KlammError(f"Option 'partitionByDate': column {column!r} is {kind}, not a timestamp or a date.")
+
+    def split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+        """The rows of the table, and those that are wrong."""
+        batch = batch.cast(self.arrow)
+        if not self.splits:
+            return batch, None
+        errors = batch.column(ERROR)
+        if errors.null_count == len(errors):
+            return batch.select(self.rows.names), None
+        good = batch.filter(pc.is_null(errors)).select(self.rows.names)
+        return good, batch.filter(pc.is_valid(errors)).select(self.bad.names)
+
+    def write(self, batches: Iterator[pa.RecordBatch], query_id: str | None) -> Written:
+        """What a task does with its rows."""
+        good = ParquetFiles(self.options.path, self.options.date_column)
+        bad = ParquetFiles(self.options.bad_path, None)
+        try:
+            for batch in batches:
+                rows, wrong = self.split(batch)
+                if rows.num_rows:
+                    good.write(rows)
+                if wrong is not None:
+                    bad.write(wrong)
+            return Written(query_id, good.close(), bad.close())
+        except BaseException:
+            good.discard()
+            bad.discard()
+            raise
+
+    def commit(self, messages: list[Any], batch_id: int = 0) -> None:
+        """What the driver does with the files of all tasks: bad records first, so that the table tells of both."""
+        from klamm.spark.tables.commits import BatchOfFiles, commit
+
+        query_id = next((message.query_id for message in messages), None)
+        bad_files = [file for message in messages for file in message.bad_files]
+        if bad_files:
+            commit(self.options.bad_path, BatchOfFiles(self.bad, bad_files, False, query_id, batch_id))
+        files = [file for message in messages for file in message.files]
+        is_partitioned = self.options.date_column is not None
+        batch = BatchOfFiles(self.rows, files, is_partitioned, query_id, batch_id, self.overwrite)
+        commit(self.options.path, batch)
+
+    def abort(self, messages: list[Any]) -> None:
+        for message in messages:
+            if message is not None:
+                remove(self.options.path, message.files)
+                remove(self.options.bad_path, message.bad_files)
+
+
+class DeltaWriter(DataSourceArrowWriter):
+    """`df.write.format("klamm_delta")`: one commit; a job that is run again is another one."""
+
+    def __init__(self, layout: TableLayout) -> None:
+        self._layout = layout
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self._layout.write(iterator, None)
+
+    def commit(self, messages: list[Any]) -> None:
+        self._layout.commit(messages)
+
+    def abort(self, messages: list[Any]) -> None:
+        self._layout.abort(messages)
+
+
+class DeltaStreamWriter(DataSourceStreamArrowWriter):
+    """A commit a batch, known by the query's id and the batch's number."""
+
+    def __init__(self, layout: TableLayout) -> None:
+        self._layout = layout
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        from klamm.spark.worker import prepare
+
+        prepare()
+        return self._layout.write(iterator, query_id())
+
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        self._layout.commit(messages, batchId)
+        self._compact(batchId)
+
+    def abort(self, messages: list[Any], batchId: int) -> None:
+        self._layout.abort(messages)
+
+    def _compact(self, batch_id: int) -> None:
+        """Merges small files every so often. The batch is committed: that this fails must not make it fail."""
+        every = self._layout.options.compact_every
+        if not every or (batch_id + 1) % every:
+            return
+        from klamm.spark.tables.maintenance import compact
+
+        try:
+            compact(self._layout.options.path)
+        except Exception as error:
+            print(f"klamm: {self._layout.options.path} was not compacted: {error}", file=sys.stderr)
+
+
+def query_id() -> str:
+    """The id of the streaming query that this task belongs to; it stays the same over restarts from a checkpoint."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    found = context.getLocalProperty(_QUERY_ID) if context is not None else None
+    if found is None:
+        raise KlammError("Spark did not tell which streaming query this task belongs to: nothing can be exactly once.")
+    return found

@@ -1,0 +1,47 @@
+"""What a table needs now and then: small files merged, files that nobody needs removed, and its history told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from klamm.errors import KlammError
+from klamm.spark.tables.read import open_table
+
+RETENTION_HOURS: Final = 168
+"""Delta's own: a reader that started before a compaction, or a task that still writes, has a week to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    removed: int
+    added: int
+
+
+def compact(path: str | Path, target_bytes: int | None = None) -> Compacted:
+    """Merges files below the target size, within each date. The old ones stay for readers until vacuum."""
+    metrics = open_table(path).optimize.compact(target_size=target_bytes)
+    return Compacted(int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]))
+
+
+def vacuum(
+    path: str | Path, *, retention_hours: int = RETENTION_HOURS, dry_run: bool = False, force: bool = False
+) -> list[str]:
+    """Removes files that no version younger than the retention needs, and those that killed tasks left behind.
+
+    Returns their names. Less than a week is refused without `force`: a reader or a running batch may need them.
+    """
+    if retention_hours < RETENTION_HOURS and not force:
+        raise KlammError(
+            f"A retention of {retention_hours} h is less than {RETENTION_HOURS} h: files that running queries and "
+            "readers need could go. Stop them and use force to do it all the same."
+        )
+    return list(
+        open_table(path).vacuum(retention_hours, dry_run=dry_run, enforce_retention_duration=not force, full=True)
+    )
+
+
+def history(path: str | Path, limit: int | None = None) -> list[dict[str, Any]]:
+    """The commits of the table, newest first."""
+    return list(open_table(path).history(limit))

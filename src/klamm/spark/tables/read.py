@@ -1,0 +1,55 @@
+"""A table back as a DataFrame: the files of one version, read by Spark's own Parquet reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from klamm.errors import KlammError
+from klamm.spark.tables.delta import local_path
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def open_table(path: str | Path, version: int | None = None) -> DeltaTable:
+    """Raises KlammError where there is no table, or not this version of it."""
+    try:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+    except ImportError:
+        raise KlammError("Tables need deltalake: pip install 'klamm[spark]'.") from None
+    place = local_path(str(path))
+    if not DeltaTable.is_deltatable(str(place)):
+        raise KlammError(f"There is no table at {place}.")
+    try:
+        return DeltaTable(str(place), version=version)
+    except DeltaError as error:
+        raise KlammError(f"The table at {place} cannot be read: {error}.") from None
+
+
+def table_files(path: str | Path, version: int | None = None) -> list[str]:
+    """The Parquet files that are the table, for readers that know nothing of Delta."""
+    place = local_path(str(path))
+    return [str(place / name) for name in _files(open_table(path, version))]
+
+
+def _files(found: DeltaTable) -> list[str]:
+    names: list[str] = found.get_add_actions(flatten=True).column("path").to_pylist()
+    return names
+
+
+def table(spark: SparkSession, path: str | Path, version: int | None = None) -> DataFrame:
+    """The rows of the table as it is now, or as it was at `version`. Columns that older files lack are null."""
+    from pyspark.sql.types import StructType
+
+    found = open_table(path, version)
+    schema = StructType.fromJson(json.loads(found.schema().to_json()))
+    place = local_path(str(path))
+    files = [str(place / name) for name in _files(found)]
+    if not files:
+        return spark.createDataFrame([], schema)
+    reader = spark.read.schema(schema).option("basePath", str(place))
+    return reader.parquet(*files).select(*(f"`{name}`" for name in schema.names))

@@ -1,0 +1,78 @@
+"""`to_table`: a streaming DataFrame into a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from klamm.errors import KlammError
+from klamm.spark.tables import delta
+from klamm.spark.topics import start
+from klamm.spark.triggers import Trigger
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+FORMATS: Final = ("delta", "parquet")
+COMPACT_EVERY: Final = 50
+
+
+def to_table(
+    df: DataFrame,
+    path: str | Path,
+    *,
+    checkpoint: str | Path,
+    format: str = "delta",
+    partition_by_date: str | bool | None = None,
+    compact_every: int = COMPACT_EVERY,
+    bad_records: str | Path | None = None,
+    trigger: Trigger = None,
+    mode: str = "append",
+    name: str | None = None,
+    **options: object,
+) -> StreamingQuery:
+    """Starts a query that writes a streaming DataFrame into the table at `path`, exactly once; makes it if need be.
+
+    Rows with a text in `_error` go to the table `bad_records` (`<path>_bad` if not said). `partition_by_date` names
+    the timestamp whose day, in UTC, becomes the partition `_date`; True is the record's own, `_timestamp`. Every
+    `compact_every` batches small files are merged; 0 is never. `format="parquet"` is Spark's own file sink: exactly
+    once only for those who read it with Spark, and wrong rows stay among the others.
+    """
+    if not df.isStreaming:
+        raise KlammError(f'to_table() wants a streaming DataFrame; a batch is df.write.format("{delta.NAME}").')
+    if format not in FORMATS:
+        raise KlammError(f"{format!r} is not a format of tables: expected {' or '.join(FORMATS)}.")
+    date_column = "_timestamp" if partition_by_date is True else partition_by_date or None
+    if format == "parquet":
+        if bad_records is not None or mode != "append":
+            raise KlammError("format='parquet' has no table of bad records, and appends only.")
+        return start(_parquet(df, path, date_column).options(**_texts(options)), checkpoint, trigger, name)
+    register_tables(df.sparkSession)
+    given: dict[str, object] = {
+        "path": Path(path).absolute() if "://" not in str(path) else path,
+        "compactEvery": compact_every,
+        "badRecords": bad_records,
+        "partitionByDate": date_column,
+        **options,
+    }
+    writer = df.writeStream.format(delta.NAME).outputMode(mode).options(**_texts(given))
+    return start(writer, checkpoint, trigger, name)
+
+
+def register_tables(spark: Any) -> None:
+    """Makes `format("klamm_delta")` known to the session."""
+    spark.dataSource.register(delta.DeltaTableSource)
+
+
+def _parquet(df: DataFrame, path: str | Path, date_column: str | None) -> Any:
+    from pyspark.sql import functions as F
+
+    if date_column is None:
+        return df.writeStream.format("parquet").option("path", str(path))
+    dated = df.withColumn("_date", F.to_date(F.col(date_column)))
+    return dated.writeStream.format("parquet").option("path", str(path)).partitionBy("_date")
+
+
+def _texts(options: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in options.items() if value is not None}
