@@ -47,7 +47,7 @@ class TestPurchase(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._small = handle.getValueState("small", "id long, amount double")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         for row in sorted(rows, key=lambda row: row["at"]):
             before = self._small.get() if self._small.exists() else None
             if before is not None and row["amount"] >= LARGE:

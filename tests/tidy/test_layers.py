@@ -36,6 +36,8 @@ def is_allowed(importer: str, imported: str) -> bool:
         return importer == "cli"
     if importer == "spark":
         return imported in SPARK_MAY_IMPORT
+    if imported == "spark":
+        return importer == "cli"
     if LEVEL[importer] == LEVEL[imported]:
         return importer in FOUNDATION
     return LEVEL[importer] > LEVEL[imported]

@@ -161,11 +161,11 @@ class PipelineSpec:
         """The views and sources that `name` is made of, itself included, in the order of the file."""
         inputs = {view.name: view.inputs for view in self.views}
         wanted: set[str] = set()
-        todo = [name]
-        while todo:
-            if (current := todo.pop()) not in wanted:
+        waiting = [name]
+        while waiting:
+            if (current := waiting.pop()) not in wanted:
                 wanted.add(current)
-                todo.extend(inputs.get(current, ()))
+                waiting.extend(inputs.get(current, ()))
         return tuple(step.name for step in self.steps if step.name in wanted)
 
 

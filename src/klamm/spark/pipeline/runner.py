@@ -117,6 +117,7 @@ class PipelineRunner:
     def _into_table(self, frame: DataFrame, sink: Sink) -> StreamingQuery:
         import klamm.spark as ks
 
+        assert sink.table is not None
         given = {
             "partition_by_date": sink.partition_by_date,
             "compact_every": sink.compact_every,

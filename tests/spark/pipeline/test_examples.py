@@ -1,0 +1,153 @@
+"""The three pipelines of examples/pipelines, each run on real brokers: what goes in is known, so what comes out is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import deltalake
+import pytest
+
+from klamm.spark.pipeline.load import load
+from klamm.spark.pipeline.model import PipelineSpec, Trigger
+from klamm.spark.pipeline.run import RunOptions, run
+from klamm.testing import LocalCluster
+from tests.support.topics import consume_json, produce_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "pipelines"
+
+
+@pytest.fixture
+def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LAKE", str(tmp_path / "lake"))
+    monkeypatch.setenv("CHECKPOINTS", str(tmp_path / "checkpoints"))
+    monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path
+
+
+def run_once(spec: PipelineSpec, spark: SparkSession, servers: str) -> None:
+    @contextlib.contextmanager
+    def shared(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+        yield spark
+
+    run(spec, RunOptions(servers, Trigger(available_now=True), session=shared))
+
+
+def rows(directory: Path, name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = deltalake.DeltaTable(directory / "lake" / name).to_pyarrow_table().to_pylist()
+    return found
+
+
+def test_clickstream(spark: SparkSession, cluster: LocalCluster, directories: Path) -> None:
+    servers = cluster.bootstrap_servers
+    for topic in ("clicks", "sessions"):
+        cluster.create_topic(topic, 2, 1)
+    clicks = [
+        {"user": "eva", "page": "/", "at": "2026-07-01T10:00:05Z"},
+        {"user": "eva", "page": "/huts", "at": "2026-07-01T10:00:50Z"},
+        {"user": "tom", "page": "/", "at": "2026-07-01T10:00:40Z"},
+        {"user": "eva", "page": "/", "at": "2026-07-01T10:30:00Z"},
+        # Long after: windows and visits before it are closed.
+        {"user": "late", "page": "/", "at": "2026-07-01T12:00:00Z"},
+    ]
+    produce_json(servers, "clicks", clicks)
+    spec = load(EXAMPLES / "clickstream.yaml")
+    run_once(spec, spark, servers)
+
+    views = {
+        (f"{row['minute']:%H:%M}", row["page"]): (row["views"], row["visitors"])
+        for row in rows(directories, "page_views")
+    }
+    assert views == {("10:00", "/"): (2, 2), ("10:00", "/huts"): (1, 1), ("10:30", "/"): (1, 1)}
+    visits = sorted(
+        (row["user"], row["clicks"], row["entry_page"], row["exit_page"])
+        for row in consume_json(servers, "sessions", 3)
+    )
+    assert visits == [("eva", 1, "/", "/"), ("eva", 2, "/", "/huts"), ("tom", 1, "/", "/")]
+
+    # The next run goes on where this one ended.
+    produce_json(servers, "clicks", [{"user": "eva", "page": "/", "at": "2026-07-01T14:00:00Z"}])
+    run_once(spec, spark, servers)
+    assert len(rows(directories, "page_views")) == 4
+    assert consume_json(servers, "sessions", 4)[-1]["user"] == "late"
+
+
+def test_orders(spark: SparkSession, cluster: LocalCluster, directories: Path) -> None:
+    servers = cluster.bootstrap_servers
+    for topic in ("orders", "payments", "fraud-alerts"):
+        cluster.create_topic(topic, 2, 1)
+    orders = [
+        {"id": 1, "customer": "eva", "amount": 20.0, "at": "2026-07-01T10:00:00Z"},
+        {"id": 1, "customer": "eva", "amount": 20.0, "at": "2026-07-01T10:00:00Z"},
+        {"id": 2, "customer": "thief", "amount": 1.0, "at": "2026-07-01T10:01:00Z"},
+        {"id": 3, "customer": "thief", "amount": 900.0, "at": "2026-07-01T10:02:00Z"},
+        {"id": 4, "customer": "tom", "amount": 700.0, "at": "2026-07-01T10:03:00Z"},
+    ]
+    payments = [
+        {"order_id": 1, "card": "a", "at": "2026-07-01T10:05:00Z"},
+        {"order_id": 3, "card": "b", "at": "2026-07-01T10:06:00Z"},
+        {"order_id": 4, "card": "c", "at": "2026-07-01T10:30:00Z"},
+    ]
+    produce_json(servers, "orders", orders, key="customer")
+    produce_json(servers, "payments", payments)
+    run_once(load(EXAMPLES / "orders.py"), spark, servers)
+
+    paid = sorted((row["id"], row["customer"], row["amount"], row["card"]) for row in rows(directories, "paid_orders"))
+    assert paid == [(1, "eva", 20.0, "a"), (3, "thief", 900.0, "b")], "order 4 was paid too late, order 1 only once"
+    alerts = consume_json(servers, "fraud-alerts", 1)
+    assert alerts == [{"customer": "thief", "small_id": 2, "large_id": 3, "amount": 900.0}]
+
+
+def control_record(kind: str, sequence: int, second: int, **fields: Any) -> dict[str, Any]:
+    at_ms = 1_782_900_000_000 + second * 1000
+    common = {"kind": kind, "at_ms": at_ms, "broker_id": 1, "loop": "control", "sequence": sequence}
+    return {**common, "controller_epoch": 1, **fields}
+
+
+CONTROL_LOG = [
+    control_record("election", 1, 0, topic="t", partition=0, leader=1, previous_leader=-1, leader_epoch=0),
+    control_record("election", 2, 0, topic="t", partition=1, leader=2, previous_leader=-1, leader_epoch=0),
+    control_record("election", 2, 0, topic="t", partition=1, leader=2, previous_leader=-1, leader_epoch=0),
+    control_record("request_sent", 3, 1, api="UpdateMetadata", target=2, attempt=1, queue_ms=7.5),
+    control_record("request_acknowledged", 4, 1, api="UpdateMetadata", target=2, error="NONE", round_trip_ms=30.0),
+    control_record(
+        "metadata_applied",
+        1,
+        2,
+        broker_id=2,
+        loop="broker",
+        partitions=[{"topic": "t", "partition": p, "leader": p + 1, "leader_epoch": 0} for p in (0, 1)],
+    ),
+    control_record("isr_change", 5, 3, topic="t", partition=0, leader=1, leader_epoch=0, isr=[1], previous_isr=[1, 2]),
+    control_record("isr_change", 6, 4, topic="t", partition=0, leader=1, leader_epoch=0, isr=[1, 2], previous_isr=[1]),
+    control_record("leader_change", 7, 5, topic="t", partition=1, leader=-1, previous_leader=2, leader_epoch=1),
+    control_record("election", 8, 6, topic="t", partition=1, leader=1, previous_leader=-1, leader_epoch=2),
+    control_record("event_done", 9, 3600),
+]
+
+
+def test_control_plane(
+    spark: SparkSession, cluster: LocalCluster, directories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = cluster.bootstrap_servers
+    # Only brokers write the real one, and these do not.
+    monkeypatch.setenv("CONTROL_LOG", "control-log-copy")
+    cluster.create_topic("control-log-copy", 1, 1)
+    cluster.create_topic("leader-balance", 1, 1)
+    produce_json(servers, "control-log-copy", CONTROL_LOG, timestamp="at_ms")
+    run_once(load(EXAMPLES / "control_plane.yaml"), spark, servers)
+
+    lags = sorted((row["broker_id"], row["partition"], row["lag_ms"]) for row in rows(directories, "metadata_lag"))
+    assert lags == [(2, 0, 2000), (2, 1, 2000)]
+    (sender,) = rows(directories, "slow_senders")
+    assert (sender["broker_id"], sender["acknowledged"], sender["longest_queue_ms"]) == (2, 1, 7.5)
+    assert (sender["longest_round_trip_ms"], sender["refused"]) == (30.0, 0)
+    (churn,) = rows(directories, "isr_churn")
+    assert (churn["broker_id"], churn["shrinks"], churn["expansions"]) == (1, 1, 1)
+    balance = {row["broker_id"]: row["partitions_led"] for row in consume_json(servers, "leader-balance", 2)}
+    assert balance == {1: 2, 2: 0}, "broker 1 leads both since broker 2 has gone"
