@@ -109,12 +109,11 @@ def _check_partitions(world: World, assignments: Assignments, states: States) ->
             require(not online, f"{tp} has no state: a half-created topic")
             continue
         state = states[tp].leader_and_isr
-        waits = assignment.is_being_reassigned and len(_online(world, tp, assignment.target_replicas)) < len(
-            assignment.target_replicas
-        )
-        ends = waits or not assignment.is_being_reassigned
-        require(ends, f"the reassignment of {tp} does not end: {assignment}, {state}")
         able = [r for r in state.isr if r in online]
+        target = assignment.target_replicas
+        stuck = len(_online(world, tp, target)) < len(target) or state.leader == NO_LEADER
+        ends = stuck or not assignment.is_being_reassigned
+        require(ends, f"the reassignment of {tp} does not end: {assignment}, {state}")
         if able or (online and world.checkers.unclean.allows(tp.topic)):
             require(
                 state.leader in online, f"{tp} has ISR {state.isr}, of which {able} can lead, and {state.leader} does"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -63,6 +64,8 @@ class Workload:
         self.deleted: set[str] = set()
         self.unanswered: dict[int, tuple[str, Node, int]] = {}
         self._asked = 0
+        self._incarnations: Counter[str] = Counter()
+        """How often a name was taken anew: the answer to a deletion that was asked for before says nothing of now."""
         self._faults = Faults(self)
 
     def tick(self) -> None:
@@ -162,6 +165,7 @@ class Workload:
             name = self.rng.choice(gone)
             self.deleted.discard(name)
             self.created.pop(name, None)
+            self._incarnations[name] += 1
             return name
         self.topics += 1
         return f"t{self.topics}"
@@ -174,10 +178,11 @@ class Workload:
     def _delete(self) -> None:
         if names := self._names():
             name = self.rng.choice(names)
+            incarnation = self._incarnations[name]
 
             def on_reply(reply: EventReply) -> None:
                 assert isinstance(reply, TopicResults)
-                if reply.topics[0].error is ErrorCode.NONE:
+                if reply.topics[0].error is ErrorCode.NONE and self._incarnations[name] == incarnation:
                     self.deleted.add(name)
 
             self.ask(DeleteTopics((name,)), on_reply)
