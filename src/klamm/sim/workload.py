@@ -64,6 +64,8 @@ class Workload:
         self.deleted: set[str] = set()
         self.unanswered: dict[int, tuple[str, Node, int]] = {}
         self._asked = 0
+        self._answers_epoch = 0
+        """The controller epoch of whoever gave the answer that is being looked at."""
         self._incarnations: Counter[str] = Counter()
         """How often a name was taken anew: the answer to a deletion that was asked for before says nothing of now."""
         self._faults = Faults(self)
@@ -120,6 +122,7 @@ class Workload:
         def answered(reply: EventReply) -> None:
             require(number in self.unanswered, f"{event} was answered twice")
             del self.unanswered[number]
+            self._answers_epoch = node.controller.context.epoch
             on_reply(reply)
 
         node.put(event, answered)
@@ -147,8 +150,9 @@ class Workload:
 
     def _on_created(self, reply: EventReply) -> None:
         assert isinstance(reply, TopicResults)
+        is_current = self._answers_epoch == max(self.world.checkers.controllers, default=0)  # a zombie may err
         for result in reply.topics:
-            taken = result.error is ErrorCode.TOPIC_ALREADY_EXISTS
+            taken = is_current and result.error is ErrorCode.TOPIC_ALREADY_EXISTS
             require(not taken, f"{result.name} was free when it was asked for and is said to exist already")
             if result.error is ErrorCode.NONE:
                 self.created[result.name] = result.topic_id
