@@ -18,7 +18,7 @@ import typer
 
 from klamm.cli.client import admin_client, cluster_metadata, default_servers, parse_pairs
 from klamm.cli.output import fail, note, say, table
-from klamm.cli.spark_session import Conf, Master, require_spark, spark_session
+from klamm.cli.spark_session import Conf, Master, Ship, require_spark, shipped, spark_session
 
 if TYPE_CHECKING:
     from klamm.spark.pipeline.model import PipelineSpec, Trigger
@@ -40,6 +40,7 @@ def run(
         Path | None, typer.Option("--progress-file", help="Append Spark's progress reports, one JSON object a line.")
     ] = None,
     conf: Conf = [],  # noqa: B006
+    ship: Ship = False,
     bootstrap_server: Annotated[
         str | None,
         typer.Option(
@@ -57,7 +58,7 @@ def run(
 
     spec = _loaded(file)
     trigger = _trigger(spec, once, every)
-    settings = parse_pairs(conf, "--conf")
+    settings = {**(shipped() if ship else {}), **parse_pairs(conf, "--conf")}
     refuse_if_running(spec.checkpoint)
     require_spark()
     servers = bootstrap_server or spec.bootstrap_servers or default_servers()

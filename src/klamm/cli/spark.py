@@ -13,7 +13,7 @@ import typer
 
 from klamm.cli.client import parse_pairs
 from klamm.cli.output import fail, green, red, say, table, yellow
-from klamm.cli.spark_session import Conf, Master, require_spark, spark_session
+from klamm.cli.spark_session import Conf, Master, Ship, require_spark, shipped, spark_session
 
 app = typer.Typer(help="Spark with klamm's settings: check, shell, submit, cluster.", no_args_is_help=True)
 cluster = typer.Typer(help="A standalone Spark cluster on this machine.", no_args_is_help=True)
@@ -63,9 +63,7 @@ def submit(
     program: Annotated[Path, typer.Argument(metavar="APP.py")],
     master: Master = "local[*]",
     conf: Conf = [],  # noqa: B006
-    py_files: Annotated[
-        bool, typer.Option("--ship", help="Send klamm's own source to executors that do not have it installed.")
-    ] = False,
+    ship: Ship = False,
 ) -> None:
     """Run a program with spark-submit and klamm's settings. What follows APP.py is given to it."""
     require_spark()
@@ -75,22 +73,14 @@ def submit(
 
     from klamm.spark.session import settings
 
-    chosen = {**settings(master), **parse_pairs(conf, "--conf")}
+    chosen = {**settings(master), **(shipped() if ship else {}), **parse_pairs(conf, "--conf")}
     # The directory of sockets is this process's, which spark-submit becomes.
     command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", chosen.pop("spark.master")]
     for name, value in chosen.items():
         command += ["--conf", f"{name}={value}"]
-    if py_files:
-        command += ["--py-files", str(_source_archive())]
     if sockets := chosen.get("spark.python.unix.domain.socket.dir"):
         Path(sockets).mkdir(mode=0o700, parents=True, exist_ok=True)
     os.execve(command[0], [*command, str(program), *context.args], {**os.environ, "PYSPARK_PYTHON": sys.executable})
-
-
-def _source_archive() -> Path:
-    from klamm.spark.shipping import source_archive
-
-    return source_archive()
 
 
 @app.command()

@@ -26,6 +26,16 @@ Master = Annotated[
 Conf = Annotated[
     list[str], typer.Option("--conf", "-c", metavar="KEY=VALUE", help="A setting of Spark; wins over klamm's own.")
 ]
+Ship = Annotated[
+    bool, typer.Option("--ship", help="Send klamm's own source to executors that do not have it installed.")
+]
+
+
+def shipped() -> dict[str, str]:
+    """The setting that sends klamm to the executors."""
+    from klamm.spark.shipping import source_archive
+
+    return {"spark.submit.pyFiles": str(source_archive())}
 
 
 def require_spark() -> None:
@@ -49,7 +59,7 @@ def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterat
         note(dim(f"Starting Spark on {master} ...", sys.stderr))
     with _stderr_to_file() as log:
         try:
-            spark = session(master, app_name, {"spark.ui.enabled": "false", "spark.log.level": "ERROR", **conf})
+            spark = session(master, app_name, {**_defaults(master), **conf})
         except Exception as error:
             text = str(error).strip().splitlines()
             fail(f"Spark did not start on {master}: {text[0] if text else type(error).__name__} See {log}.")
@@ -58,6 +68,14 @@ def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterat
         yield spark
     finally:
         spark.stop()
+
+
+def _defaults(master: str) -> dict[str, str]:
+    """Of a command, in addition to what the session sets: quiet, and on loopback where the master is."""
+    chosen = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+    if master.startswith(("spark://127.0.0.1:", "spark://localhost:")):
+        chosen |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return chosen
 
 
 @contextmanager

@@ -1,0 +1,203 @@
+"""The same pipeline, by the command, on a local master, on local-cluster and on a standalone cluster.
+
+Executors have klamm in each of the documented ways: installed, and sent along with `--ship` where it is not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import deltalake
+import pyspark
+import pytest
+
+from klamm.testing import LocalCluster
+from tests.support.topics import consume_json, produce_json
+
+KLAMM = (sys.executable, "-m", "klamm.cli.main")
+COMMAND_TIMEOUT_S = 280
+BLOCKED = "KLAMM_TEST_WITHOUT_KLAMM"
+
+PIPELINE = """\
+name: totals
+checkpoint: ${BASE}/checkpoint
+settings: {spark.sql.shuffle.partitions: 2, spark.executor.memory: 512m, spark.cores.max: 2}
+sources:
+  amounts: {schema: "account string, amount long"}
+views:
+  totals: SELECT account, sum(amount) AS total FROM amounts GROUP BY account
+sinks:
+  amounts: {from: amounts, table: "${BASE}/amounts"}
+  totals: {from: totals, topic: "${TOTALS}", key: account, mode: update}
+"""
+
+
+def klamm(*arguments: object, env: Mapping[str, str] | None = None, code: int = 0) -> str:
+    done = subprocess.run(
+        [*KLAMM, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        env={**os.environ, **(env or {})},
+    )
+    assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def amounts(cluster: LocalCluster) -> str:
+    cluster.create_topic("amounts", 4, 1)
+    values = [{"account": f"a{number % 5}", "amount": number} for number in range(200)]
+    produce_json(cluster.bootstrap_servers, "amounts", values, key="account")
+    return cluster.bootstrap_servers
+
+
+@pytest.fixture(scope="module")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("standalone")
+    where = ("--dir", directory)
+    told = klamm("spark", "cluster", "up", "--workers", 2, "--cores", 1, "--memory", "1g", "--port", 0, *where)
+    try:
+        status = klamm("spark", "cluster", "status", *where)
+        assert status.count("ALIVE") == 2 and status.count("running") == 3
+        assert "runs already" in klamm("spark", "cluster", "up", *where, code=1)
+        yield told.split("Spark runs on ")[1].split()[0]
+    finally:
+        klamm("spark", "cluster", "down", *where)
+    assert "no Spark cluster" in klamm("spark", "cluster", "status", *where, code=1)
+
+
+class Run:
+    """One pipeline file with directories of its own."""
+
+    def __init__(self, directory: Path, cluster: LocalCluster, name: str) -> None:
+        self.file = directory / "totals.yaml"
+        self.file.write_text(PIPELINE)
+        self._directory = directory
+        self._servers = cluster.bootstrap_servers
+        self._totals = f"totals-{name}"
+        cluster.create_topic(self._totals, 1, 1)
+        self.env = {
+            "BASE": str(directory),
+            "TOTALS": self._totals,
+            "KLAMM_STATE_DIR": str(directory / "state"),
+            "KLAMM_SPARK_LOG": str(directory / "spark.log"),
+        }
+
+    def start(self, *arguments: object, env: Mapping[str, str] | None = None) -> str:
+        command = ("pipeline", "run", self.file, "--once", "-b", self._servers, *arguments)
+        return klamm(*command, env={**self.env, **(env or {})})
+
+    def check(self) -> None:
+        table = deltalake.DeltaTable(self._directory / "amounts").to_pyarrow_table()
+        assert sorted(table.column("amount").to_pylist()) == list(range(200))
+        totals = {row["account"]: row["total"] for row in consume_json(self._servers, self._totals, 5)}
+        assert totals == {f"a{rest}": sum(range(rest, 200, 5)) for rest in range(5)}
+
+
+def test_local_cluster(cluster: LocalCluster, amounts: str, tmp_path: Path) -> None:
+    work = Path(pyspark.__file__).parent / "work"
+    was_there = work.exists()
+    run = Run(tmp_path, cluster, "local-cluster")
+    try:
+        run.start("--master", "local-cluster[2,1,1024]")
+    finally:
+        if not was_there:
+            shutil.rmtree(work, ignore_errors=True)
+    run.check()
+
+
+def test_standalone_with_klamm_installed(cluster: LocalCluster, amounts: str, standalone: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, cluster, "installed")
+    run.start("--master", standalone)
+    run.check()
+
+
+def test_standalone_with_klamm_sent_along(cluster: LocalCluster, amounts: str, standalone: str, tmp_path: Path) -> None:
+    python = python_without_klamm(tmp_path)
+    env = {**os.environ, BLOCKED: "1"}
+    assert subprocess.run([python, "-c", "import klamm"], env=env, capture_output=True).returncode != 0
+    assert subprocess.run([python, "-c", "import pyspark, numba"], env=env, capture_output=True).returncode == 0
+    run = Run(tmp_path, cluster, "sent")
+    settings = [f"spark.executorEnv.{BLOCKED}=1", f"spark.pyspark.python={python}"]
+    run.start("--master", standalone, "--ship", *(part for setting in settings for part in ("--conf", setting)))
+    run.check()
+
+
+def python_without_klamm(directory: Path) -> Path:
+    """This Python with all packages but klamm, for executors: the driver's processes have no such variable."""
+    packages = Path(pyspark.__file__).parents[1]
+    script = directory / "python"
+    script.write_text(
+        "#!/bin/sh\n"
+        f'if [ -n "${BLOCKED}" ]; then\n'
+        f'  PYTHONPATH="$PYTHONPATH:{packages}" exec "{sys.executable}" -S "$@"\n'
+        "fi\n"
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def test_local_master_from_another_terminal(cluster: LocalCluster, amounts: str, tmp_path: Path) -> None:
+    """run, a second run, status, stop, a changed file, reset."""
+    run = Run(tmp_path, cluster, "terminal")
+    command = [*KLAMM, "pipeline", "run", str(run.file), "--every", "200ms", "--watch", "-b", cluster.bootstrap_servers]
+    env = {**os.environ, **run.env}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for_output(process, "totals: batch 0")
+            assert "in use: pipeline totals runs as process" in run_again(run)
+            status = klamm("pipeline", "status", "totals", env=run.env)
+            assert "running" in status and str(process.pid) in status
+            assert "Stopped pipeline totals" in klamm("pipeline", "stop", run.file, env=run.env)
+            assert process.wait(60) == 0
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+    run.check()
+    assert "stopped" in klamm("pipeline", "status", env=run.env)
+    assert "No pipeline totals runs" in klamm("pipeline", "stop", "totals", env=run.env, code=1)
+
+    run.file.write_text(PIPELINE.replace("mode: update", "mode: complete"))
+    told = run_again(run)
+    assert "its output mode was update and is now complete" in told and "--sink totals" in told
+    assert "Nothing was deleted" in klamm("pipeline", "reset", run.file, env=run.env, code=1)
+    klamm("pipeline", "reset", run.file, "--sink", "totals", "--yes", env=run.env)
+    assert not (tmp_path / "checkpoint" / "totals").exists() and (tmp_path / "checkpoint" / "amounts").exists()
+    told = klamm("sql", 'select count(*) as n from "amounts', "-b", cluster.bootstrap_servers, code=1)
+    assert "never ends" in told
+    told = klamm("sql", "select count(*) as n from amuonts", "-b", cluster.bootstrap_servers, code=1)
+    assert "There is no topic 'amuonts'. Did you mean 'amounts'?" in told
+
+
+def run_again(run: Run) -> str:
+    return klamm(
+        "pipeline", "run", run.file, "--once", env={**run.env, "KLAMM_BOOTSTRAP_SERVERS": "localhost:1"}, code=1
+    )
+
+
+def wait_for_output(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stderr is not None
+    deadline = time.monotonic() + COMMAND_TIMEOUT_S
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if text in line:
+            return
+        assert time.monotonic() < deadline
+    raise AssertionError("".join(seen))
+
+
+def test_sql_by_the_command(cluster: LocalCluster, amounts: str, tmp_path: Path) -> None:
+    query = "select account, sum(amount) as total from amounts group by account order by account limit 2;"
+    env = {"KLAMM_BOOTSTRAP_SERVERS": amounts, "KLAMM_SPARK_LOG": str(tmp_path / "spark.log")}
+    told = klamm("sql", f"{query} select amount from amounts where amount = 7", "--format", "csv", env=env)
+    assert told == "account,total\na0,3900\na1,3940\namount\n7\n"
