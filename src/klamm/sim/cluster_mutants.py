@@ -25,6 +25,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "partition",
         "        self.pending_isr = isr\n",
         "        self.pending_isr = isr\n        self.isr = isr\n",
+        first=3,
     ),
     "follower_is_not_cut": Mutant(_R + "fetcher", "hosted.truncate_to(offset))", "ErrorCode.NONE)"),
     "diverging_logs_are_not_told": Mutant(
@@ -50,13 +51,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "replica_manager",
         "        if controller_epoch < self.controller_epoch:\n",
         "        if False:\n",
-        200,
-    ),
-    "older_leader_epochs_are_taken": Mutant(
-        _R + "state_change",
-        "        if state.leader_epoch < partition.leader_epoch:\n            return ErrorCode.STALE",
-        "        if False:\n            return ErrorCode.STALE",
-        200,
+        first=3,
     ),
     "watches_are_lost_with_the_connection": Mutant(
         "klamm.zk.session", "            self._watches.restore(self._connection)\n", "            pass\n"
@@ -64,29 +59,21 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     "not_registered_again": Mutant(
         "klamm.controller.runner", "        self._register(self._zk.session_id, 1)\n", "        pass\n"
     ),
-    "high_watermark_told_once": Mutant(
-        _R + "fetch_session", "            known.high_watermark = -1\n", "            pass\n"
-    ),
     "lost_request_is_not_repeated": Mutant(
         _R + "alter_partition_manager",
         '            self._complain(f"no answer: {failure}")\n            self._again(changes)\n',
         "",
     ),
     "failed_disk_is_kept_secret": Mutant(
-        "klamm.server.kafka_server", "        self._spawn(self._tell_controller_of_failure())\n", ""
-    ),
-    "zombie_incarnation_joins_isr": Mutant(
-        "klamm.controller.isr_changes", "        if epoch not in (-1, broker.epoch):\n", "        if False:\n", 200
+        "klamm.server.kafka_server",
+        "        self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))\n",
+        "",
+        first=3,
     ),
     "min_insync_replicas_is_not_asked": Mutant(
         _R + "partition",
         "return 1 if self.log is None else min(self.log.config.min_insync_replicas, len(self.remotes) + 1)",
         "return 1",
-    ),
-    "cut_at_the_high_watermark": Mutant(
-        _R + "truncation",
-        "    if leader.end_offset == UNDEFINED_EPOCH_OFFSET:\n",
-        "    if True:\n",
     ),
     "new_leader_takes_all_for_committed": Mutant(
         _R + "partition",
@@ -109,8 +96,5 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.coordinator.offsets_loader",
         "            target[key.topic_partition] = CommittedOffset(",
         "            CommittedOffset(",
-    ),
-    "offset_commits_do_not_wait": Mutant(
-        "klamm.coordinator.shell", "append_records(-1, True, Append", "append_records(1, True, Append"
     ),
 }
