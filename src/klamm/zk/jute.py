@@ -334,7 +334,9 @@ def acl_bytes(result: GetAclResult) -> bytes:
 def multi_bytes(codes: Sequence[int], results: Iterable[MultiResult]) -> bytes:
     parts: list[bytes] = []
     for code, result in zip(codes, results, strict=True):
-        if isinstance(result, ErrorResult):
+        if isinstance(result, SetDataResult):
+            parts += (_SET_DATA_HEADER, _STAT.pack(*result.stat))
+        elif isinstance(result, ErrorResult):
             parts.append(_MULTI_HEADER.pack(OpCode.ERROR, False, result.code) + _INT.pack(result.code))
         else:
             parts.append(_MULTI_HEADER.pack(code, False, 0) + _write_result_bytes(code, result))
@@ -368,5 +370,6 @@ def multi_read_bytes(results: Iterable[GetDataResult | GetChildrenResult | Error
     return b"".join(parts)
 
 
+_SET_DATA_HEADER: Final = _MULTI_HEADER.pack(OpCode.SET_DATA, False, 0)
 _GET_DATA_HEADER: Final = _MULTI_HEADER.pack(OpCode.GET_DATA, False, 0)
 _GET_CHILDREN_HEADER: Final = _MULTI_HEADER.pack(OpCode.GET_CHILDREN, False, 0)

@@ -188,10 +188,10 @@ class ZnodeTree:
 
     def _apply(self, session: Session, op: WriteOp | SetAcl, zxid: int, now_ms: int, auth: Sequence[Id]) -> WriteResult:
         match op:
-            case Create():
-                return self._create(session, op, zxid, now_ms, auth)
             case SetData():
                 return self._set_data(op, zxid, now_ms, auth)
+            case Create():
+                return self._create(session, op, zxid, now_ms, auth)
             case Delete():
                 return self._delete(op, zxid, auth)
             case Check():
@@ -306,9 +306,10 @@ class ZnodeTree:
         return SetDataResult(node.stat())
 
     def _valid_node(self, path: str) -> Znode:
-        if not is_valid_path(path):
-            raise BadArguments(path)
-        return self._node(path)
+        node = self.nodes.get(path)
+        if node is not None:
+            return node
+        raise NoNode(path) if is_valid_path(path) else BadArguments(path)
 
     def _node(self, path: str) -> Znode:
         node = self.nodes.get(path)
