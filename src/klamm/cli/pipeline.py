@@ -52,14 +52,13 @@ def run(
     ] = None,
 ) -> None:
     """Run a pipeline until it is stopped. A query that fails is started again; Ctrl-C stops after the running batch."""
-    from klamm.spark.pipeline.run import RunOptions
+    from klamm.spark.pipeline.run import RunOptions, check_checkpoint
     from klamm.spark.pipeline.run import run as run_pipeline
-    from klamm.spark.pipeline.state import refuse_if_running
 
     spec = _loaded(file)
     trigger = _trigger(spec, once, every)
     settings = {**(shipped() if ship else {}), **parse_pairs(conf, "--conf")}
-    refuse_if_running(spec.checkpoint)
+    check_checkpoint(spec)
     require_spark()
     servers = bootstrap_server or spec.bootstrap_servers or default_servers()
     _check_topics(spec, servers)

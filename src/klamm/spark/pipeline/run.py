@@ -19,7 +19,7 @@ from klamm.spark.offsets import available, parse_source_offset
 from klamm.spark.pipeline.model import PipelineSpec, Trigger
 from klamm.spark.pipeline.runner import PipelineRunner, SparkQuery
 from klamm.spark.pipeline.shape import ShapeFile, shape_of
-from klamm.spark.pipeline.state import CheckpointLock, RunFile, identity
+from klamm.spark.pipeline.state import CheckpointLock, RunFile, identity, refuse_if_running
 from klamm.spark.supervise import Supervised, Supervisor
 
 if TYPE_CHECKING:
@@ -53,11 +53,17 @@ class RunOptions:
     session: Callable[[str, str, Mapping[str, str]], AbstractContextManager[SparkSession]] = _plain_session
 
 
+def check_checkpoint(spec: PipelineSpec) -> None:
+    """Refuses, without Spark, a checkpoint that is in use or belongs to other sources, tables or output modes."""
+    refuse_if_running(spec.checkpoint)
+    ShapeFile(spec.checkpoint).check(spec.file, {sink.name: shape_of(spec, sink) for sink in spec.sinks})
+
+
 def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> None:
     """Runs until the queries are done, one fails for good, or SIGTERM or SIGINT asks for the end."""
     clock = clock or SystemClock()
+    check_checkpoint(spec)
     shapes = ShapeFile(spec.checkpoint)
-    shapes.check(spec.file, {sink.name: shape_of(spec, sink) for sink in spec.sinks})
     conf = {**spec.settings, **options.conf}
     with (
         CheckpointLock(spec.checkpoint, spec.name, clock.now_ms()),
