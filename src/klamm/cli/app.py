@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from klamm import __version__
-from klamm.cli import config, group, log, pipeline, spark, topic
+from klamm.cli import config, group, log, pipeline, schema, spark, table, topic
 from klamm.cli.consume import consume
 from klamm.cli.demo import demo
 from klamm.cli.doctor import doctor
@@ -77,6 +77,8 @@ app.add_typer(config.app, name="config")
 app.add_typer(log.app, name="log")
 app.command()(sql)
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(table.app, name="table")
+app.add_typer(schema.app, name="schema")
 app.add_typer(spark.app, name="spark")
 app.command()(doctor)
 app.command()(simulate)

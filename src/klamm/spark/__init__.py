@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from klamm.spark.group_lag import commit_group_offsets as commit_group_offsets
+    from klamm.spark.progress import watch as watch
     from klamm.spark.session import session as session
     from klamm.spark.session import settings as settings
     from klamm.spark.tables.read import table as table
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from klamm.spark.topics import topic as topic
 
 _HOME: Final = {
+    "commit_group_offsets": "klamm.spark.group_lag",
     "register_tables": "klamm.spark.tables.write",
     "session": "klamm.spark.session",
     "settings": "klamm.spark.session",
@@ -30,6 +33,7 @@ _HOME: Final = {
     "to_table": "klamm.spark.tables.write",
     "to_topic": "klamm.spark.topics",
     "topic": "klamm.spark.topics",
+    "watch": "klamm.spark.progress",
 }
 """Where each public name is."""
 

@@ -44,7 +44,7 @@ class Sync:
         self.spark, self.cluster, self.topic = spark, cluster, topic
         self.path, self.checkpoint = root / "the lake" / "orders", root / "checkpoint"
 
-    def frame(self, schema: str = "id long, amount double", **options: object) -> DataFrame:
+    def frame(self, schema: str = "id long, amount double") -> DataFrame:
         servers = self.cluster.bootstrap_servers
         return ks.topic(
             self.spark,
@@ -53,7 +53,6 @@ class Sync:
             format="json",
             schema=schema,
             startingOffsets="earliest",
-            **options,
         )
 
     def run(self, schema: str = "id long, amount double", **arguments: Any) -> None:
@@ -84,7 +83,7 @@ def test_a_topic_becomes_a_table_that_everybody_reads_alike(sync: Sync, spark: S
     assert rows.column_names == ["id", "amount", "key", "_topic", "_partition", "_offset", "_timestamp"]
     assert len(by_spark) == 100
     by_deltalake = sorted(zip(*(rows.column(name).to_pylist() for name in rows.column_names), strict=True))
-    by_duckdb = duckdb.sql("select * from read_parquet(?)", params=[table_files(sync.path)]).fetchall()
+    by_duckdb = duckdb.execute("select * from read_parquet(?)", [table_files(sync.path)]).fetchall()
     plain = [(row[0], row[1], row[3], row[4], row[5]) for row in by_deltalake]
     assert plain == sorted((row[0], row[1], row[3], row[4], row[5]) for row in by_duckdb)
     assert plain == [(row[0], row[1], row[3], row[4], row[5]) for row in by_spark]

@@ -37,8 +37,7 @@ def table_files(path: str | Path, version: int | None = None) -> list[str]:
 
 
 def _files(found: DeltaTable) -> list[str]:
-    names: list[str] = found.get_add_actions(flatten=True).column("path").to_pylist()
-    return names
+    return [str(name) for name in found.get_add_actions(flatten=True).column("path").to_pylist()]
 
 
 def table(spark: SparkSession, path: str | Path, version: int | None = None) -> DataFrame:

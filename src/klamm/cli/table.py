@@ -1,0 +1,229 @@
+"""`klamm table create|sync|compact|vacuum|history`: topics as Delta tables."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_pairs
+from klamm.cli.output import fail, note, say, table
+from klamm.cli.schema import SAMPLE, Sample, infer_topic
+from klamm.cli.spark_session import Conf, Master, require_spark, spark_session
+
+if TYPE_CHECKING:
+    from klamm.spark.tables.definition import TableDefinition
+
+app = typer.Typer(help="Topics as Delta tables: typed columns, exactly once.", no_args_is_help=True)
+
+Place = Annotated[Path, typer.Argument(metavar="PATH", help="The directory of the table.")]
+
+
+class Format(StrEnum):
+    JSON = "json"
+    AVRO = "avro"
+    PROTOBUF = "protobuf"
+    STRING = "string"
+    RAW = "raw"
+
+
+@app.command()
+def create(
+    path: Place,
+    topic: Annotated[str, typer.Option("--topic", "-t", help="The topic that becomes a table.")],
+    format_: Annotated[Format, typer.Option("--format", "-f", help="What the values are.")] = Format.JSON,
+    schema: Annotated[
+        str | None, typer.Option("--schema", help="Columns of JSON as DDL; an Avro schema. Without any: inferred once.")
+    ] = None,
+    schema_file: Annotated[
+        Path | None, typer.Option("--schema-file", help="A file with the schema: DDL, StructType, .avsc, .desc.")
+    ] = None,
+    message: Annotated[str | None, typer.Option("--message", help="The Protobuf message, such as shop.Order.")] = None,
+    partition_by_date: Annotated[
+        str | None,
+        typer.Option("--partition-by-date", help="The timestamp column whose day is a partition: _timestamp."),
+    ] = None,
+    bad_records: Annotated[
+        str | None, typer.Option("--bad-records", help="The table of records that fail; else <PATH>_bad.")
+    ] = None,
+    starting_offsets: Annotated[
+        str, typer.Option("--starting-offsets", help="Where the first sync begins: earliest, latest, or JSON.")
+    ] = "earliest",
+    sample: Sample = SAMPLE,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Make a table of a topic, still without rows; again with a longer schema: add columns. The schema is kept."""
+    _require_tables()
+    from klamm.spark.tables.definition import TableDefinition, create_table
+    from klamm.spark.value_schema import load
+
+    if format_ is Format.JSON and schema is None and schema_file is None:
+        schema = infer_topic(bootstrap_server, topic, sample).schema.json()
+    text = load(format_.value, schema=schema, file=schema_file, message=message).text or None
+    path = path.absolute()
+    definition = TableDefinition(
+        topic=topic,
+        bootstrap_servers=bootstrap_server,
+        format=format_.value,
+        schema=text,
+        message=message,
+        partition_by_date=partition_by_date,
+        bad_records=bad_records,
+        starting_offsets=starting_offsets,
+    )
+    existed = (path / "_delta_log").exists()
+    added = create_table(path, definition)
+    _tell_columns(path, definition, added, existed)
+
+
+def _tell_columns(path: Path, definition: TableDefinition, added: list[str], existed: bool) -> None:
+    if existed:
+        say(f"Table {path}: added {', '.join(added)}." if added else f"Table {path}: nothing has changed.")
+        return
+    say(f"Created table {path}: {', '.join(definition.columns().names)}.")
+    note(f"Fill it: klamm table sync {path}")
+
+
+@app.command()
+def sync(
+    path: Place,
+    every: Annotated[
+        str | None, typer.Option("--every", help="Go on until stopped, a batch every 10s or 1m. Without it: once.")
+    ] = None,
+    max_offsets: Annotated[
+        int | None, typer.Option("--max-offsets-per-trigger", min=1, help="At most so many records a batch.")
+    ] = None,
+    bootstrap_server: Annotated[
+        str | None,
+        typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT,...", help="In place of those of `create`."),
+    ] = None,
+    master: Master = "local[*]",
+    conf: Conf = [],  # noqa: B006
+) -> None:
+    """Bring a table up to its topic, from where the last sync ended. A record is there once, whatever is killed."""
+    require_spark()
+    _require_tables()
+    from klamm.spark.tables.definition import load_definition
+    from klamm.spark.triggers import trigger_arguments
+
+    settings = parse_pairs(conf, "--conf")
+    path = path.absolute()
+    load_definition(path)
+    trigger = trigger_arguments(every or "available_now")
+    options: dict[str, object] = {} if max_offsets is None else {"maxOffsetsPerTrigger": max_offsets}
+    with spark_session(master, "klamm table sync", settings) as spark:
+        from klamm.spark.tables.sync import sync
+
+        query = sync(spark, path, bootstrap_servers=bootstrap_server, trigger=trigger, options=options)
+        rows = _follow(query)
+    note(f"{rows} records into {path}.")
+
+
+def _follow(query: Any) -> int:
+    """Shows the query until it ends; Ctrl-C and SIGTERM stop it. Returns how many records it read."""
+    import signal
+    import sys
+
+    from klamm.spark.progress import Progress, watch
+    from klamm.spark.progress_sinks import TerminalTable
+
+    rows = 0
+
+    class Counter:
+        def progress(self, progress: Progress) -> None:
+            nonlocal rows
+            rows += progress.input_rows
+
+        def ended(self, query_id: str, reason: str | None) -> None: ...
+
+        def close(self) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        watch(query, [Counter(), *([TerminalTable()] if sys.stdout.isatty() else [])])
+    except KeyboardInterrupt:
+        query.stop()
+    except Exception as error:
+        fail(_reason(error))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return rows
+
+
+def _reason(error: Exception) -> str:
+    """The line of Spark's story that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    own = [line.partition(": ")[2] for line in lines if line.startswith("klamm.") and ": " in line]
+    return own[-1] if own else (lines[0] if lines else type(error).__name__)
+
+
+@app.command()
+def compact(
+    path: Place,
+    target_size: Annotated[
+        int | None, typer.Option("--target-mb", min=1, help="Merge files up to this size; else Delta's 100 MB.")
+    ] = None,
+) -> None:
+    """Merge the small files of a table. Readers go on meanwhile; the old files stay until vacuum."""
+    _require_tables()
+    from klamm.spark.tables.maintenance import compact
+
+    done = compact(path, target_size * 1_000_000 if target_size is not None else None)
+    say(f"{done.removed} files became {done.added}." if done.removed else "There was nothing to merge.")
+
+
+@app.command()
+def vacuum(
+    path: Place,
+    retention_hours: Annotated[
+        int, typer.Option("--retention-hours", min=0, help="Keep what versions younger than this need.")
+    ] = 168,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also with less than 168 hours, when nobody uses it.")] = False,
+) -> None:
+    """Remove files that no version needs any more, and what killed tasks left behind."""
+    _require_tables()
+    from klamm.spark.tables.maintenance import vacuum
+
+    removed = vacuum(path, retention_hours=retention_hours, dry_run=dry_run, force=force)
+    if dry_run:
+        for name in removed:
+            say(name)
+    note(f"{len(removed)} files {'would be' if dry_run else 'were'} removed.")
+
+
+@app.command()
+def history(
+    path: Place,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The newest so many commits.")] = 20,
+) -> None:
+    """Show the commits of a table, the newest first."""
+    _require_tables()
+    from klamm.spark.tables.maintenance import history
+
+    table(
+        ("Version", "Time", "Operation", "Batch", "Query"),
+        [
+            (
+                commit["version"],
+                datetime.fromtimestamp(commit["timestamp"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+                commit["operation"],
+                commit.get("klamm.batch.id"),
+                commit.get("klamm.query.id"),
+            )
+            for commit in history(path, limit)
+        ],
+    )
+
+
+def _require_tables() -> None:
+    """Ends with one sentence where the extra is not installed."""
+    try:
+        import deltalake  # noqa: F401
+        import pyarrow  # noqa: F401
+        import pyspark  # noqa: F401
+    except ImportError:
+        fail("Tables need the Spark part: pip install 'klamm[spark]'.")

@@ -1,0 +1,162 @@
+"""How a streaming query gets on: rates, the time of a batch, lag, state, watermark; and who is told of it.
+
+A `Sink` is told of every batch: the terminal's table, JSON lines and the endpoint for Prometheus are in
+`progress_sinks`. `watch(query)` shows one query until it ends; `ProgressListener` tells of all queries of a session.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from klamm.errors import KlammError
+from klamm.model import TopicPartition
+from klamm.spark.offsets import parse_source_offset
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_WATCH_S: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One batch of one query. `watermark` and `timestamp` are as Spark writes them, ISO 8601 in UTC."""
+
+    query_id: str
+    run_id: str
+    name: str
+    batch_id: int
+    timestamp: str
+    input_rows: int = 0
+    input_rows_per_second: float = 0.0
+    processed_rows_per_second: float = 0.0
+    batch_ms: int = 0
+    durations_ms: Mapping[str, int] = field(default_factory=dict)
+    lag: Mapping[TopicPartition, int] = field(default_factory=dict)
+    ended_at: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The next offset of each partition: everything before it is done."""
+    state_rows: int = 0
+    state_bytes: int = 0
+    rows_dropped_by_watermark: int = 0
+    watermark: str | None = None
+
+    @property
+    def total_lag(self) -> int:
+        return sum(self.lag.values())
+
+    @property
+    def watermark_s(self) -> float | None:
+        """Seconds since 1970."""
+        return None if self.watermark is None else datetime.fromisoformat(self.watermark).timestamp()
+
+
+def parse_progress(progress: Mapping[str, Any] | str) -> Progress:
+    """From Spark's progress report, as JSON text or as what `lastProgress` gives."""
+    given: Mapping[str, Any] = json.loads(progress) if isinstance(progress, str) else progress
+    sources: Sequence[Mapping[str, Any]] = given.get("sources") or ()
+    states: Sequence[Mapping[str, Any]] = given.get("stateOperators") or ()
+    durations = {name: int(value) for name, value in (given.get("durationMs") or {}).items()}
+    ended_at = {tp: offset for source in sources for tp, offset in _offsets(source.get("endOffset")).items()}
+    latest = {tp: offset for source in sources for tp, offset in _offsets(source.get("latestOffset")).items()}
+    return Progress(
+        query_id=str(given.get("id")),
+        run_id=str(given.get("runId")),
+        name=str(given.get("name") or "") or str(given.get("id"))[:8],
+        batch_id=int(given.get("batchId") or 0),
+        timestamp=str(given.get("timestamp") or ""),
+        input_rows=int(given.get("numInputRows") or 0),
+        input_rows_per_second=_rate(given.get("inputRowsPerSecond")),
+        processed_rows_per_second=_rate(given.get("processedRowsPerSecond")),
+        batch_ms=durations.get("triggerExecution", 0),
+        durations_ms=durations,
+        lag={tp: max(0, latest[tp] - offset) for tp, offset in ended_at.items() if tp in latest},
+        ended_at=ended_at,
+        state_rows=sum(int(state.get("numRowsTotal") or 0) for state in states),
+        state_bytes=sum(int(state.get("memoryUsedBytes") or 0) for state in states),
+        rows_dropped_by_watermark=sum(int(state.get("numRowsDroppedByWatermark") or 0) for state in states),
+        watermark=(given.get("eventTime") or {}).get("watermark"),
+    )
+
+
+def _rate(value: Any) -> float:
+    """Spark writes NaN and infinity for a batch that took no time."""
+    rate = float(value or 0.0)
+    return rate if 0.0 <= rate < float("inf") else 0.0
+
+
+def _offsets(value: Any) -> Mapping[TopicPartition, int]:
+    """The offsets of a source that has topics; none of any other."""
+    try:
+        return parse_source_offset(value).offsets if value is not None else {}
+    except (KlammError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+class Sink(Protocol):
+    def progress(self, progress: Progress) -> None: ...
+
+    def ended(self, query_id: str, reason: str | None) -> None:
+        """The query has ended, with an error if there is a reason."""
+
+    def close(self) -> None: ...
+
+
+class ProgressListener(StreamingQueryListener):
+    """Tells sinks of the queries of a session, or of one: `spark.streams.addListener(ProgressListener([sink]))`."""
+
+    def __init__(self, sinks: Sequence[Sink], query_id: str | None = None) -> None:
+        self._sinks = sinks
+        self._query_id = query_id
+
+    def onQueryStarted(self, event: Any) -> None:
+        pass
+
+    def onQueryProgress(self, event: Any) -> None:
+        progress = parse_progress(event.progress.json)
+        if self._query_id in (None, progress.query_id):
+            for sink in self._sinks:
+                sink.progress(progress)
+
+    def onQueryIdle(self, event: Any) -> None:
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:
+        if self._query_id in (None, str(event.id)):
+            for sink in self._sinks:
+                sink.ended(str(event.id), event.exception)
+
+
+def watch(query: StreamingQuery, sinks: Sequence[Sink] | None = None) -> None:
+    """Shows the progress of a query until it ends; what made it end is raised. Ctrl-C ends the watching only.
+
+    On a terminal it is a table that is drawn anew; elsewhere, a line of JSON a batch.
+    """
+    from klamm.spark.progress_sinks import JsonLines, TerminalTable
+
+    if sinks is None:
+        sinks = [TerminalTable()] if sys.stdout.isatty() else [JsonLines(sys.stdout)]
+    shown: tuple[int, str] | None = None
+    try:
+        while True:
+            is_running = not query.awaitTermination(_WATCH_S)
+            for report in query.recentProgress:
+                progress = parse_progress(report)
+                # Reports of batches without rows repeat the batch's number.
+                if shown is None or (progress.batch_id, progress.timestamp) > shown:
+                    shown = (progress.batch_id, progress.timestamp)
+                    for sink in sinks:
+                        sink.progress(progress)
+            if not is_running:
+                break
+        for sink in sinks:
+            sink.ended(str(query.id), None)
+    finally:
+        for sink in sinks:
+            sink.close()

@@ -1,0 +1,116 @@
+"""What a table is made from, kept beside it in `_klamm/table.json`: the topic, the format and schema of its values.
+
+With the checkpoint in `_klamm/checkpoint`, the directory of a table is all that `klamm table sync` needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from klamm.errors import KlammError
+from klamm.spark.value_schema import ValueSchema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DIRECTORY: Final = "_klamm"
+"""Vacuum and readers of the table leave alone what begins with an underscore."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableDefinition:
+    """`schema` is text as `value_schema` takes it; `partition_by_date` names a timestamp column."""
+
+    topic: str
+    bootstrap_servers: str
+    format: str = "json"
+    schema: str | None = None
+    message: str | None = None
+    partition_by_date: str | None = None
+    bad_records: str | None = None
+    starting_offsets: str = "earliest"
+
+    def columns(self) -> pa.Schema:
+        """The table's columns. Raises KlammError for a schema that cannot be used."""
+        import pyarrow as pa
+
+        from klamm.spark.formats import decoder
+
+        if self.format == "raw":
+            fields = [pa.field("value", pa.binary())]
+        else:
+            fields = decoder(self.format, ValueSchema(self.format, self.schema or "", self.message)).arrow_fields
+        return pa.schema([*fields, *_record_columns()])
+
+
+def _record_columns() -> list[pa.Field]:
+    import pyarrow as pa
+
+    return [
+        pa.field("key", pa.binary()),
+        pa.field("_topic", pa.string()),
+        pa.field("_partition", pa.int32()),
+        pa.field("_offset", pa.int64()),
+        pa.field("_timestamp", pa.timestamp("us", "UTC")),
+    ]
+
+
+def checkpoint_of(path: Path) -> Path:
+    return path / DIRECTORY / "checkpoint"
+
+
+def load_definition(path: Path) -> TableDefinition:
+    """Raises KlammError where there is no definition, or one that cannot be read."""
+    place = path / DIRECTORY / "table.json"
+    try:
+        given: Any = json.loads(place.read_text(encoding="utf-8"))
+        return TableDefinition(**given)
+    except FileNotFoundError:
+        raise KlammError(f"There is no table at {path}: `klamm table create` makes one.") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise KlammError(f"The definition {place} cannot be read: {error}.") from None
+
+
+def create_table(path: Path, definition: TableDefinition) -> list[str]:
+    """Makes the table and keeps its definition. Returns the columns that were added to one that was there before.
+
+    A table that is there already takes the same definition with added columns, and no other.
+    """
+    from klamm.spark.tables.commits import BatchOfFiles, create, evolve
+
+    columns = definition.columns()
+    is_partitioned = definition.partition_by_date is not None
+    if is_partitioned and definition.partition_by_date not in columns.names:
+        raise KlammError(f"There is no column {definition.partition_by_date!r} to partition by.")
+    added: list[str] = []
+    if (path / DIRECTORY / "table.json").exists():
+        _check_same(load_definition(path), definition)
+    if (path / "_delta_log").exists():
+        from klamm.spark.tables.read import open_table
+
+        added = evolve(open_table(path), columns, is_partitioned)
+    else:
+        create(path, BatchOfFiles(columns, [], is_partitioned))
+    _save(path, definition)
+    return added
+
+
+def _check_same(before: TableDefinition, now: TableDefinition) -> None:
+    changing = {"schema", "bootstrap_servers"}
+    for field in dataclasses.fields(TableDefinition):
+        old, new = getattr(before, field.name), getattr(now, field.name)
+        if field.name not in changing and old != new:
+            raise KlammError(f"The table is there already, with {field.name} {old!r}, not {new!r}.")
+
+
+def _save(path: Path, definition: TableDefinition) -> None:
+    directory = path / DIRECTORY
+    directory.mkdir(parents=True, exist_ok=True)
+    unfinished = directory / "table.json.new"
+    unfinished.write_text(json.dumps(dataclasses.asdict(definition), indent=2) + "\n", encoding="utf-8")
+    os.replace(unfinished, directory / "table.json")

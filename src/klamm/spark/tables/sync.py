@@ -1,0 +1,75 @@
+"""A defined table brought up to its topic: everything that is there, or again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from klamm.errors import KlammError
+from klamm.spark.tables.definition import TableDefinition, checkpoint_of, load_definition
+from klamm.spark.tables.read import open_table
+from klamm.spark.tables.write import COMPACT_EVERY, to_table
+from klamm.spark.topics import topic
+from klamm.spark.triggers import Trigger
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_RENAMED = {"topic": "_topic", "partition": "_partition", "offset": "_offset", "timestamp": "_timestamp"}
+
+
+def sync(
+    spark: SparkSession,
+    path: Path,
+    *,
+    bootstrap_servers: str | None = None,
+    trigger: Trigger = "available_now",
+    compact_every: int = COMPACT_EVERY,
+    options: Mapping[str, object] | None = None,
+) -> StreamingQuery:
+    """Starts the query that goes on where the last sync of this table ended. `options` are those of the reading."""
+    definition = load_definition(path)
+    _check_checkpoint(path)
+    frame = _frame(spark, definition, bootstrap_servers or definition.bootstrap_servers, options or {})
+    return to_table(
+        frame,
+        path,
+        checkpoint=checkpoint_of(path),
+        partition_by_date=definition.partition_by_date,
+        bad_records=definition.bad_records,
+        compact_every=compact_every,
+        trigger=trigger,
+        name=f"sync of {path.name}",
+    )
+
+
+def _frame(spark: SparkSession, definition: TableDefinition, servers: str, options: Mapping[str, object]) -> DataFrame:
+    given: dict[str, object] = {"startingOffsets": definition.starting_offsets, **options}
+    read = topic(
+        spark,
+        definition.topic,
+        bootstrap_servers=servers,
+        format=definition.format,
+        schema=definition.schema,
+        message=definition.message,
+        **given,  # type: ignore[arg-type]
+    )
+    if definition.format != "raw":
+        return read
+    from pyspark.sql import functions as F
+
+    columns = [F.col(name).alias(_RENAMED.get(name, name)) for name in ("value", "key", *_RENAMED)]
+    return read.select(*columns)
+
+
+def _check_checkpoint(path: Path) -> None:
+    """Without its checkpoint a query would begin anew, under another id, and every row would come twice."""
+    if (checkpoint_of(path) / "metadata").exists():
+        return
+    if any("klamm.query.id" in commit for commit in open_table(path).history()):
+        raise KlammError(
+            f"The table {path} has rows, but its checkpoint {checkpoint_of(path)} is gone: a sync would write every "
+            "record again. Put the checkpoint back, or make a new table."
+        )
