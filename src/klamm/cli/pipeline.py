@@ -9,7 +9,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -22,6 +23,7 @@ from klamm.cli.spark_session import Conf, Master, Ship, require_spark, shipped, 
 
 if TYPE_CHECKING:
     from klamm.spark.pipeline.model import PipelineSpec, Trigger
+    from klamm.spark.progress import Progress, Sink
 
 app = typer.Typer(help="Run pipelines from topics to topics and tables on Spark.", no_args_is_help=True)
 
@@ -35,9 +37,10 @@ def run(
     master: Master = "local[*]",
     once: Annotated[bool, typer.Option("--once", help="Process what there is, then end.")] = False,
     every: Annotated[str | None, typer.Option("--every", metavar="5s", help="Start a batch this often.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show a line for every batch.")] = False,
-    progress_file: Annotated[
-        Path | None, typer.Option("--progress-file", help="Append Spark's progress reports, one JSON object a line.")
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the progress of every query.")] = False,
+    progress_file: Annotated[Path | None, typer.Option("--progress-file", help="Append a JSON object a batch.")] = None,
+    prometheus_port: Annotated[
+        int | None, typer.Option("--prometheus-port", min=0, max=65535, help="Serve metrics on loopback; 0: any port.")
     ] = None,
     conf: Conf = [],  # noqa: B006
     ship: Ship = False,
@@ -52,28 +55,23 @@ def run(
     ] = None,
 ) -> None:
     """Run a pipeline until it is stopped. A query that fails is started again; Ctrl-C stops after the running batch."""
+    spec = _loaded(file)
+    trigger = _trigger(spec, once, every)
+    require_spark()
     from klamm.spark.pipeline.run import RunOptions, check_checkpoint
     from klamm.spark.pipeline.run import run as run_pipeline
 
-    spec = _loaded(file)
-    trigger = _trigger(spec, once, every)
     settings = {**(shipped() if ship else {}), **parse_pairs(conf, "--conf")}
     check_checkpoint(spec)
-    require_spark()
     servers = bootstrap_server or spec.bootstrap_servers or default_servers()
     _check_topics(spec, servers)
-    run_pipeline(
-        spec,
-        RunOptions(
-            bootstrap_servers=servers,
-            trigger=trigger,
-            master=master,
-            conf=settings,
-            tell=lambda line: note(f"{datetime.now(UTC):%H:%M:%S} {line}"),
-            on_progress=_progress_sink(watch, progress_file),
-            session=spark_session,
-        ),
-    )
+    with _progress(watch, progress_file, prometheus_port) as sinks:
+        options = RunOptions(servers, trigger, master, settings, _tell, sinks, spark_session)
+        run_pipeline(spec, options)
+
+
+def _tell(line: str) -> None:
+    note(f"{datetime.now(UTC):%H:%M:%S} {line}")
 
 
 def _loaded(file: Path) -> PipelineSpec:
@@ -112,25 +110,38 @@ def _check_topics(spec: PipelineSpec, servers: str) -> None:
         raise PipelineError(spec.file, problems)
 
 
-def _progress_sink(watch: bool, file: Path | None) -> Callable[[str, Mapping[str, Any]], None]:
-    from klamm.spark.pipeline.run import summary
+class _Lines:
+    """Progress where there is no terminal to draw a table on: a line a batch."""
 
-    def on_progress(sink: str, progress: Mapping[str, Any]) -> None:
+    def progress(self, progress: Progress) -> None:
+        line = f"{progress.name}: batch {progress.batch_id}, {progress.input_rows} rows"
+        line += f", {progress.processed_rows_per_second:.0f} rows/s, {progress.batch_ms} ms, lag {progress.total_lag}"
+        if progress.state_rows:
+            line += f", state {progress.state_rows} rows"
+        note(f"{line}, watermark {progress.watermark}" if progress.watermark else line)
+
+    def ended(self, query_id: str, reason: str | None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def _progress(watch: bool, file: Path | None, prometheus_port: int | None) -> Iterator[list[Sink]]:
+    from klamm.spark.progress_sinks import JsonLines, PrometheusEndpoint, TerminalTable
+
+    with ExitStack() as stack:
+        sinks: list[Sink] = []
         if watch:
-            figures = summary(progress)
-            rate = figures["rows_per_second"]
-            line = f"{sink}: batch {figures['batch']}, {progress.get('numInputRows', 0)} rows, {rate:g} rows/s"
-            line += f", {figures['batch_ms']} ms, lag {figures['lag']}"
-            if figures["state_rows"]:
-                line += f", state {figures['state_rows']} rows"
-            if figures["watermark"]:
-                line += f", watermark {figures['watermark']}"
-            note(line)
+            sinks.append(TerminalTable() if sys.stdout.isatty() else _Lines())
         if file is not None:
-            with file.open("a") as stream:
-                stream.write(json.dumps({"sink": sink, **progress}, default=str) + "\n")
-
-    return on_progress
+            sinks.append(JsonLines(stack.enter_context(file.open("a"))))
+        if prometheus_port is not None:
+            endpoint = PrometheusEndpoint(prometheus_port)
+            note(f"Metrics for Prometheus are on http://127.0.0.1:{endpoint.port}/metrics")
+            sinks.append(endpoint)
+        for sink in sinks:
+            stack.callback(sink.close)
+        yield sinks
 
 
 @app.command()

@@ -69,7 +69,7 @@ class TopicTables:
 
         raw = self._spark.read.format("klamm").options(subscribe=topic, **self._options).load()
         schema = self._schema(topic)
-        fields = distinct_fields(schema)
+        fields = schema.names if schema is not None else []
         taken = {name.lower() for name in fields}
         columns: list[Column] = []
         if schema is not None:
@@ -83,6 +83,8 @@ class TopicTables:
 
     def _schema(self, topic: str) -> StructType | None:
         """None for a topic whose sampled values hold no JSON object."""
+        from pyspark.sql.types import StructType
+
         if topic not in self._schemas:
             from klamm.spark.schema_inference import infer_json
 
@@ -90,7 +92,7 @@ class TopicTables:
                 found = infer_json(self._sampled(topic)).schema
             except KlammError:
                 return None
-            self._schemas[topic] = found
+            self._schemas[topic] = StructType([found[name] for name in distinct_fields(found)])
         return self._schemas[topic]
 
     def _sampled(self, topic: str) -> Iterator[bytes | None]:
@@ -116,10 +118,10 @@ class TopicTables:
         return json.dumps({topic: {str(tp.partition): max(first[tp], last[tp] - share) for tp in tps}})
 
 
-def distinct_fields(schema: StructType | None) -> list[str]:
+def distinct_fields(schema: StructType) -> list[str]:
     """Names of columns, of which SQL takes no two that differ in case only: the first one stays."""
     names: dict[str, str] = {}
-    for field in schema.fields if schema is not None else ():
+    for field in schema.fields:
         names.setdefault(field.name.lower(), field.name)
     return list(names.values())
 

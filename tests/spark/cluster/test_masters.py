@@ -153,7 +153,7 @@ def test_local_master_from_another_terminal(cluster: LocalCluster, amounts: str,
     env = {**os.environ, **run.env}
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
         try:
-            wait_for_output(process, "totals: batch 0")
+            wait_for_output(process, "totals.totals: batch 0")
             assert "in use: pipeline totals runs as process" in run_again(run)
             status = klamm("pipeline", "status", "totals", env=run.env)
             assert "running" in status and str(process.pid) in status

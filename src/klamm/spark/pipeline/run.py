@@ -7,7 +7,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from klamm.clock import Clock, SystemClock
 from klamm.errors import KlammError
-from klamm.spark.offsets import available, parse_source_offset
+from klamm.model import TopicPartition
 from klamm.spark.pipeline.model import PipelineSpec, Trigger
 from klamm.spark.pipeline.runner import PipelineRunner, SparkQuery
 from klamm.spark.pipeline.shape import ShapeFile, shape_of
 from klamm.spark.pipeline.state import CheckpointLock, RunFile, identity, refuse_if_running
+from klamm.spark.progress import Progress, Sink, parse_progress
 from klamm.spark.supervise import Supervised, Supervisor
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 TICK_S: Final = 0.2
 PUBLISH_EVERY_S: Final = 1.0
+COMMIT_TIMEOUT_MS: Final = 5000
 
 
 @contextmanager
@@ -42,14 +44,14 @@ def _plain_session(master: str, app_name: str, conf: Mapping[str, str]) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """`session` makes the SparkSession of the run and ends it."""
+    """`session` makes the SparkSession of the run and ends it; `progress` is told of batches, at most one a second."""
 
     bootstrap_servers: str
     trigger: Trigger
     master: str = "local[*]"
     conf: Mapping[str, str] = field(default_factory=dict)
     tell: Callable[[str], None] = print
-    on_progress: Callable[[str, Mapping[str, Any]], None] = lambda sink, progress: None
+    progress: Sequence[Sink] = ()
     session: Callable[[str, str, Mapping[str, str]], AbstractContextManager[SparkSession]] = _plain_session
 
 
@@ -140,7 +142,8 @@ class _Publisher:
         self._clock = clock
         self._started_ms = clock.now_ms()
         self._due = 0.0
-        self._seen: dict[str, tuple[Any, Any]] = {}
+        self._seen: dict[str, tuple[str, int, str]] = {}
+        self._groups = _group_sinks(spec, options.bootstrap_servers)
 
     def publish(self, final: bool = False) -> None:
         now = self._clock.monotonic()
@@ -162,34 +165,37 @@ class _Publisher:
 
     def _query(self, query: Supervised) -> dict[str, Any]:
         state = {"state": query.state.value, "restarts": query.restarts, "failure": query.last_failure}
-        progress = query.run.progress() if isinstance(query.run, SparkQuery) and not query.state.is_final else {}
-        if progress:
-            key = (progress.get("batchId"), progress.get("timestamp"))
-            if self._seen.get(query.name) != key:
-                self._seen[query.name] = key
-                self._options.on_progress(query.name, progress)
-            state |= summary(progress)
-        return state
+        report = query.run.progress() if isinstance(query.run, SparkQuery) else {}
+        if not report:
+            return state
+        progress = parse_progress(report)
+        key = (progress.run_id, progress.batch_id, progress.timestamp)
+        if self._seen.get(query.name) != key:
+            self._seen[query.name] = key
+            for sink in (*self._options.progress, *self._groups.get(query.name, ())):
+                sink.progress(progress)
+        return state | summary(progress)
 
 
-def summary(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """The few figures of a progress report that fit into a line."""
+def _group_sinks(spec: PipelineSpec, servers: str) -> dict[str, list[Sink]]:
+    """For a sink with a `group`: its offsets are committed there, so that Kafka's tools show its lag."""
+    from klamm.spark.client import ClusterClient
+    from klamm.spark.group_lag import GroupOffsets
+
+    def commit(group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        with ClusterClient(servers, {}) as client:
+            client.commit_offsets(group, offsets, timeout_ms=COMMIT_TIMEOUT_MS)
+
+    return {sink.name: [GroupOffsets(sink.group, commit)] for sink in spec.sinks if sink.group is not None}
+
+
+def summary(progress: Progress) -> dict[str, Any]:
+    """The few figures of a batch that fit into a line of `klamm pipeline status`."""
     return {
-        "batch": progress.get("batchId"),
-        "rows_per_second": round(float(progress.get("processedRowsPerSecond") or 0), 1),
-        "batch_ms": (progress.get("durationMs") or {}).get("triggerExecution"),
-        "lag": sum(_lag(source) for source in progress.get("sources") or ()),
-        "state_rows": sum(int(state.get("numRowsTotal") or 0) for state in progress.get("stateOperators") or ()),
-        "watermark": (progress.get("eventTime") or {}).get("watermark"),
+        "batch": progress.batch_id,
+        "rows_per_second": round(progress.processed_rows_per_second, 1),
+        "batch_ms": progress.batch_ms,
+        "lag": progress.total_lag,
+        "state_rows": progress.state_rows,
+        "watermark": progress.watermark,
     }
-
-
-def _lag(source: Mapping[str, Any]) -> int:
-    """How far the end of the batch is behind the end of the topics."""
-    if not source.get("endOffset") or not source.get("latestOffset"):
-        return 0
-    try:
-        end, latest = (parse_source_offset(source[key]).offsets for key in ("endOffset", "latestOffset"))
-    except (KlammError, ValueError):
-        return 0
-    return available(end, latest)
