@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from bench.control_plane.control_log_cost import cpu_seconds
 from bench.control_plane.large_cluster import LargeCluster
 from bench.control_plane.observe import ZnodeWatch
 from bench.control_plane.probe import Probe, p99
@@ -47,6 +48,9 @@ class Failover:
     longest_ms: float
     rss_mb: float
     zookeeper_rss_mb: float
+    cpu_s: float
+    zookeeper_cpu_s: float
+    """What the new controller's process and ZooKeeper's used, from the kill until all was sent."""
 
 
 def measure(partitions: int, limit_s: float = LIMIT_S) -> Failover:
@@ -76,6 +80,7 @@ def _fail_over(cluster: LargeCluster, stubs: StubBrokers, old: int, new: int, to
     probe = Probe(cluster.local.port(new), topic)
     time.sleep(2.0)
     stubs.report()
+    cpu_s, zookeeper_cpu_s = cpu_seconds(cluster.local.pid(new)), cpu_seconds(cluster.zookeeper_pid)
     with ZnodeWatch(cluster.zookeeper, "/controller") as role:
         killed = time.monotonic()
         cluster.local.kill(old)
@@ -83,6 +88,10 @@ def _fail_over(cluster: LargeCluster, stubs: StubBrokers, old: int, new: int, to
         gone = role.wait(lambda data: data is None, killed)
         elected = role.wait(lambda data: data is not None, gone)
         came = _wait_for_all(stubs, gone, partitions)
+    cpu_s, zookeeper_cpu_s = (
+        cpu_seconds(cluster.local.pid(new)) - cpu_s,
+        cpu_seconds(cluster.zookeeper_pid) - zookeeper_cpu_s,
+    )
     sent = max(arrival.at for arrival in came)
     time.sleep(0.5)
     samples = probe.stop()
@@ -97,6 +106,8 @@ def _fail_over(cluster: LargeCluster, stubs: StubBrokers, old: int, new: int, to
         longest_ms,
         cluster.rss_bytes(new) / 1e6,
         cluster.zookeeper_rss_bytes() / 1e6,
+        cpu_s,
+        zookeeper_cpu_s,
     )
 
 
@@ -124,6 +135,8 @@ def rows(partitions: int, *, has_goal: bool) -> Iterator[Row]:
     yield Row(f"{what}: reloaded, elected and sent{goal}", found.sent_s, "s")
     yield Row(f"{what}: of it until the role was won", found.elected_s, "s")
     yield Row(f"{what}: of it the controller's event", found.event_s, "s")
+    yield Row(f"{what}: CPU of the new controller's process", found.cpu_s, "s CPU")
+    yield Row(f"{what}: CPU of ZooKeeper", found.zookeeper_cpu_s, "s CPU")
     yield Row(f"{what}: produce p99 on that broker before", found.calm_p99_ms, "ms")
     yield Row(f"{what}: produce p99 on that broker during", found.p99_ms, "ms")
     yield Row(f"{what}: longest produce during", found.longest_ms, "ms")

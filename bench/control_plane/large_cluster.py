@@ -115,6 +115,10 @@ class LargeCluster:
     def rss_bytes(self, broker_id: int) -> int:
         return resident_bytes(self.local.pid(broker_id))
 
+    @property
+    def zookeeper_pid(self) -> int:
+        return self._zookeeper.pid
+
     def zookeeper_rss_bytes(self) -> int:
         return resident_bytes(self._zookeeper.pid)
 

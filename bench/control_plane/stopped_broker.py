@@ -39,7 +39,12 @@ def rows(changes: int = CHANGES, pause_s: float = PAUSE_S) -> Iterator[Row]:
         begun = time.monotonic()
         done = 0
         while done < changes and time.monotonic() < begun + pause_s:
-            _move(cluster, controller, (controller, other) if done % 2 else (other, controller), done % PARTITIONS)
+            _move(
+                cluster,
+                controller,
+                (controller, other) if done // PARTITIONS % 2 else (other, controller),
+                done % PARTITIONS,
+            )
             done += 1
         metrics = cluster.metrics(controller)
         length = metrics[_label(_QUEUE, stopped)]
