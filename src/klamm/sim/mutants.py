@@ -53,15 +53,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _C + "topic_creation",
         "if p.name in stored and stored[p.name].znode == p.znode)",
         "if p.name in ())",
-        10,
-        first=105,
+        300,
     ),
     "no_election_when_nobody_leads": Mutant(
         _C + "controller",
         "                yield Enqueue(e.Reelect())\n",
         "                pass\n",
-        seeds=10,
-        first=132,
+        seeds=300,
+        first=305,
         also=(
             (
                 "yield from self._maybe_resign()\n                yield from self._elect()",
@@ -90,18 +89,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "if ctx.are_all_replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):",
         "if ctx.count_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):",
     ),
-    "stale_answers_believed": Mutant(
-        _C + "deletion",
-        "    return broker is not None and (",
-        "    return True or broker is not None and (",
-        5,
-        first=645,
-    ),
     "stop_replica_is_no_barrier": Mutant(
         _C + "request_queue",
         "            if tp in phase.states or tp in phase.stops:\n                break\n",
         "",
         300,
+        first=290,
     ),
     "older_states_win_when_merged": Mutant(
         _C + "request_queue",
@@ -109,7 +102,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "[partitions.setdefault(state.partition, state) for state in request.body.partitions]",
     ),
     "queued_events_not_answered": Mutant(
-        "klamm.sim.node", "                on_reply(refusal(waiting))", "                pass", 10, first=120
+        "klamm.sim.node", "                on_reply(refusal(waiting))", "                pass", 300, first=270
     ),
     "topic_id_lost_on_rewrite": Mutant(_C + "topic_store", "stored.znode.topic_id or ctx.topic_ids.get(topic)", "None"),
     "dead_broker_joins_isr": Mutant(_C + "isr_changes", "if not _is_eligible(ctx, item, tp):", "if False:", 200),
@@ -156,7 +149,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _C + "broker_changes",
         "        yield AddChannel(broker)\n        yield from tell_live_brokers(ctx)\n",
         "        yield AddChannel(broker)\n",
-        200,
+        300,
+        first=150,
     ),
     "new_addresses_not_used": Mutant(
         _C + "broker_changes",
@@ -185,9 +179,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "zombie_of_another_life_obeyed": Mutant(
         "klamm.sim.broker_model", "if head.broker_epoch < self.broker_epoch:", "if False:", 200
-    ),
-    "no_epoch_check_in_stop_replica": Mutant(
-        "klamm.sim.broker_model", "if leader_epoch < mine.leader_epoch else", "if False else", 1000
     ),
 }
 

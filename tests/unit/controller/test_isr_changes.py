@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from klamm.controller.events import (
@@ -73,3 +75,17 @@ def test_a_replica_that_is_being_added_is_asked_for_after_a_directory_failed() -
     core.drain()
     assert core.controller is not None
     assert core.controller.context.offline_dirs == {3: {TopicPartition("t", 0)}}
+
+
+def test_an_answer_of_another_life_or_term_is_not_believed() -> None:
+    """The broker said that its log was gone, and came back with a new disk before the controller read the answer."""
+    core = Core("brokers 2 3", "controller 1", "create t 1,2")
+    told = next(request for broker, request in core.sent if broker == 2 and isinstance(request, LeaderAndIsrRequest))
+    core.run("bounces 2")
+    lost = ((TopicPartition("t", 0), ErrorCode.KAFKA_STORAGE_ERROR),)
+    assert core.controller is not None
+    head, epoch = told.head, core.controller.context.live_or_shutting_down[2].epoch
+    for stale in (head, replace(head, broker_epoch=epoch, controller_epoch=head.controller_epoch - 1)):
+        core.queue.append(LeaderAndIsrResponseReceived(2, stale, ErrorCode.NONE, lost))
+        core.drain()
+        assert core.controller.context.offline_dirs == {}
