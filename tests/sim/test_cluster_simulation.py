@@ -59,7 +59,7 @@ def told(summary: ClusterSummary) -> str:
         for failure in summary.failures
         for line in (
             *failure.transcript[-80:],
-            f"{failure.error}\nreplay with: python -m klamm.sim --level 2 --seed {failure.seed}",
+            f"{failure.error}\nreplay with: klamm simulate --level 2 --seed {failure.seed}",
         )
     )
 
@@ -92,8 +92,9 @@ def test_every_fault_is_injected_and_has_its_effect() -> None:
 @pytest.fixture(scope="module")
 def mutant_runs() -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
     """Each in a process of its own, since it changes the source of a module; two at a time."""
-    with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(_run_mutant, name) for name in CLUSTER_MUTANTS}
+    pool = ThreadPoolExecutor(2)
+    yield {name: pool.submit(_run_mutant, name) for name in CLUSTER_MUTANTS}
+    pool.shutdown(cancel_futures=True)
 
 
 def _run_mutant(name: str) -> subprocess.CompletedProcess[str]:
@@ -108,7 +109,7 @@ def _run_mutant(name: str) -> subprocess.CompletedProcess[str]:
 def test_mutant_is_caught(name: str, mutant_runs: dict[str, Future[subprocess.CompletedProcess[str]]]) -> None:
     run = mutant_runs[name].result()
     assert run.returncode == 1, f"{name} survived: {run.stdout[-500:]}{run.stderr[-500:]}"
-    assert "replay with: python -m klamm.sim --seed" in run.stdout
+    assert "\nreplay with: klamm simulate --seed" in run.stdout
 
 
 def test_a_seed_repeats_its_run_whatever_the_order_of_sets_is() -> None:
