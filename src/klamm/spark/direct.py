@@ -63,10 +63,11 @@ class DirectReader:
         last = self._client.latest([tp], isolation)[tp]
         self._skip_lost()
         aborted = self._aborted(directory, last)
-        for chunk in self._chunks(directory, min(end, last)):
-            start, self.offset = self.offset, chunk.next_offset
-            yield from self._decoder.decode(chunk, start, min(end, last), aborted)
-        if self.offset < end and last < end:
+        limit = min(end, last)
+        for chunk in self._chunks(directory, limit):
+            start, self.offset = self.offset, min(chunk.next_offset, limit)
+            yield from self._decoder.decode(chunk, start, limit, aborted)
+        if self.offset < end:
             raise DirectReadError(f"{tp} may be read up to offset {last} only, the range ends at {end}.")
 
     def _aborted(self, directory: Path, last: int) -> Aborted:
