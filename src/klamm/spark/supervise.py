@@ -82,7 +82,9 @@ def restart_delay_ms(restart: Restart, failures: int, rng: random.Random) -> flo
 class Supervisor:
     """`tick` until it returns False. One query that fails for good ends them all; `failed` says which and why.
 
-    `tell` is given a line about everything that changed. `stop_timeout_s` bounds the wait for a running batch.
+    `tell` is given a line about everything that changed. `stop_timeout_s` bounds the wait for a running batch. Within
+    `stagger_s` a query is only started when the others have done their first batch: a start takes several processes,
+    and Spark gives each of them ten seconds.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Supervisor:
         rng: random.Random,
         tell: Callable[[str], None] = lambda line: None,
         stop_timeout_s: float = 60.0,
+        stagger_s: float = 0.0,
     ) -> None:
         self.queries = [Supervised(name, start) for name, start in starts.items()]
         self.failed: tuple[str, str] | None = None
@@ -101,6 +104,7 @@ class Supervisor:
         self._rng = rng
         self._tell = tell
         self._stop_timeout_s = stop_timeout_s
+        self._stagger_s = stagger_s
         self._stopping = False
 
     def request_stop(self, why: str = "stop was asked for") -> None:
@@ -122,7 +126,7 @@ class Supervisor:
         """Looks at every query once and does what is due; False when nothing is left to supervise."""
         now = self._clock.monotonic()
         for query in self.queries:
-            if query.state is State.WAITING and now >= query.due_at:
+            if query.state is State.WAITING and now >= query.due_at and not self._is_one_starting(now):
                 self._begin(query, now)
             elif query.state is State.RUNNING:
                 self._look(query, now)
@@ -131,6 +135,16 @@ class Supervisor:
         if self.failed is not None:
             self.request_stop(f"{self.failed[0]} failed")
         return not all(query.state.is_final for query in self.queries)
+
+    def _is_one_starting(self, now: float) -> bool:
+        return any(
+            query.state is State.RUNNING
+            and now - query.started_at < self._stagger_s
+            and query.run is not None
+            and query.run.is_active()
+            and query.run.batches() == 0
+            for query in self.queries
+        )
 
     def _begin(self, query: Supervised, now: float) -> None:
         try:

@@ -53,6 +53,7 @@ class FakeQuery:
 class World:
     restart: Restart = field(default_factory=lambda: Restart(attempts=3, first_delay_ms=1000, max_delay_ms=4000))
     names: tuple[str, ...] = ("a",)
+    stagger_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.clock = HandClock()
@@ -66,6 +67,7 @@ class World:
             random.Random(7),
             self.told.append,
             stop_timeout_s=30,
+            stagger_s=self.stagger_s,
         )
 
     def _starter(self, name: str) -> Callable[[], RunningQuery]:
@@ -171,6 +173,18 @@ def test_a_stop_waits_for_the_running_batch_but_not_for_ever() -> None:
     assert not world.tick(30)
     assert world.stopped("stuck")
     assert sum("SIGTERM" in line for line in world.told) == 1
+
+
+def test_queries_start_one_after_the_other() -> None:
+    world = World(names=("a", "b", "c"), stagger_s=60)
+    world.tick()
+    world.tick(1)
+    assert not world.runs["b"], "a has not done a batch"
+    world.runs["a"][0].done = 1
+    world.tick()
+    assert world.runs["b"] and not world.runs["c"]
+    world.tick(61)
+    assert world.runs["c"], "b may have nothing to do"
 
 
 def test_the_delay_is_bounded_and_scattered() -> None:

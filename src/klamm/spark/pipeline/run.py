@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 TICK_S: Final = 0.2
 PUBLISH_EVERY_S: Final = 1.0
 COMMIT_TIMEOUT_MS: Final = 5000
+STAGGER_S: Final = 60.0
 
 
 @contextmanager
@@ -81,7 +82,12 @@ def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> 
 
 def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, clock: Clock) -> None:
     supervisor = Supervisor(
-        {sink.name: _starter(runner, sink) for sink in spec.sinks}, spec.restart, clock, random.Random(), options.tell
+        {sink.name: _starter(runner, sink) for sink in spec.sinks},
+        spec.restart,
+        clock,
+        random.Random(),
+        options.tell,
+        stagger_s=STAGGER_S,
     )
     file = RunFile(spec.name, spec.checkpoint)
     publisher = _Publisher(spec, options, supervisor, file, clock)

@@ -177,6 +177,7 @@ def spark_sentence(error: BaseException) -> str:
     if "Traceback (most recent call last)" in text:
         lines = [line for line in text.splitlines() if line and not line.startswith((" ", "\t", "at ", "Traceback"))]
         text = lines[-1] if lines else text
+    text = text.split("\n=== Streaming Query ===")[0]
     return text.split("\n\nJVM stacktrace:")[0].split("\n== SQL ==")[0].split("; line ")[0].split(";\n")[0].strip()
 
 
