@@ -216,10 +216,11 @@ class ReplicaFetcher:
     def _hold_back(self) -> None:
         """Partitions under a throttle that have not caught up are not asked for while the quota is exceeded."""
         quota = self._replicas.quotas.follower
-        if not (quota.has_throttled and quota.is_exceeded):
-            throttled, self._throttled = self._throttled, {}
-            for state in throttled.values():
-                self._resume(state)
+        is_exceeded = quota.has_throttled and quota.is_exceeded
+        for state in [s for s in self._throttled.values() if not (is_exceeded and quota.is_throttled(s.tp))]:
+            del self._throttled[state.tp]
+            self._resume(state)
+        if not is_exceeded:
             return
         for state in self._session.states():
             if state.lag != 0 and quota.is_throttled(state.tp):

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 UNLIMITED: Final = (1 << 63) - 1
 _SHORTEST_WAIT_S: Final = 0.01
+_LONGEST_WAIT_S: Final = 1.0
 
 
 class SampledRate:
@@ -97,8 +98,11 @@ class ReplicationQuotaManager:
         return self.limit != UNLIMITED and self._rate.measure() > self.limit
 
     def seconds_to_wait(self) -> float:
-        """How long the replicas that are held back should rest before it is looked again."""
-        return max(self._rate.seconds_until(self.limit), _SHORTEST_WAIT_S)
+        """How long the replicas that are held back should rest before it is looked again.
+
+        Not long: the limit, or who is held back by it, may have been changed meanwhile.
+        """
+        return min(max(self._rate.seconds_until(self.limit), _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 
     def record(self, size_bytes: int) -> None:
         """So many bytes of throttled replicas went over the network."""

@@ -210,6 +210,22 @@ class TestFollower:
         fetcher.remove([TP])
         assert not fetcher._throttled and fetcher.is_idle
 
+    def test_a_partition_whose_throttle_is_taken_away_goes_on(self, cluster: Brokers) -> None:
+        cluster.elect(1, isr=(1,))
+        cluster.append(b"a")
+        fetcher = cluster.fetchers[2]
+        quota = cluster.brokers[2].broker.replicas.quotas.follower
+        quota.throttle("t", None)
+        quota.throttle("other", None)
+        quota.limit = 0
+        quota.record(1000)
+        while fetcher._truncating:
+            cluster.round(2)
+        assert fetcher._throttled and fetcher._seconds_to_next() == 1.0
+        quota.throttle("t", frozenset())
+        cluster.round(2)
+        assert not fetcher._throttled and cluster.log(2).log_end_offset == 1
+
 
 class TestLag:
     def test_how_far_a_follower_is_behind(self, tmp_path: Path) -> None:
