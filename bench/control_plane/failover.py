@@ -56,12 +56,12 @@ class Failover:
 def measure(partitions: int, limit_s: float = LIMIT_S) -> Failover:
     names = topic_names(partitions // PARTITIONS_A_TOPIC)
     with LargeCluster(brokers=2) as cluster:
+        old = cluster.local.controller_id
+        new = 3 - old
+        topic = _topic_led_by(cluster, new)
         stubs = StubBrokers(cluster.zookeeper, STUBS)
         try:
             seed_now(cluster.zookeeper, names, PARTITIONS_A_TOPIC, STUBS, len(STUBS))
-            old = cluster.local.controller_id
-            new = 3 - old
-            topic = _topic_led_by(cluster, new)
             cluster.wait_until_told(partitions, limit_s)
             return _fail_over(cluster, stubs, old, new, topic, partitions)
         finally:

@@ -149,9 +149,12 @@ class ControllerContext:
     def put_assignment(self, tp: TopicPartition, assignment: ReplicaAssignment) -> None:
         partitions = self.topics.setdefault(tp.topic, {})
         old = partitions.get(tp.partition, _NO_ASSIGNMENT)
-        before = self._imbalance(tp)
-        partitions[tp.partition] = assignment
-        self.preferred_replica_imbalance_count += self._imbalance(tp) - before
+        if tp in self.leadership:
+            before = self._imbalance(tp)
+            partitions[tp.partition] = assignment
+            self.preferred_replica_imbalance_count += self._imbalance(tp) - before
+        else:
+            partitions[tp.partition] = assignment
         for replica in old.replicas:
             if replica not in assignment.replicas:
                 self._discard(self.partitions_by_broker, replica, tp)

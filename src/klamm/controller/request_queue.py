@@ -40,7 +40,6 @@ from klamm.controller.requests import (
 from klamm.frozen import dataclass
 from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, ZERO_UUID, TopicPartition
 
-
 MAX_PARTITIONS: Final = 2_000
 """Partitions a request."""
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
+from klamm.enums import plain_members
 
+
+@plain_members
 class ControllerState(IntEnum):
     """What the controller is busy with: the value of the `ControllerState` gauge."""
 
@@ -46,6 +49,7 @@ _TIMER_NAMES: Final = {
 }
 
 
+@plain_members
 class PartitionState(IntEnum):
     NEW = 0
     ONLINE = 1
@@ -53,6 +57,7 @@ class PartitionState(IntEnum):
     NON_EXISTENT = 3
 
 
+@plain_members
 class ReplicaState(IntEnum):
     NEW = 1
     ONLINE = 2

@@ -136,10 +136,14 @@ def decode_topic(topic: str, data: bytes | None) -> TopicZnode:
 
     def build() -> TopicZnode:
         adding, removing = value.get("adding_replicas") or {}, value.get("removing_replicas") or {}
-        assignment = {
-            int(p): ReplicaAssignment(_ids(replicas), _ids(adding.get(p, ())), _ids(removing.get(p, ())))
-            for p, replicas in sorted(value["partitions"].items(), key=lambda item: int(item[0]))
-        }
+        ordered = sorted(value["partitions"].items(), key=lambda item: int(item[0]))
+        if not adding and not removing:  # as mostly
+            assignment = {int(p): ReplicaAssignment(_ids(replicas)) for p, replicas in ordered}
+        else:
+            assignment = {
+                int(p): ReplicaAssignment(_ids(replicas), _ids(adding.get(p, ())), _ids(removing.get(p, ())))
+                for p, replicas in ordered
+            }
         topic_id = value.get("topic_id")
         extra = {key: kept for key, kept in value.items() if key not in _TOPIC_KEYS}
         return TopicZnode(
