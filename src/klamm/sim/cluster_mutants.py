@@ -59,11 +59,6 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     "not_registered_again": Mutant(
         "klamm.controller.runner", "        self._register(self._zk.session_id, 1)\n", "        pass\n"
     ),
-    "lost_request_is_not_repeated": Mutant(
-        _R + "alter_partition_manager",
-        '            self._complain(f"no answer: {failure}")\n            self._again(changes)\n',
-        "",
-    ),
     "failed_disk_is_kept_secret": Mutant(
         "klamm.server.kafka_server",
         "        self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))\n",
