@@ -60,6 +60,17 @@ def test_broker_epochs_of_another_number_than_members_are_refused() -> None:
     assert ask(core, (1, 2), epochs=(-1,)) == [ErrorCode.INVALID_REQUEST]
 
 
+def test_an_incarnation_that_is_over_does_not_join() -> None:
+    """Its successor may have less in its log: it joins when it has caught up itself."""
+    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
+    assert core.controller is not None
+    epoch = core.controller.context.live_or_shutting_down[3].epoch
+    assert ask(core, (1, 2)) == [ErrorCode.NONE]
+    assert ask(core, (1, 2, 3), epochs=(-1, -1, epoch - 1)) == [ErrorCode.INELIGIBLE_REPLICA]
+    assert isr(core) == (1, 2)
+    assert ask(core, (1, 2, 3), epochs=(-1, -1, epoch)) == [ErrorCode.NONE]
+
+
 def test_a_replica_that_is_being_added_is_asked_for_after_a_directory_failed() -> None:
     """It is NEW until it is in sync; its broker is told again all the same, or nobody learns that its log is gone."""
     core = Core("brokers 2 3", "controller 1", "create t 1,2", "reassign t-0 1,3")
