@@ -27,7 +27,6 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "        self.pending_isr = isr\n        self.isr = isr\n",
         first=3,
     ),
-    "follower_is_not_cut": Mutant(_R + "fetcher", "hosted.truncate_to(offset))", "ErrorCode.NONE)"),
     "diverging_logs_are_not_told": Mutant(
         _R + "partition_reader",
         "elif epoch < fetch.last_fetched_epoch or end_offset < fetch.fetch_offset:",
