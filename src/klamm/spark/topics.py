@@ -73,8 +73,15 @@ def to_topic(
     given: dict[str, Any] = {"kafka.bootstrap.servers": bootstrap_servers, **options}
     if topic is not None:
         given["topic"] = topic
-    writer = df.writeStream.format("klamm").outputMode(mode).options(**_texts(given))
-    return start(writer, checkpoint, trigger, name)
+    texts = _texts(given)
+    if mode != "update":
+        return start(df.writeStream.format("klamm").outputMode(mode).options(**texts), checkpoint, trigger, name)
+
+    def append(frame: DataFrame, batch_id: int) -> None:
+        frame.write.format("klamm").mode("append").options(**texts).save()
+
+    # Spark refuses output mode update for every Python sink; a batch of changed rows is one to append all the same.
+    return start(df.writeStream.outputMode("update").foreachBatch(append), checkpoint, trigger, name)
 
 
 def start(writer: Any, checkpoint: str | Path, trigger: Trigger, name: str | None) -> StreamingQuery:

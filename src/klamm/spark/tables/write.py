@@ -43,6 +43,8 @@ def to_table(
         raise KlammError(f'to_table() wants a streaming DataFrame; a batch is df.write.format("{delta.NAME}").')
     if format not in FORMATS:
         raise KlammError(f"{format!r} is not a format of tables: expected {' or '.join(FORMATS)}.")
+    if mode not in ("append", "complete"):
+        raise KlammError(f"Output mode {mode!r}: a table takes append, or complete, which replaces it in every batch.")
     date_column = "_timestamp" if partition_by_date is True else partition_by_date or None
     if format == "parquet":
         if bad_records is not None or mode != "append":
