@@ -5,10 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-from klamm.enums import plain_members
 
-
-@plain_members
 class ControllerState(IntEnum):
     """What the controller is busy with: the value of the `ControllerState` gauge."""
 
@@ -49,7 +46,6 @@ _TIMER_NAMES: Final = {
 }
 
 
-@plain_members
 class PartitionState(IntEnum):
     NEW = 0
     ONLINE = 1
@@ -57,7 +53,6 @@ class PartitionState(IntEnum):
     NON_EXISTENT = 3
 
 
-@plain_members
 class ReplicaState(IntEnum):
     NEW = 1
     ONLINE = 2
