@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 )
 
 from klamm.errors import KlammError
+from klamm.spark.worker import prepare
 from klamm.spark.writer_options import WriterOptions, check_schema, parse
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def write_rows(options: WriterOptions, batches: Iterator[pa.RecordBatch]) -> Written:
     """Sends all rows and waits for the brokers. Raises KlammError with topic, partition and reason of what failed."""
     sender = _sender(options.producer)
+    prepare()
     rows = 0
     try:
         for batch in batches:

@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 
 from klamm.errors import KlammError
 from klamm.spark.tables.files import DATE_COLUMN, DataFile, ParquetFiles, remove
+from klamm.spark.worker import prepare
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -199,13 +200,12 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
         self._layout = layout
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        from klamm.spark.worker import prepare
-
         prepare()
         return self._layout.write(iterator, query_id())
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         self._layout.commit(messages, batchId)
+        prepare()
         self._compact(batchId)
 
     def abort(self, messages: list[Any], batchId: int) -> None:

@@ -1,0 +1,109 @@
+"""Commits of a Delta table without Spark: batches that come twice, through checkpoints of the log and compaction."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from klamm.errors import KlammError
+from klamm.spark.tables import files
+from klamm.spark.tables.commits import BatchOfFiles, commit
+from klamm.spark.tables.definition import TableDefinition, create_table, load_definition
+from klamm.spark.tables.delta import parse_options
+from klamm.spark.tables.files import ParquetFiles
+from klamm.spark.tables.maintenance import compact, vacuum
+
+ROWS = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+
+
+def write(path: Path, ids: list[int], dated: bool = False, days: int = 1) -> list[files.DataFile]:
+    made = ParquetFiles(path, "at" if dated else None)
+    moments = [datetime(2025, 1, 1 + number % days, tzinfo=UTC) for number in ids]
+    made.write(pa.record_batch([pa.array(ids), pa.array(moments, ROWS.field("at").type)], schema=ROWS))
+    return made.close()
+
+
+def put(path: Path, batch_id: int, ids: list[int], app_id: str = "query") -> bool:
+    return commit(path, BatchOfFiles(ROWS, write(path, ids), False, app_id, batch_id))
+
+
+def ids(path: Path) -> list[int]:
+    return sorted(DeltaTable(str(path)).to_pyarrow_table().column("id").to_pylist())
+
+
+def test_a_batch_that_comes_twice_is_known_after_checkpoint_compaction_and_vacuum(tmp_path: Path) -> None:
+    for batch in range(105):
+        assert put(tmp_path, batch, [batch])
+        assert not put(tmp_path, batch, [batch])
+    log = tmp_path / "_delta_log"
+    assert (log / "_last_checkpoint").exists()
+    compact(tmp_path)
+    vacuum(tmp_path, retention_hours=0, force=True)
+    found = DeltaTable(str(tmp_path))
+    found.create_checkpoint()
+    for entry in sorted(log.glob("*.json"))[:-1]:
+        entry.unlink()
+    assert not put(tmp_path, 104, [999])
+    assert put(tmp_path, 0, [999], app_id="another query")
+    assert ids(tmp_path) == [*range(105), 999]
+    assert len([*tmp_path.glob("*.parquet")]) == 2
+
+
+def test_files_by_date_with_few_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_OPEN_FILES", 2)
+    written = write(tmp_path, [*range(40)], dated=True, days=4)
+    assert sorted(file.date or "" for file in written) == [f"2025-01-0{day}" for day in range(1, 5)]
+    assert commit(tmp_path, BatchOfFiles(ROWS, written, True, "query", 0))
+    rows = DeltaTable(str(tmp_path)).to_pyarrow_table()
+    assert sorted(rows.column("id").to_pylist()) == [*range(40)]
+    assert all(at.date() == day for at, day in zip(*(rows.column(n).to_pylist() for n in ("at", "_date")), strict=True))
+
+
+def test_a_failed_task_leaves_nothing(tmp_path: Path) -> None:
+    made = ParquetFiles(tmp_path, "at")
+    made.write(
+        pa.record_batch([pa.array([1, 2]), pa.array([None, datetime(2025, 1, 1)], ROWS.field("at").type)], schema=ROWS)
+    )
+    made.discard()
+    assert not [*tmp_path.rglob("*.parquet")]
+
+
+def test_what_a_table_does_not_take(tmp_path: Path) -> None:
+    put(tmp_path, 0, [1])
+    longer = BatchOfFiles(ROWS.append(pa.field("more", pa.string())), [], False)
+    assert commit(tmp_path, longer)
+    assert DeltaTable(str(tmp_path)).schema().fields[-1].name == "more"
+    wrong = BatchOfFiles(pa.schema([("id", pa.string())]), [], False)
+    with pytest.raises(KlammError, match="'id' is long in the table and string in the rows"):
+        commit(tmp_path, wrong)
+    with pytest.raises(KlammError, match="partitioned by nothing"):
+        commit(tmp_path, BatchOfFiles(ROWS, [], True))
+    with pytest.raises(KlammError, match="cannot be those of a Delta table"):
+        commit(tmp_path, BatchOfFiles(pa.schema([("id", pa.month_day_nano_interval())]), [], False))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "'path' must be specified"),
+        ({"path": "s3://bucket/t"}, "s3:// is not supported"),
+        ({"path": "t", "compactEvery": "often"}, "'compactEvery' is a number"),
+    ],
+)
+def test_wrong_options(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(KlammError, match=reason):
+        parse_options(options)
+
+
+def test_a_definition_is_kept_and_a_broken_one_is_told(tmp_path: Path) -> None:
+    definition = TableDefinition("orders", "localhost:9092", schema="id long", partition_by_date="_timestamp")
+    assert create_table(tmp_path / "t", definition) == []
+    assert load_definition(tmp_path / "t") == definition
+    assert DeltaTable(str(tmp_path / "t")).metadata().partition_columns == ["_date"]
+    (tmp_path / "t" / "_klamm" / "table.json").write_text("{")
+    with pytest.raises(KlammError, match="cannot be read"):
+        load_definition(tmp_path / "t")
