@@ -2,6 +2,9 @@
 
 What a filter says about topic, partition and offset is done here for good. A lower bound of the timestamp moves the
 start of a range, and keys are compared before rows travel to Spark, which checks both again.
+
+For a DataFrame that is used with one filter only: Spark 4.3 keeps what it planned for the first filter and uses it for
+every later query on the same DataFrame or view, whatever that asks for. So nobody switches this on for others.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class TopicTables:
         options: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
-        self._options = {"kafka.bootstrap.servers": bootstrap_servers, "pushdown": "true", **(options or {})}
+        self._options = {"kafka.bootstrap.servers": bootstrap_servers, **(options or {})}
         self._topics = topics
         self._schemas: dict[str, StructType | None] = {}
 

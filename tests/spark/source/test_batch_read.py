@@ -162,20 +162,40 @@ def test_patterns_and_assignments(spark: SparkSession, cluster: LocalCluster, to
     assert read(spark, cluster, "", assign=f'{{"{one}":[1]}}').count() == 5
 
 
-def test_pushed_filters_read_less_and_give_the_same(spark: SparkSession, cluster: LocalCluster, mixed: str) -> None:
-    plain, pushed = read(spark, cluster, mixed), read(spark, cluster, mixed, pushdown=True)
-    for condition in (
+@pytest.mark.parametrize(
+    "condition",
+    [
         "partition = 1 and offset >= 100 and offset < 120",
         "partition in (0, 2) and offset = 7",
         "key = cast('key-7' as binary) and partition != 0",
         "timestamp >= timestamp_millis(1700000000290)",
-        "key is null and offset <= 50",
-        "topic like 'mixed%' and offset > 290",
+        "topic like 'mixed%' and offset > 290 and key is null",
         "offset in (1, 5) or partition = 2",
-    ):
-        wanted = sorted(plain.where(condition).select("partition", "offset").collect())
-        assert sorted(pushed.where(condition).select("partition", "offset").collect()) == wanted, condition
-    assert pushed.where("partition = 1 and offset < 5").rdd.getNumPartitions() == 1
+    ],
+)
+def test_pushed_filters_give_the_same_rows(
+    spark: SparkSession, cluster: LocalCluster, mixed: str, condition: str
+) -> None:
+    plain, pushed = read(spark, cluster, mixed), read(spark, cluster, mixed, pushdown=True)
+    wanted = sorted(plain.where(condition).select("partition", "offset").collect())
+    assert sorted(pushed.where(condition).select("partition", "offset").collect()) == wanted
+
+
+def test_pushed_filters_read_less(spark: SparkSession, cluster: LocalCluster, mixed: str) -> None:
+    assert read(spark, cluster, mixed, pushdown=True).where("partition = 1 and offset < 5").rdd.getNumPartitions() == 1
+
+
+def test_spark_reuses_pushed_filters_on_the_same_dataframe(
+    spark: SparkSession, cluster: LocalCluster, mixed: str
+) -> None:
+    """Why pushdown is for DataFrames with one filter: Spark 4.3 keeps what was planned for the first. When this fails
+    Spark has been mended, and pushdown can be the default.
+    """
+    pushed = read(spark, cluster, mixed, pushdown=True)
+    assert pushed.where("partition = 1 and offset < 5").count() == 5
+    assert pushed.count() == 5
+    plain = read(spark, cluster, mixed)
+    assert plain.where("partition = 1 and offset < 5").count() == 5 and plain.count() == 1500
 
 
 def test_typed_values(spark: SparkSession, cluster: LocalCluster, topic: TopicFactory) -> None:
