@@ -75,12 +75,16 @@ def _delete_replicas(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
     for topic in topics:
         replicas = ctx.replicas_of(ctx.partitions_of(topic))
         left = [r for r in replicas if ctx.replica_state(r) is not ReplicaState.DELETION_SUCCESSFUL]
-        offline = [r for r in left if not ctx.is_replica_online(r.replica, r.partition)]
+        online: list[PartitionReplica] = []
+        offline: list[PartitionReplica] = []
+        for replica in left:
+            is_online = ctx.is_replica_online(replica.replica, replica.partition)
+            (online if is_online else offline).append(replica)
         if offline:
             ctx.topics_ineligible_for_deletion.add(topic)
             yield Note(f"the deletion of {topic} waits for replicas {', '.join(map(str, offline))}")
         dead += [r for r in offline if ctx.replica_state(r) is ReplicaState.OFFLINE]
-        alive += [r for r in left if r not in offline]
+        alive += online
     yield from replica_state_machine.handle_state_changes(ctx, dead, ReplicaState.DELETION_INELIGIBLE)
     yield from replica_state_machine.handle_state_changes(ctx, alive, ReplicaState.OFFLINE)
     yield from replica_state_machine.handle_state_changes(ctx, alive, ReplicaState.DELETION_STARTED)

@@ -77,8 +77,9 @@ def elect(
     for tp, error in outcome.failed.items():
         results[tp] = _UNAVAILABLE[election_type] if error is ErrorCode.LEADER_NOT_AVAILABLE else error
     if trigger is ElectionTrigger.ZK:
-        yield from delete_all(ctx, [paths.PREFERRED_REPLICA_ELECTION])
-        yield Enqueue(ReplicaLeaderElection(None, ElectionType.PREFERRED, ElectionTrigger.ZK))
+        refused = yield from delete_all(ctx, [paths.PREFERRED_REPLICA_ELECTION])
+        if not refused:  # the next may have been written before this one was deleted
+            yield Enqueue(ReplicaLeaderElection(None, ElectionType.PREFERRED, ElectionTrigger.ZK))
     return results
 
 

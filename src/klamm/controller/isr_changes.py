@@ -158,8 +158,10 @@ def on_log_dir_event(ctx: ControllerContext) -> Steps[None]:
         except ZnodeFormatError as error:
             yield Note(str(error))
     replicas = [r for r in ctx.replicas_on(sorted(brokers)) if not ctx.is_queued_for_deletion(r.partition.topic)]
-    added = [r for r in replicas if ctx.replica_state(r) is ReplicaState.NEW]  # they stay so until they are in sync
-    online = [r for r in replicas if r not in added]
+    added: list[PartitionReplica] = []
+    online: list[PartitionReplica] = []
+    for replica in replicas:  # one that is new stays so until it is in sync
+        (added if ctx.replica_state(replica) is ReplicaState.NEW else online).append(replica)
     yield from replica_state_machine.handle_state_changes(ctx, online, ReplicaState.ONLINE)
     tells = [TellLeaderAndIsr((r.replica,), r.partition, is_new=True) for r in added]
     yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()

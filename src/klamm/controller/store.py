@@ -27,7 +27,6 @@ from klamm.zk.ops import (
     MultiFailed,
     NodeExists,
     NoNode,
-    NotEmpty,
     ReadOp,
     SetData,
     SetDataResult,
@@ -83,16 +82,13 @@ def may_be_tried_again(failed: MultiFailed) -> bool:
     return isinstance(failed.error, BadVersion | NodeExists | NoNode)
 
 
-def delete_all(ctx: ControllerContext, doomed: Sequence[str]) -> Steps[None]:
-    """Deletes znodes; those that are gone already are as good as deleted, those that ZooKeeper keeps are noted."""
-    yield from delete_groups(ctx, {path: [path] for path in doomed})
+def delete_all(ctx: ControllerContext, doomed: Sequence[str]) -> Steps[dict[str, ZkError]]:
+    """Deletes znodes; those that are gone already are as good as deleted. Notes and returns what ZooKeeper keeps."""
+    return (yield from delete_groups(ctx, {path: [path] for path in doomed}))
 
 
 def delete_groups(ctx: ControllerContext, groups: Mapping[str, Sequence[str]]) -> Steps[dict[str, ZkError]]:
-    """Deletes the znodes of each group in the order given; why groups stay, from the first refused znode on.
-
-    NotEmpty is raised: somebody came between, and the znodes have to be listed again.
-    """
+    """Deletes the znodes of each group in the order given; why groups stay, from the first refused znode on."""
     left = [(group, path) for group, paths_ in groups.items() for path in paths_]
     refused: dict[str, ZkError] = {}
     while left:
@@ -103,8 +99,6 @@ def delete_groups(ctx: ControllerContext, groups: Mapping[str, Sequence[str]]) -
             continue
         except MultiFailed as failed:
             group, path = chunk[failed.index - 1]
-            if isinstance(failed.error, NotEmpty):
-                raise
             if isinstance(failed.error, NoNode):
                 left.remove((group, path))
                 continue

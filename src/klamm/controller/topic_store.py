@@ -35,6 +35,9 @@ from klamm.zk.ops import (
 )
 from klamm.zk.znodes import TopicZnode, ZnodeFormatError, decode_topic, encode_topic
 
+DELETE_RETRIES = 3
+"""How often the znodes of a topic are listed anew while others add to them; then it waits in the queue."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTopic:
@@ -149,15 +152,38 @@ def create_delete_entries(ctx: ControllerContext, topics: Sequence[str]) -> Step
 def delete_topics(ctx: ControllerContext, topics: Sequence[str]) -> Steps[dict[str, ZkError]]:
     """Removes everything of these topics, children first; the entry in the queue goes last, so a crash resumes.
 
-    A topic with a znode that ZooKeeper does not let go (an ACL) stays queued; it is returned with the reason.
+    A topic with a znode that ZooKeeper does not let go (an ACL) stays queued; it is returned with the reason. Where
+    there is more than Kafka writes, or came between, everything that is there now is listed and goes.
     """
-    while True:
-        trees = yield from _topic_trees(topics)
-        try:
-            return (yield from delete_groups(ctx, trees))
-        except MultiFailed as failed:
-            if not isinstance(failed.error, NotEmpty):
-                raise
+    refused = yield from delete_groups(ctx, (yield from _topic_trees(topics)))
+    for _ in range(DELETE_RETRIES):
+        again = [topic for topic, error in refused.items() if isinstance(error, NotEmpty)]
+        if not again:
+            break
+        for topic in again:
+            del refused[topic]
+        refused |= yield from delete_groups(ctx, (yield from _whole_trees(again)))
+    return refused
+
+
+def _whole_trees(topics: Sequence[str]) -> Steps[dict[str, list[str]]]:
+    """Every znode of these topics, whoever made it, children before their parents."""
+    trees = {}
+    for topic in topics:
+        roots = [paths.delete_topic_path(topic), paths.config_entity_path("topics", topic), paths.topic_path(topic)]
+        found, level = list(roots), roots
+        while level:
+            results = yield from read(GetChildren(path) for path in level)
+            level = [
+                f"{path}/{name}"
+                for path, result in zip(level, results, strict=True)
+                if isinstance(result, GetChildrenResult)
+                for name in result.children
+            ]
+            found += level
+        entry, *others = found
+        trees[topic] = [*reversed(others), entry]
+    return trees
 
 
 def _topic_trees(topics: Sequence[str]) -> Steps[dict[str, list[str]]]:

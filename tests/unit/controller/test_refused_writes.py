@@ -18,7 +18,7 @@ from klamm.controller.replies import PartitionResults, ProducerIdsBlock, TopicRe
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.zk import paths
-from klamm.zk.ops import NoAuth, request_size
+from klamm.zk.ops import Create, NoAuth, request_size
 from klamm.zk.session import MAX_REQUEST_BYTES
 from tests.unit.controller.core import Core
 
@@ -161,3 +161,47 @@ def test_a_note_that_cannot_be_deleted_is_left() -> None:
     core.tool_writes(note, b'{"version":1,"partitions":[{"topic":"a","partition":0}]}')
     core.drain()
     assert core.is_active() and note in core.tree.nodes
+
+
+def test_a_topic_with_more_znodes_than_kafka_writes_is_deleted_with_all_of_them() -> None:
+    core = Core("controller 1", "create a 1", "create b 1")
+    for path in (
+        f"{paths.partition_path('a', 0)}/x",
+        f"{paths.partition_path('a', 0)}/x/y",
+        f"{paths.topic_path('a')}/z",
+    ):
+        core.tool_writes(path, b"")
+    core.ask(DeleteTopics(("a", "b")))
+    core.tool_writes(f"{paths.delete_topic_path('a')}/note", b"")
+    core.run("stop-replicas-answered")
+    assert core.controller is not None and core.is_active()
+    assert not core.controller.context.topics
+    assert not [path for path in core.tree.nodes if "/a" in path.removeprefix("/admin")]
+    assert paths.delete_topic_path("a") not in core.tree.nodes
+
+
+def test_a_topic_to_which_somebody_adds_for_ever_stays_queued() -> None:
+    core = Core("controller 1", "create a 1", "create b 1")
+    count = iter(range(1_000))
+    core.before_multi = lambda _: core.tool_writes(f"{paths.topic_path('a')}/x{next(count)}", b"")
+    core.ask(DeleteTopics(("a", "b")))
+    core.run("stop-replicas-answered")
+    assert core.controller is not None and core.is_active()
+    assert list(core.controller.context.topics) == ["a"]
+    assert paths.delete_topic_path("a") in core.tree.nodes
+
+
+def test_an_entry_with_children_in_the_queue_of_deletions_does_not_cost_the_controller_its_role() -> None:
+    core = Core("controller 1", "create a 1")
+    entry = paths.delete_topic_path("nobody")
+    core.tree.write(core.tools, Create(entry, b""), 0)
+    core.tree.write(core.tools, Create(f"{entry}/child", b""), 0)
+    core.drain()
+    assert core.is_active() and entry in core.tree.nodes
+
+
+def test_a_request_for_elections_that_cannot_be_deleted_is_not_carried_out_for_ever() -> None:
+    core = refusing(Core("brokers 2", "controller 1", "create a 1,2"), paths.PREFERRED_REPLICA_ELECTION)
+    core.tool_writes(paths.PREFERRED_REPLICA_ELECTION, b'{"version":1,"partitions":[{"topic":"a","partition":0}]}')
+    core.drain()
+    assert core.is_active()
