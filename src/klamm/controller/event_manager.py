@@ -51,6 +51,8 @@ state_change_log = logging.getLogger("klamm.state_change")
 
 QUEUE_TIME_RESET_S = 300.0
 MAX_QUEUED_EVENTS = 10_000
+COLLECTOR_OFF_S = 10.0
+"""How long an event may do without the garbage collector."""
 OnReply = Callable[[EventReply], object]
 
 
@@ -117,14 +119,19 @@ class QueuedEvent:
 
 @contextmanager
 def _without_collector(is_needed: bool) -> Iterator[None]:
-    """A failover fills the memory with what stays there: to look through it again and again for garbage is in vain."""
+    """A failover fills the memory with what stays there: to look through it again and again for garbage is in vain.
+
+    Clients are served meanwhile and make garbage: if it takes long, as when ZooKeeper goes away, the collector is back.
+    """
     if not (is_needed and gc.isenabled()):
         yield
         return
     gc.disable()
+    limit = asyncio.get_running_loop().call_later(COLLECTOR_OFF_S, gc.enable)
     try:
         yield
     finally:
+        limit.cancel()
         gc.enable()
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from random import Random
 
+import pytest
+
 from klamm.clock import SystemClock
+from klamm.controller import event_manager
 from klamm.controller.config import ControllerConfig
 from klamm.controller.controller import KafkaController
 from klamm.controller.effects import MultiResults, ReadResults
@@ -145,5 +149,35 @@ def test_the_queue_is_measured() -> None:
         assert "\nkafka_controller_kafkacontroller_controllerstate 1\n" in text
         it.zk.error.set_result(SessionExpired())
         await it.close()
+
+    run(scenario)
+
+
+def test_a_failover_does_without_the_garbage_collector() -> None:
+    async def scenario() -> None:
+        it = Setup()
+        it.ask(Reelect())
+        await it.zk.asked.wait()
+        assert not gc.isenabled()
+        it.zk.error.set_result(SessionExpired())
+        await it.close()
+        assert gc.isenabled()
+
+    run(scenario)
+
+
+def test_a_failover_that_waits_for_zookeeper_gets_the_collector_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_manager, "COLLECTOR_OFF_S", 0.001)
+
+    async def scenario() -> None:
+        it = Setup()
+        it.ask(Reelect())
+        await it.zk.asked.wait()
+        while not gc.isenabled():  # noqa: ASYNC110 - the collector has no event
+            await asyncio.sleep(0.001)
+        assert not it.task.done()
+        it.zk.error.set_result(SessionExpired())
+        await it.close()
+        assert gc.isenabled()
 
     run(scenario)
