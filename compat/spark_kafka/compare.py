@@ -32,10 +32,8 @@ class Comparison:
 
     def fill(self, count: int) -> None:
         """Records of every codec, with and without keys, headers and values."""
-        futures = AdminClient({"bootstrap.servers": self._servers}).create_topics(
-            [NewTopic(name, 3, 1) for name in (TOPIC, *SINKS)]
-        )
-        for future in futures.values():
+        admin = AdminClient({"bootstrap.servers": self._servers})
+        for future in admin.create_topics([NewTopic(name, 3, 1) for name in (TOPIC, *SINKS)]).values():
             future.result()
         for codec in CODECS:
             producer = Producer({"bootstrap.servers": self._servers, "compression.type": codec, "linger.ms": 20})

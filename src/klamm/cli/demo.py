@@ -20,7 +20,10 @@ COUNT = 1000
 
 
 def demo() -> None:
-    """Start three brokers, replicate a topic, kill a leader in the middle, and show that nothing is lost."""
+    """Start three brokers, replicate a topic, kill a leader in the middle, and show that nothing is lost.
+
+    Where Java and Spark are, a pipeline then counts clicks into a table while another leader is killed.
+    """
     from klamm.testing import LocalCluster
 
     steps: list[tuple[str, str, str]] = []
@@ -29,6 +32,7 @@ def demo() -> None:
         with LocalCluster(brokers=3, data_dir=Path(directory)) as cluster:
             _step(steps, begun, "start", f"3 brokers on {cluster.bootstrap_servers}; {cluster.controller_id} controls")
             _play(cluster, steps)
+            _play_on_spark(cluster, Path(directory), steps)
             begun = time.monotonic()
         _step(steps, begun, "stop", "controlled shutdown of all brokers")
     say()
@@ -54,6 +58,16 @@ def _play(cluster: LocalCluster, steps: list[tuple[str, str, str]]) -> None:
     cluster.start(victim)
     _wait_in_sync(cluster)
     _step(steps, begun, "start again", f"broker {victim} caught up; in sync: {sorted(cluster.isr(TOPIC, 0))}")
+
+
+def _play_on_spark(cluster: LocalCluster, directory: Path, steps: list[tuple[str, str, str]]) -> None:
+    from klamm.cli import demo_spark
+
+    if reason := demo_spark.missing():
+        say(f"The Spark part is left out: {reason}")
+        steps.append(("Spark", "0.00", f"left out: {reason}"))
+        return
+    demo_spark.play(cluster, directory, lambda begun, name, text: _step(steps, begun, name, text))
 
 
 def _wait_in_sync(cluster: LocalCluster) -> None:
