@@ -43,6 +43,7 @@ def find_directory(client: ClusterClient, tp: TopicPartition, log_dirs: Iterable
 
     `log_dirs` are further places where a log directory of the leader may be mounted.
     """
+    client.metadata([tp.topic])  # what a worker remembers may be of an older topic
     leader, host, _ = client.leader_address(tp)
     described = client.log_dirs(tp) if is_this_machine(host) else []
     problems: list[str] = []

@@ -123,16 +123,12 @@ class _RangeFetcher:
     def next_chunk(self) -> Chunk | None:
         """The next batches, None at the end of the range."""
         while self.offset < self._wanted.end:
-            problem: Exception
+            problem: Exception = ClientError("no records came")
+            before = self.offset
             try:
-                chunk = self._receive()
+                chunk = self._receive_or_skip()
                 if chunk is not None:
                     return chunk
-                problem = ClientError("no records came")
-            except OffsetOutOfRangeError as e:
-                problem = e
-                if not self._skip_lost():
-                    return None
             except UnknownTopicError as e:
                 problem = e
                 if self._is_gone():
@@ -146,8 +142,20 @@ class _RangeFetcher:
             except (OSError, RetriableError) as e:
                 problem = e
                 self._client.lost_leader(self._wanted.tp)
-            self._wait(problem)
+            if self.offset == before:
+                self._wait(problem)
         return None
+
+    def _receive_or_skip(self) -> Chunk | None:
+        """None when nothing came, or when the offset has moved over records that are gone."""
+        try:
+            return self._receive()
+        except OffsetOutOfRangeError as e:
+            before = self.offset
+            self._skip_lost()
+            if self.offset == before:
+                raise RetriableError(str(e)) from e
+            return None
 
     @property
     def _rest(self) -> OffsetRange:
@@ -176,24 +184,21 @@ class _RangeFetcher:
             self.aborted = AbortedByMarkers(aborted)
         return chunk
 
-    def _skip_lost(self) -> bool:
-        """The offset is not in the log. False when nothing of the range is left."""
-        tp = self._wanted.tp
+    def _skip_lost(self) -> None:
+        """The offset is not in the log: moves it over what is gone for good."""
+        tp, end = self._wanted.tp, self._wanted.end
         first, last = self._client.earliest([tp])[tp], self._client.latest([tp])[tp]
         if self._is_recreated():
             loss(self._rest, f"topic {tp.topic} was deleted and created anew", self._options)
-            return False
-        if self.offset < first:
-            end = min(first, self._wanted.end)
-            why = f"retention or DeleteRecords removed them, the log begins at {first}"
-            loss(OffsetRange(tp, self.offset, end), why, self._options)
             self.offset = end
-            return end < self._wanted.end
-        if self.offset > last and self._is_gone():
+        elif self.offset < first:
+            why = f"retention or DeleteRecords removed them, the log begins at {first}"
+            loss(OffsetRange(tp, self.offset, min(first, end)), why, self._options)
+            self.offset = min(first, end)
+        elif self.offset > last and self._is_gone():
             why = f"the log ends at {last}: it was cut by an unclean election, or the topic was created anew"
             loss(self._rest, why, self._options)
-            return False
-        return True
+            self.offset = end
 
     def _is_recreated(self) -> bool:
         if self._topic_id is None:
@@ -215,8 +220,8 @@ class _RangeFetcher:
                 f"{self._wanted.tp} gave no record at offset {self.offset} within {timeout_ms} ms "
                 f"(kafkaConsumer.pollTimeoutMs): {problem}"
             ) from problem
-        if not isinstance(problem, OffsetOutOfRangeError) or self._gone_since is not None:
-            self._sleep(0.0 if type(problem) is ClientError else _BACKOFF_S)
+        if type(problem) is not ClientError:  # the broker has waited itself when there was nothing to give
+            self._sleep(_BACKOFF_S)
 
 
 def _records_of(answer: PartitionData) -> memoryview:

@@ -48,6 +48,9 @@ class FakeClient:
         self._stable = last if stable is None else stable
         self.host = "127.0.0.1"
 
+    def metadata(self, topics: Sequence[str]) -> None:
+        pass
+
     def leader_address(self, tp: TopicPartition) -> tuple[int, str, int]:
         return 1, self.host, 9092
 
