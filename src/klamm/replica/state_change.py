@@ -111,7 +111,7 @@ class StateChange:
                     yield len(result.partitions)
                     until = clock.monotonic() + SLICE_S
                 tp = TopicPartition(topic, state.partition_index)
-                result.partitions[tp] = self._change(tp, topic_id, state, leaders, followers)
+                result.partitions[tp] = self._change_or_refuse(tp, topic_id, state, leaders, followers)
         self._complete(leaders, followers)
         log.info(
             "LeaderAndIsr of controller epoch %d: %d leaders, %d followers, %d refused",
@@ -124,6 +124,21 @@ class StateChange:
     def _complete(self, leaders: list[Partition], followers: list[Partition]) -> None:
         self._restart_fetchers(leaders, followers)
         self._tell_listeners(leaders, followers)
+
+    def _change_or_refuse(
+        self,
+        tp: TopicPartition,
+        topic_id: UUID,
+        state: LeaderAndIsrPartitionState,
+        leaders: list[Partition],
+        followers: list[Partition],
+    ) -> ErrorCode:
+        """Whatever goes wrong with one partition: those before it have their new epoch and must be completed."""
+        try:
+            return self._change(tp, topic_id, state, leaders, followers)
+        except Exception:
+            log.exception("%s: the change to leader epoch %d failed", tp, state.leader_epoch)
+            return ErrorCode.UNKNOWN_SERVER_ERROR
 
     def _change(
         self,
