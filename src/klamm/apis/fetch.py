@@ -177,10 +177,14 @@ def _mark(broker: Broker, params: FetchParams, results: list[tuple[SessionPartit
     totals = stats.all_topics
     totals.total_fetch_requests.count += len(results)
     hosted = broker.replicas.partitions
+    last: str | None = None
     for partition, read in results:
-        if partition.tp not in hosted:  # no meters of its own: the name may be anything a client sends
+        tp = partition.tp
+        if tp not in hosted:  # no meters of its own: the name may be anything a client sends
             continue
-        topic = stats.topic(partition.tp.topic)
+        if tp.topic != last:
+            last = tp.topic
+            topic = stats.topic(last)
         topic.total_fetch_requests.count += 1
         if read.size_bytes and params.is_from_follower:
             stats.replication_bytes_out.count += read.size_bytes

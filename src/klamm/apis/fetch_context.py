@@ -76,10 +76,14 @@ class SessionFetch:
         """Remembers what the reader will know; returns whether it is news to it."""
         if read.size_bytes:
             self._session.move_to_end(_key(partition, self._session.uses_topic_ids))
-        is_news = bool(read.size_bytes or read.error or read.diverging_epoch is not None)
-        is_news |= partition.high_watermark != read.high_watermark
-        is_news |= partition.log_start_offset != read.log_start_offset
-        is_news |= read.preferred_read_replica != NO_PREFERENCE
+        is_news = bool(
+            read.size_bytes
+            or read.error
+            or read.diverging_epoch is not None
+            or partition.high_watermark != read.high_watermark
+            or partition.log_start_offset != read.log_start_offset
+            or read.preferred_read_replica != NO_PREFERENCE
+        )
         partition.high_watermark = -1 if read.error else read.high_watermark
         partition.log_start_offset = read.log_start_offset
         return is_news

@@ -91,8 +91,8 @@ class FetchPath:
         """Whether a follower gets no records of a partition now. Those in sync are spared, or they would fall out."""
         quota = self._replicas.quotas.leader
         return (
-            params.is_from_follower
-            and quota.has_throttled
+            quota.has_throttled
+            and params.is_from_follower
             and quota.is_throttled(partition.topic_partition)
             and params.replica_id not in partition.isr
             and quota.is_exceeded
@@ -134,9 +134,11 @@ class FetchPath:
         """Partitions are read in the order asked until the response is full; the first batch always fits."""
         limit = params.max_bytes if params.budget is None else min(params.max_bytes, params.budget.response_room())
         min_one_message = True
+        now_ms = self._replicas.clock.now_ms()
         reads: Reads = []
         for tp, fetch in fetches:
-            read = self._read(tp, fetch, params, min(limit, fetch.max_bytes), min_one_message)
+            max_bytes = fetch.max_bytes
+            read = self._read(tp, fetch, params, max_bytes if max_bytes < limit else limit, min_one_message, now_ms)
             if read.size_bytes:
                 limit = max(0, limit - read.size_bytes)
                 min_one_message = False
@@ -144,18 +146,28 @@ class FetchPath:
         return reads
 
     def _read(
-        self, tp: TopicPartition, fetch: PartitionFetch, params: FetchParams, max_bytes: int, min_one_message: bool
+        self,
+        tp: TopicPartition,
+        fetch: PartitionFetch,
+        params: FetchParams,
+        max_bytes: int,
+        min_one_message: bool,
+        now_ms: int,
     ) -> PartitionRead:
-        replicas = self._replicas
-        partition = replicas.partition_or_error(tp)
+        partition = self._replicas.partition_or_error(tp)
         if isinstance(partition, ErrorCode):
             return PartitionRead(partition)
-        if params.replica_id >= 0 and params.replica_id not in partition.remotes and partition.is_leader:
-            return PartitionRead(_stranger(fetch))
-        if (preferred := self._preferred(partition, fetch, params)) != NO_PREFERENCE:
+        is_from_follower = params.replica_id >= 0
+        if is_from_follower:
+            if params.replica_id not in partition.remotes and partition.is_leader:
+                return PartitionRead(_stranger(fetch))
+            if self.is_held_back(params, partition):
+                max_bytes, min_one_message = 0, False
+        elif (
+            params.client is not None
+            and (preferred := self._preferred(partition, fetch, params.client)) != NO_PREFERENCE
+        ):
             return _elsewhere(partition, fetch, preferred)
-        if self.is_held_back(params, partition):
-            max_bytes, min_one_message = 0, False
         read = read_records(
             partition,
             fetch,
@@ -164,30 +176,28 @@ class FetchPath:
             min_one_message=min_one_message,
             require_leader=params.require_leader,
         )
-        if params.replica_id >= 0:
-            self._on_follower_read(partition, fetch, params, read)
+        if is_from_follower and not read.error and read.diverging_epoch is None:
+            self._on_follower_read(partition, fetch, params, now_ms)
         return read
 
-    def _preferred(self, partition: Partition, fetch: PartitionFetch, params: FetchParams) -> int:
+    def _preferred(self, partition: Partition, fetch: PartitionFetch, client: ClientMetadata) -> int:
         replicas = self._replicas
         selector = replicas.replica_selector
-        if selector is None or params.client is None or not params.client.rack_id:
+        if selector is None or not client.rack_id:
             return NO_PREFERENCE
         snapshot, now_ms = replicas.metadata.snapshot, replicas.clock.now_ms()
-        return preferred_read_replica(selector, partition, params.client, fetch.fetch_offset, snapshot, now_ms)
+        return preferred_read_replica(selector, partition, client, fetch.fetch_offset, snapshot, now_ms)
 
-    def _on_follower_read(
-        self, partition: Partition, fetch: PartitionFetch, params: FetchParams, read: PartitionRead
-    ) -> None:
-        if read.error or read.diverging_epoch is not None:
-            return
+    def _on_follower_read(self, partition: Partition, fetch: PartitionFetch, params: FetchParams, now_ms: int) -> None:
         replicas = self._replicas
+        replica_id = params.replica_id
         moved = partition.on_follower_fetch(
-            params.replica_id, fetch.fetch_offset, fetch.log_start_offset, replicas.clock.now_ms(), params.replica_epoch
+            replica_id, fetch.fetch_offset, fetch.log_start_offset, now_ms, params.replica_epoch
         )
-        wanted = partition.isr_to_expand_to(params.replica_id)
-        if wanted is not None and replicas.metadata.has_alive_broker(params.replica_id):
-            replicas.on_isr_change_wanted(partition, wanted)
+        if replica_id not in partition.isr:
+            wanted = partition.isr_to_expand_to(replica_id)
+            if wanted is not None and replicas.metadata.has_alive_broker(replica_id):
+                replicas.on_isr_change_wanted(partition, wanted)
         if moved:
             replicas.complete_after_high_watermark(partition.topic_partition)
         elif replicas.delete_records_purgatory.size:
