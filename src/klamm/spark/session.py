@@ -59,6 +59,9 @@ def session(
     chosen = {**settings(master), **{name: _text(value) for name, value in (conf or {}).items()}}
     os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
     _prepare_socket_directory(chosen)
+    if "spark.driver.bindAddress" in settings(master):
+        # The web UI listens where this says, and else on every interface.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(app_name)
     for name, value in chosen.items():
         builder = builder.config(name, value)

@@ -24,7 +24,7 @@ from klamm.testing import LocalCluster
 
 TopicFactory = Callable[..., str]
 HERE = Path(__file__).parent
-DEADLINE_S = 300
+DEADLINE_S = 600
 PER_BATCH = 500
 
 
@@ -48,22 +48,16 @@ class Matrix:
 
     def start(self, *crashes: tuple[str, int, str], master: str = "local[2,3]") -> subprocess.Popen[str]:
         planned = [[where, batch, what, str(self.mark(where, batch, what))] for where, batch, what in crashes]
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                str(HERE / "crashing.py"),
-                master,
-                self.cluster.bootstrap_servers,
-                self.topic,
-                str(self.table),
-                str(self.checkpoint),
-            ],
-            env={**os.environ, "PYTHONPATH": str(HERE), "KLAMM_TEST_CRASHES": json.dumps(planned)},
-            stdout=subprocess.PIPE,
-            stderr=(self.root / "stderr").open("a"),
-            text=True,
-            start_new_session=True,
-        )
+        arguments = [master, self.cluster.bootstrap_servers, self.topic, str(self.table), str(self.checkpoint)]
+        with (self.root / "stderr").open("a") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / "crashing.py"), *arguments],
+                env={**os.environ, "PYTHONPATH": str(HERE), "KLAMM_TEST_CRASHES": json.dumps(planned)},
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+            )
         self._processes.append(process)
         return process
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,18 @@ def produce(cluster: LocalCluster, topic: str, first: int, last: int, **more: ob
     producer.flush()
 
 
+@pytest.fixture
+def _shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands use the tests' session instead of one of their own."""
+
+    @contextmanager
+    def shared(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("klamm.cli.table.spark_session", shared)
+
+
+@pytest.mark.usefixtures("_shared_session")
 def test_a_table_is_made_from_a_sample_filled_and_widened(
     spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path
 ) -> None:
@@ -48,8 +61,8 @@ def test_a_table_is_made_from_a_sample_filled_and_widened(
     done = klamm("table", "create", path, "--topic", name, "-b", servers)
     assert "id, who, key, _topic, _partition, _offset, _timestamp" in done.stdout
     assert ks.table(spark, path).count() == 0
-    for _ in range(2):
-        sync(spark, path).awaitTermination()
+    for count in (20, 0):
+        assert f"{count} records into {path}" in klamm("table", "sync", path).stderr
         assert sorted(row.id for row in ks.table(spark, path).select("id").collect()) == [*range(20)]
     longer = "id long, who struct<name: string>, note string"
     done = klamm("table", "create", path, "--topic", name, "--schema", longer, "-b", servers)
