@@ -6,16 +6,12 @@ Leaders that move, brokers that go and errors that pass are met here: with fresh
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeVar
-from uuid import UUID
+from collections.abc import Iterable, Mapping
+from typing import Final
 
-from klamm.clock import Clock, SystemClock
-from klamm.errors import ErrorCode, KlammError
+from klamm.errors import ErrorCode
 from klamm.frozen import dataclass
-from klamm.model import ZERO_UUID, TopicPartition
+from klamm.model import TopicPartition
 from klamm.protocol.messages.describe_log_dirs import (
     DescribableLogDirTopic,
     DescribeLogDirsRequest,
@@ -29,171 +25,29 @@ from klamm.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
-from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from klamm.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
 )
+from klamm.spark.client_base import BrokerClient, error_code, error_name
+from klamm.spark.client_base import ClientError as ClientError
+from klamm.spark.client_base import ClusterState as ClusterState
+from klamm.spark.client_base import OffsetOutOfRangeError as OffsetOutOfRangeError
+from klamm.spark.client_base import RetriableError as RetriableError
+from klamm.spark.client_base import UnknownTopicError as UnknownTopicError
+from klamm.spark.client_base import parse_addresses as parse_addresses
 from klamm.spark.client_connection import BrokerSocket
-from klamm.spark.options import EARLIEST, LATEST, OptionError
-
-T = TypeVar("T")
+from klamm.spark.options import EARLIEST, LATEST
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 FETCH_BY_NAME: Final = 12
 """From version 13 on a Fetch names topics by id."""
-_UNKNOWN: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
-class ClientError(KlammError):
-    """The cluster refused, or did not answer in time."""
-
-
-class RetriableError(Exception):
-    """Something that passes: fresh metadata and another try."""
-
-
-class UnknownTopicError(ClientError):
-    """A topic or partition that does not exist (any more)."""
-
-
-class OffsetOutOfRangeError(ClientError):
-    """The leader has no record at the offset: it is before the start or after the end of the log."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionState:
-    leader: int
-    leader_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class TopicState:
-    topic_id: UUID | None
-    """None where the cluster has no topic ids."""
-    partitions: Mapping[int, PartitionState]
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterState:
-    """What a Metadata response told, of the topics that were asked for."""
-
-    cluster_id: str | None
-    brokers: Mapping[int, tuple[str, int]]
-    topics: Mapping[str, TopicState]
-
-
-class ClusterClient:
+class ClusterClient(BrokerClient):
     """Not for several threads. `client_options` are Kafka's client configurations without the `kafka.` prefix."""
-
-    def __init__(
-        self,
-        bootstrap_servers: str,
-        client_options: Mapping[str, str] | None = None,
-        *,
-        clock: Clock | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        options = {key.lower(): value for key, value in (client_options or {}).items()}
-        self._bootstrap = parse_addresses(bootstrap_servers)
-        self._client_id = options.get("client.id") or "klamm-spark"
-        self._request_timeout_ms = _number(options, "request.timeout.ms", 30_000)
-        self._api_timeout_ms = _number(options, "default.api.timeout.ms", 60_000)
-        self._backoff_ms = _number(options, "retry.backoff.ms", 100)
-        self._receive_buffer_bytes = max(0, _number(options, "receive.buffer.bytes", 0, least=-1)) or None
-        self.fetch_max_bytes = _number(options, "fetch.max.bytes", 0)
-        self.partition_fetch_bytes = _number(options, "max.partition.fetch.bytes", 0)
-        self.fetch_max_wait_ms = _number(options, "fetch.max.wait.ms", 500)
-        self.fetch_min_bytes = _number(options, "fetch.min.bytes", 1)
-        self.check_crcs = options.get("check.crcs", "true").strip().lower() != "false"
-        self._clock = clock or SystemClock()
-        self._sleep = sleep
-        self._sockets: dict[tuple[str, int], BrokerSocket] = {}
-        self._brokers: dict[int, tuple[str, int]] = {}
-        self._leaders: dict[TopicPartition, int] = {}
-        self.topic_ids: dict[str, UUID] = {}
-        """Of every topic that was asked for, as last seen."""
-        self.cluster_id: str | None = None
-
-    def __enter__(self) -> ClusterClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        for connection in self._sockets.values():
-            connection.close()
-        self._sockets.clear()
-
-    # --- metadata ---
-
-    def metadata(self, topics: Iterable[str] | None) -> ClusterState:
-        """The state of these topics, of all of them when None. Topics that do not exist are left out."""
-        wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in sorted(set(topics))]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-        answer = self._retry("metadata", lambda: self._any_broker().ask(request, MetadataResponse))
-        return self._learn(answer)
-
-    def topics(self, names: Iterable[str] | None = None, pattern: str | None = None) -> dict[str, list[int]]:
-        """The partitions of the topics with these names, or whose whole name matches the pattern; those that exist."""
-        state = self.metadata(names)
-        matching = re.compile(pattern) if pattern is not None else None
-        return {
-            name: sorted(topic.partitions)
-            for name, topic in sorted(state.topics.items())
-            if matching is None or matching.fullmatch(name)
-        }
-
-    def leader_address(self, tp: TopicPartition) -> tuple[int, str, int]:
-        """(broker id, host, port) of a partition's leader. UnknownTopicError when there is no such partition."""
-
-        def find() -> tuple[int, str, int]:
-            leader = self._leader(tp)
-            return leader, *self._brokers[leader]
-
-        return self._retry(f"the leader of {tp}", find)
-
-    def _learn(self, answer: MetadataResponse) -> ClusterState:
-        self._brokers = {b.node_id: (b.host, b.port) for b in answer.brokers}
-        self.cluster_id = answer.cluster_id
-        topics: dict[str, TopicState] = {}
-        for topic in answer.topics:
-            name = topic.name or ""
-            if topic.error_code in (*_UNKNOWN, ErrorCode.INVALID_TOPIC_EXCEPTION):
-                self.topic_ids.pop(name, None)
-                self._leaders = {tp: leader for tp, leader in self._leaders.items() if tp.topic != name}
-                continue
-            if topic.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
-                raise ClientError(f"Topic {name} cannot be read: {_name(topic.error_code)}.")
-            partitions = {p.partition_index: PartitionState(p.leader_id, p.leader_epoch) for p in topic.partitions}
-            topic_id = topic.topic_id if topic.topic_id != ZERO_UUID else None
-            topics[name] = TopicState(topic_id, partitions)
-            if topic_id is not None:
-                self.topic_ids[name] = topic_id
-            for index, state in partitions.items():
-                self._leaders[TopicPartition(name, index)] = state.leader
-        return ClusterState(answer.cluster_id, dict(self._brokers), topics)
-
-    def _leader(self, tp: TopicPartition) -> int:
-        """Asks when the leader is not known. RetriableError while there is none."""
-        leader = self._leaders.get(tp, -1)
-        if leader < 0 or leader not in self._brokers:
-            wanted = [MetadataRequestTopic(name=tp.topic)]
-            request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-            state = self._learn(self._any_broker().ask(request, MetadataResponse))
-            if tp.topic not in state.topics or tp.partition not in state.topics[tp.topic].partitions:
-                raise UnknownTopicError(f"{tp} does not exist.")
-            leader = self._leaders[tp]
-            if leader < 0 or leader not in self._brokers:
-                self._leaders.pop(tp, None)
-                raise RetriableError(f"{tp} has no leader")
-        return leader
-
-    def _forget_leader(self, tp: TopicPartition) -> None:
-        self._leaders.pop(tp, None)
 
     # --- offsets ---
 
@@ -224,7 +78,7 @@ class ClusterClient:
                 raise problem
             return found
 
-        return self._retry("offsets", attempt) if specs else {}
+        return self.retry("offsets", attempt) if specs else {}
 
     def offsets_for_times(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """The first offset whose record is at least that new; None where there is none."""
@@ -291,7 +145,7 @@ class ClusterClient:
         answer = pending.connection.receive(extra_ms=pending.max_wait_ms)
         assert isinstance(answer, FetchResponse)
         if answer.error_code != ErrorCode.NONE:
-            raise RetriableError(f"Fetch: {_name(answer.error_code)}")
+            raise RetriableError(f"Fetch: {error_name(answer.error_code)}")
         for topic in answer.responses:
             for part in topic.partitions:
                 if topic.topic == pending.tp.topic and part.partition_index == pending.tp.partition:
@@ -312,7 +166,7 @@ class ClusterClient:
                 self.lost_leader(tp)
                 raise
 
-        return self._retry(f"records of {tp} at offset {offset}", attempt)
+        return self.retry(f"records of {tp} at offset {offset}", attempt)
 
     def lost_leader(self, tp: TopicPartition) -> None:
         """The connection to a partition's leader is gone: ask anew who leads it."""
@@ -330,10 +184,10 @@ class ClusterClient:
     def _check(self, tp: TopicPartition, code: int, what: str) -> str:
         """What to say before another try. Raises for errors that stay."""
         self._forget_leader(tp)
-        known = _code(code)
+        known = error_code(code)
         if known is None or not known.is_retriable:
-            raise ClientError(f"The broker refused {what}: {_name(code)}.")
-        return f"{tp}: {_name(code)}"
+            raise ClientError(f"The broker refused {what}: {error_name(code)}.")
+        return f"{tp}: {error_name(code)}"
 
     # --- log directories and groups ---
 
@@ -351,7 +205,7 @@ class ClusterClient:
                 if topic.name == tp.topic and part.partition_index == tp.partition and not part.is_future_key
             ]
 
-        return self._retry(f"the log directories of {tp}", attempt)
+        return self.retry(f"the log directories of {tp}", attempt)
 
     def commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, int], *, timeout_ms: int | None = None
@@ -370,13 +224,13 @@ class ClusterClient:
             answer = self._connection(self._coordinator(group)).ask(request, OffsetCommitResponse)
             codes = {part.error_code for topic in answer.topics for part in topic.partitions} - {ErrorCode.NONE}
             for code in sorted(codes):
-                known = _code(code)
+                known = error_code(code)
                 if known is None or not known.is_retriable:
-                    raise ClientError(f"Offsets of group {group} cannot be committed: {_name(code)}.")
-                raise RetriableError(_name(code))
+                    raise ClientError(f"Offsets of group {group} cannot be committed: {error_name(code)}.")
+                raise RetriableError(error_name(code))
 
         if offsets:
-            self._retry(f"a commit of offsets for group {group}", attempt, timeout_ms)
+            self.retry(f"a commit of offsets for group {group}", attempt, timeout_ms)
 
     def _coordinator(self, group: str) -> tuple[str, int]:
         broker = self._any_broker()
@@ -385,66 +239,8 @@ class ClusterClient:
         answer = broker.ask(request, FindCoordinatorResponse)
         found = answer.coordinators[0] if batched else answer
         if found.error_code != ErrorCode.NONE:
-            raise RetriableError(f"the coordinator of group {group}: {_name(found.error_code)}")
+            raise RetriableError(f"the coordinator of group {group}: {error_name(found.error_code)}")
         return found.host, found.port
-
-    # --- connections ---
-
-    def _retry(self, what: str, attempt: Callable[[], T], timeout_ms: int | None = None) -> T:
-        """Tries until the API timeout is over; errors that stay leave at once."""
-        timeout_ms = self._api_timeout_ms if timeout_ms is None else timeout_ms
-        deadline = self._clock.monotonic() + timeout_ms / 1000
-        while True:
-            try:
-                return attempt()
-            except (RetriableError, OSError) as e:
-                if self._clock.monotonic() >= deadline:
-                    raise ClientError(f"The cluster did not give {what} within {timeout_ms} ms: {e}.") from e
-                if isinstance(e, OSError):
-                    self._close_broken()
-                self._sleep(self._backoff_ms / 1000)
-
-    def _any_broker(self) -> BrokerSocket:
-        """A connection that is there, else the first address that answers."""
-        problems: list[str] = []
-        for connection in self._sockets.values():
-            if not connection.is_closed and connection.in_flight == 0:
-                return connection
-        for address in dict.fromkeys((*self._brokers.values(), *self._bootstrap)):
-            try:
-                return self._connection(address)
-            except OSError as e:
-                problems.append(f"{address[0]}:{address[1]}: {e}")
-        raise ConnectionError("no broker can be reached: " + "; ".join(problems))
-
-    def _broker(self, broker_id: int) -> BrokerSocket:
-        if broker_id not in self._brokers:
-            raise RetriableError(f"broker {broker_id} is not known")
-        return self._connection(self._brokers[broker_id])
-
-    def _connection(self, address: tuple[str, int]) -> BrokerSocket:
-        connection = self._sockets.get(address)
-        if connection is None or connection.is_closed or connection.in_flight:
-            if connection is not None:
-                connection.close()
-            connection = self._sockets[address] = BrokerSocket(
-                *address,
-                client_id=self._client_id,
-                timeout_ms=self._request_timeout_ms,
-                receive_buffer_bytes=self._receive_buffer_bytes,
-            )
-        return connection
-
-    def _drop(self, broker_id: int) -> None:
-        address = self._brokers.get(broker_id)
-        if address is not None and (connection := self._sockets.pop(address, None)) is not None:
-            connection.close()
-
-    def _close_broken(self) -> None:
-        for address, connection in list(self._sockets.items()):
-            if connection.is_closed:
-                del self._sockets[address]
-        self._leaders = {tp: i for tp, i in self._leaders.items() if self._brokers.get(i) in self._sockets}
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,42 +252,6 @@ class PendingFetch:
     offset: int
     leader: int
     max_wait_ms: int
-
-
-def parse_addresses(text: str) -> list[tuple[str, int]]:
-    """`host:port,[::1]:port`. OptionError when it is something else."""
-    found: list[tuple[str, int]] = []
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        host, _, port = part.removeprefix("PLAINTEXT://").rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise OptionError(f"Option 'kafka.bootstrap.servers' is a list of host:port; {part!r} is not.")
-        found.append((host.strip("[]"), int(port)))
-    if not found:
-        raise OptionError("Option 'kafka.bootstrap.servers' names no broker.")
-    return found
-
-
-def _number(options: Mapping[str, str], name: str, default: int, *, least: int = 0) -> int:
-    value = options.get(name, str(default)).strip()
-    try:
-        number = int(value)
-    except ValueError:
-        raise OptionError(f"Option 'kafka.{name}' is a whole number, not {value!r}.") from None
-    if number < least:
-        raise OptionError(f"Option 'kafka.{name}' must be at least {least}, not {number}.")
-    return number
-
-
-def _code(code: int) -> ErrorCode | None:
-    try:
-        return ErrorCode(code)
-    except ValueError:
-        return None
-
-
-def _name(code: int) -> str:
-    known = _code(code)
-    return known.name if known is not None else f"error {code}"
 
 
 def _without_none(found: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:

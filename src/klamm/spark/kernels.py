@@ -227,6 +227,19 @@ def measure_headers(data, bodies, first, last, counters):  # type: ignore[no-unt
 
 
 @_jit
+def _put(data, start, length, target, at, ends, valid, n):  # type: ignore[no-untyped-def]
+    """Row `n` of a binary column; returns where the next row begins, -1 when there is no room."""
+    valid[n] = length >= 0
+    if length > 0:
+        if at + length > target.size:
+            return np.int64(-1)
+        _copy(target, at, data, start, length)
+        at += length
+    ends[n + 1] = at
+    return at
+
+
+@_jit
 def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901 - one loop, so that it is compiled as one
     data,
     bodies,
@@ -298,21 +311,11 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901 - one loop, so
             timestamps[n] = timestamp * 1000
             append_times[n] = is_append
             if want_keys:
-                if key_length > 0:
-                    if key_at + key_length > keys.size:
-                        return NO_ROOM
-                    _copy(keys, key_at, data, key_start, key_length)
-                    key_at += key_length
-                key_valid[n] = key_length >= 0
-                key_ends[n + 1] = key_at
+                key_at = _put(data, key_start, key_length, keys, key_at, key_ends, key_valid, n)
             if want_values:
-                if value_length > 0:
-                    if value_at + value_length > values.size:
-                        return NO_ROOM
-                    _copy(values, value_at, data, value_start, value_length)
-                    value_at += value_length
-                value_valid[n] = value_length >= 0
-                value_ends[n + 1] = value_at
+                value_at = _put(data, value_start, value_length, values, value_at, value_ends, value_valid, n)
+            if key_at < 0 or value_at < 0:
+                return NO_ROOM
             n += 1
         if at != end:
             return BAD_RECORD
