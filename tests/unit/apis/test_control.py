@@ -94,23 +94,27 @@ class TestLeaderAndIsr:
         one.stop_replica("t", leader_epoch=1)
         assert told == [([(TP, 0)], []), ([], [(TP, 1)]), ([], [(TP, 1)])]
 
-    def test_a_partition_that_fails_unexpectedly_leaves_the_others_complete(
+    def test_what_was_changed_before_an_unexpected_failure_is_completed(
         self, one: OneBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         create, replicas = one.broker.logs.get_or_create_log, one.broker.replicas
-        copied: list[TopicPartition] = []
+        copied: list[str] = []
+        state = {"leader": 2, "replicas": (1, 2), "version": 4}
 
         def create_or_fail(tp: TopicPartition, *, is_new: bool) -> object:
             if tp == TP:
                 raise RuntimeError("nobody thought of this")
             return create(tp, is_new=is_new)
 
-        monkeypatch.setattr(one.broker.logs, "get_or_create_log", create_or_fail)
-        monkeypatch.setattr(replicas.fetchers, "add", lambda added: copied.extend(p.topic_partition for p in added))
-        response = one.leader_and_isr({"a": [0], "t": [0], "u": [0]}, leader=2, replicas=(1, 2), version=4)
-        assert [error.error_code for error in response.partition_errors] == [0, ErrorCode.UNKNOWN_SERVER_ERROR, 0]
-        assert copied == [TopicPartition("a", 0), TopicPartition("u", 0)]
-        assert TP not in replicas.partitions
+        monkeypatch.setattr(replicas.fetchers, "add", lambda added: copied.extend(p.topic_partition[0] for p in added))
+        with monkeypatch.context() as broken:
+            broken.setattr(one.broker.logs, "get_or_create_log", create_or_fail)
+            with pytest.raises(RuntimeError, match="nobody thought of this"):
+                one.leader_and_isr({"a": [0], "t": [0], "u": [0]}, **state)  # type: ignore[arg-type]
+        assert copied == ["a"]
+        again = one.leader_and_isr({"a": [0], "t": [0], "u": [0]}, **state)  # type: ignore[arg-type]
+        assert [e.error_code for e in again.partition_errors] == [ErrorCode.STALE_CONTROLLER_EPOCH, 0, 0]
+        assert copied == ["a", "t", "u"]
 
     def test_the_high_watermark_survives_a_restart(self, tmp_path: Path) -> None:
         one = OneBroker(tmp_path)
