@@ -180,7 +180,7 @@ def _verify_election(me: int, data: bytes, epoch: int) -> Steps[int]:
 
 
 def on_controller_failover(ctx: ControllerContext) -> Steps[None]:
-    """Reads the whole cluster, tells every broker who lives, then what it is, then elects where leaders are missing."""
+    """Reads the whole cluster, tells every broker who lives, elects where leaders are missing, then tells all of it."""
     yield from _set_up_feature(ctx)
     yield from _clear_notifications(ctx)
     yield from _initialise_context(ctx)
