@@ -28,7 +28,10 @@ class DelayedFetch:
         self._places: dict[TopicPartition, list[int]] = {}
         for place, (tp, _) in enumerate(fetches):
             self._places.setdefault(tp, []).append(place)
-        self._baseline = [path.log_size_bytes(tp) - read.size_bytes for tp, read in reads]
+        self._baseline: list[int] | None = None
+        """The sizes to grow from; not needed where any byte is enough."""
+        if params.min_bytes > 1:
+            self._baseline = [path.log_size_bytes(tp) - read.size_bytes for tp, read in reads]
         self._estimates = [read.size_bytes for _, read in reads]
         self._available = sum(self._estimates)
         self._moved: set[int] | None = set() if self._available == 0 else None
@@ -73,4 +76,6 @@ class DelayedFetch:
             return None
         if end_of(log, params.isolation) <= fetch.fetch_offset or self._path.is_held_back(params, partition):
             return 0
+        if self._baseline is None:
+            return 1
         return max(1, min(log.size_bytes - self._baseline[place], fetch.max_bytes))
