@@ -26,7 +26,7 @@ from klamm.controller.election import (
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
 from klamm.controller.states import VALID_PREVIOUS_PARTITION_STATES, PartitionState
 from klamm.errors import ErrorCode
-from klamm.model import LeaderAndIsr, TopicPartition
+from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
 
 
 @dataclass(slots=True)
@@ -134,6 +134,10 @@ def _elect(
         return election.leader_and_isr
 
     updated = yield from store.update_states(ctx, tps, decide)
+    if stale := _refresh(ctx, updated.unchanged):
+        unclean = yield from _unclean_topics(ctx, stale, strategy)
+        again = yield from store.update_states(ctx, [tp for tp in stale if tp.topic in unclean], decide)
+        updated.changed |= again.changed
     tells = []
     for tp in tps:
         state = updated.changed.get(tp)
@@ -147,6 +151,14 @@ def _elect(
         outcome.elected[tp] = state.leader_and_isr
         tells.append(TellLeaderAndIsr(elections[tp].recipients, tp))
     return tells
+
+
+def _refresh(ctx: ControllerContext, found: dict[TopicPartition, LeaderIsrAndControllerEpoch]) -> list[TopicPartition]:
+    """Caches states as they were found; those whose ISR is news: with older protocols leaders write it themselves."""
+    stale = [tp for tp, state in found.items() if ctx.leadership[tp].leader_and_isr.isr != state.leader_and_isr.isr]
+    for tp in stale:
+        ctx.put_leadership(tp, found[tp])
+    return stale
 
 
 def run_strategy(

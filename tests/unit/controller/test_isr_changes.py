@@ -9,6 +9,8 @@ import pytest
 from klamm.controller.events import (
     AlterPartition,
     AlterPartitionItem,
+    CreatableTopic,
+    CreateTopics,
     LeaderAndIsrResponseReceived,
     LogDirEventNotification,
 )
@@ -18,7 +20,7 @@ from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.zk import paths
 from klamm.zk.ops import Create
-from klamm.zk.znodes import encode_log_dir_event
+from klamm.zk.znodes import encode_log_dir_event, encode_partition_state
 from tests.unit.controller.core import Core
 
 
@@ -100,3 +102,19 @@ def test_an_answer_of_another_life_or_term_is_not_believed() -> None:
         core.queue.append(LeaderAndIsrResponseReceived(2, stale, ErrorCode.NONE, lost))
         core.drain()
         assert core.controller.context.offline_dirs == {}
+
+
+def test_an_isr_that_the_leader_wrote_and_nobody_told_of_decides_whether_an_unclean_election_is_needed() -> None:
+    """Under an old protocol the leader takes 3 out of the ISR and dies before the controller hears of it."""
+    core = Core("protocol 2.5", "brokers 2 3", "controller 1")
+    topic = CreatableTopic("t", assignments=((0, (2, 3)),), configs=(("unclean.leader.election.enable", "true"),))
+    core.ask(CreateTopics((topic,)))
+    tp = TopicPartition("t", 0)
+    assert core.controller is not None
+    leadership = core.controller.context.leadership
+    shrunk = replace(leadership[tp], leader_and_isr=replace(leadership[tp].leader_and_isr, isr=(2,)))
+    core.tool_writes(paths.partition_state_path(*tp), encode_partition_state(shrunk))
+    core.run("dies 2")
+    state = leadership[tp].leader_and_isr
+    assert (state.leader, state.isr, state.leader_epoch) == (3, (3,), 1)
+    assert core.controller.context.unclean_elections == 1
