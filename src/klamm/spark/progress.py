@@ -147,12 +147,12 @@ def watch(query: StreamingQuery, sinks: Sequence[Sink] | None = None) -> None:
         while True:
             is_running = not query.awaitTermination(_WATCH_S)
             for report in query.recentProgress:
-                progress = parse_progress(report)
                 # Reports of batches without rows repeat the batch's number.
-                if shown is None or (progress.batch_id, progress.timestamp) > shown:
-                    shown = (progress.batch_id, progress.timestamp)
+                this = (int(report["batchId"]), str(report["timestamp"]))
+                if shown is None or this > shown:
+                    shown = this
                     for sink in sinks:
-                        sink.progress(progress)
+                        sink.progress(parse_progress(report))
             if not is_running:
                 break
         for sink in sinks:
