@@ -34,8 +34,8 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "leader_epoch_is_not_checked": Mutant(
         _R + "partition_reader",
-        "if current_leader_epoch != NO_EPOCH and (error := partition.check_leader_epoch(current_leader_epoch)):",
-        "if error := ErrorCode.NONE:",
+        "if current_leader_epoch not in (NO_EPOCH, partition.leader_epoch):",
+        "if False:",
     ),
     "duplicates_are_appended": Mutant(
         "klamm.log.log",

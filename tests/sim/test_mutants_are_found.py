@@ -1,0 +1,22 @@
+"""Every mutant's text is in the module that it changes. Their runs would show it as well, but take minutes."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
+from klamm.sim.mutants import MUTANTS, Mutant
+
+
+@pytest.mark.parametrize("mutants", [MUTANTS, CLUSTER_MUTANTS])
+def test_nobody_changed_the_text_under_a_mutant(mutants: dict[str, Mutant]) -> None:
+    missing = []
+    for name, mutant in mutants.items():
+        spec = find_spec(mutant.module)
+        assert spec is not None and spec.origin is not None, mutant.module
+        source = Path(spec.origin).read_text()
+        missing += [name for old in (mutant.old, *(old for old, _ in mutant.also)) if old not in source]
+    assert not missing
