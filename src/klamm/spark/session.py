@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,6 +27,7 @@ LOCAL_ATTEMPTS: Final = 4
 
 _LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\*|\d+)(?:\s*,\s*(?P<attempts>\d+))?\])?$")
 _LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(?P<workers>\d+)\s*,\s*(?P<cores>\d+)\s*,\s*\d+\s*\]$")
+_OLD_S: Final = 24 * 3600
 _SOCKET_DIRECTORY: Final = re.compile(r"klamm-spark-(\d+)$")
 
 WHY: Final[Mapping[str, str]] = {
@@ -126,17 +128,27 @@ def _socket_directory(pid: int) -> Path:
 
 
 def _prepare_socket_directory(chosen: Mapping[str, str]) -> None:
-    """Makes this process's directory, for its user only, and removes those of processes that are gone."""
+    """Makes this process's directory, for its user only, and removes old ones of processes that are gone.
+
+    Old, because a process that is not seen from here, in another container, may use the same temporary directory.
+    """
     if (wanted := chosen.get("spark.python.unix.domain.socket.dir")) is None:
         return
     directory = Path(wanted)
     for other in directory.parent.glob("klamm-spark-*"):
         found = _SOCKET_DIRECTORY.search(other.name)
-        if found is not None and other != directory and not _is_alive(int(found[1])):
+        if found is not None and other != directory and not _is_alive(int(found[1])) and _is_old(other):
             shutil.rmtree(other, ignore_errors=True)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory == _socket_directory(os.getpid()):
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
+
+
+def _is_old(directory: Path) -> bool:
+    try:
+        return time.time() - directory.stat().st_mtime > _OLD_S
+    except OSError:
+        return False
 
 
 def _is_alive(pid: int) -> bool:
