@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -67,6 +67,14 @@ def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterat
     try:
         yield spark
     finally:
+        _stop(spark)
+
+
+def _stop(spark: SparkSession) -> None:
+    """A signal to the whole process group has ended the JVM as well: then there is nothing left to stop."""
+    from py4j.protocol import Py4JError
+
+    with suppress(Py4JError, ConnectionError):
         spark.stop()
 
 
