@@ -60,10 +60,6 @@ def _create(cluster: BenchCluster, names: Sequence[str]) -> float:
     return wait_everywhere(cluster, cluster.brokers, has_all, "all topics in all metadata") - begun
 
 
-def _led_by(cluster: BenchCluster, asked: int, leader: int) -> list[tuple[str, int]]:
-    return [tp for tp, found in leaders(cluster, asked).items() if found == leader]
-
-
 def _wait_for_new_leaders(cluster: BenchCluster, dead: int, partitions: int) -> float:
     """Until every living broker knows all partitions to be led by somebody who lives."""
 
