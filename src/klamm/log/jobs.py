@@ -33,6 +33,9 @@ class LogHost(Protocol):
     def submit(self, job: Job) -> None:
         """Runs a job; jobs run one after the other."""
 
+    def sync_soon(self, log_dir: str, *paths: str) -> None:
+        """Forces small files to the disk within a second or so, together with those of other logs."""
+
     def delete_later(self, log_dir: str, paths: Sequence[str], delay_ms: int) -> None:
         """Removes files (already renamed) when the delay is over."""
 
@@ -56,6 +59,9 @@ class InlineHost:
     def submit(self, job: Job) -> None:
         job.work()
         job.commit()
+
+    def sync_soon(self, log_dir: str, *paths: str) -> None:
+        self.submit(fsync_job(self._files, log_dir, paths))
 
     def delete_later(self, log_dir: str, paths: Sequence[str], delay_ms: int) -> None:
         for path in paths:

@@ -142,7 +142,7 @@ class LocalLog:
         """Notes that an epoch begins: a new leader does so at the end of its log, a follower with the first batch."""
         self.leader_epochs.assign(leader_epoch, start_offset)
         if self.leader_epochs.is_dirty:
-            self.host.submit(fsync_job(self.files, self.log_dir, (self.leader_epochs.path,)))
+            self.host.sync_soon(self.log_dir, self.leader_epochs.path)
 
     # flushing
 

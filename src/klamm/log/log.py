@@ -16,7 +16,6 @@ from klamm.log import names
 from klamm.log.checkpoints import encode_partition_metadata
 from klamm.log.files import is_exhausted
 from klamm.log.indexes import CorruptIndexError, TimestampOffset
-from klamm.log.jobs import fsync_job
 from klamm.log.leader_epoch_cache import EpochEndOffset
 from klamm.log.local_log import LocalLog
 from klamm.log.producer_state import AppendOrigin
@@ -361,7 +360,7 @@ class Log(LocalLog):
 
         def write() -> None:
             self.files.write_atomic(path, encode_partition_metadata(topic_id), sync=False)
-            self.host.submit(fsync_job(self.files, self.log_dir, (path, self.dir)))
+            self.host.sync_soon(self.log_dir, path, self.dir)
 
         done = self.guard("writing the topic id", write)
         if isinstance(done, ErrorCode):

@@ -31,6 +31,7 @@ from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
 from klamm.log.log_dirs import LogDir, LogDirs
 from klamm.log.open_segments import DEFAULT_MAX_OPEN, OpenSegments
+from klamm.log.sync_queue import SyncQueue
 from klamm.model import TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class LogManager:
         self._on_dir_failure = on_dir_failure
         self._on_flushed = on_flushed
         self._worker = BackgroundWorker(self.failed, self._let_go)
+        self._syncs = SyncQueue(self._files, self._worker)
         self._owner = threading.get_ident()
         self.dirs = LogDirs(log_dirs, self._files)
         self._logs: dict[TopicPartition, Log] = {}
@@ -85,6 +87,7 @@ class LogManager:
     def start_background(self, loop: asyncio.AbstractEventLoop, executor: Executor | None = None) -> None:
         """From now on file work goes to a thread (or `executor`), and is committed on `loop`."""
         self._worker.start(loop, executor)
+        self._syncs.start(loop)
 
     def load_logs(self, owner: MetaProperties | None = None) -> None:
         """Locks and reads every log directory. LogDirError when another broker uses one, or none can be used.
@@ -151,6 +154,7 @@ class LogManager:
 
     def shutdown(self, high_watermarks: Mapping[TopicPartition, int] | None = None, broker_epoch: int = -1) -> None:
         """Flushes and closes every log and leaves the mark of a clean shutdown in every live directory."""
+        self._syncs.stop()
         self._worker.stop()
         for log_dir in self.dirs.live:
             self._guard_dir(log_dir, self._close_logs)
@@ -174,6 +178,7 @@ class LogManager:
 
     def abandon(self) -> None:
         """Lets go of everything without completing it, as a killed process does."""
+        self._syncs.forget()
         self._worker.stop()
         for log in self._logs.values():
             log.close_handles()
@@ -273,6 +278,9 @@ class LogManager:
 
     def submit(self, job: Job) -> None:
         self._worker.submit(job)
+
+    def sync_soon(self, log_dir: str, *paths: str) -> None:
+        self._syncs.put(log_dir, *paths)
 
     def delete_later(self, log_dir: str, paths: Sequence[str], delay_ms: int) -> None:
         self._schedule(unlink_job(self._files, log_dir, paths), delay_ms)
