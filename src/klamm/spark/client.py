@@ -132,7 +132,7 @@ class ClusterClient(BrokerClient):
         request = FetchRequest(
             max_wait_ms=wait_ms,
             min_bytes=self.fetch_min_bytes,
-            max_bytes=max(self.fetch_max_bytes, max_bytes),
+            max_bytes=self.fetch_max_bytes or max_bytes,
             isolation_level=isolation,
             topics=[FetchTopic(topic=tp.topic, partitions=[part])],
         )
