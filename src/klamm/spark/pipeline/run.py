@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -81,6 +81,8 @@ def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> 
 
 
 def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, clock: Clock) -> None:
+    from py4j.protocol import Py4JError
+
     supervisor = Supervisor(
         {sink.name: _starter(runner, sink) for sink in spec.sinks},
         spec.restart,
@@ -97,7 +99,9 @@ def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, 
                 publisher.publish()
                 time.sleep(TICK_S)
     finally:
-        publisher.publish(final=True)
+        # Where the JVM has gone, the last state that was told stays, and `status` calls it dead.
+        with suppress(Py4JError, ConnectionError):
+            publisher.publish(final=True)
     if supervisor.failed is not None:
         raise KlammError("Sink {} failed: {}".format(*supervisor.failed))
 
