@@ -134,7 +134,10 @@ def main() -> None:
     load_at_start = report.load_average()
     spark = ks.session("local[2,3]", conf={"spark.ui.enabled": "false", "spark.log.level": "ERROR"})
     with tempfile.TemporaryDirectory() as scratch, LocalCluster(brokers=1, data_dir=Path(scratch, "data")) as cluster:
-        rows = list(Bench(spark, cluster, Path(scratch), 10 if quick else 1).rows())
+        rows = []
+        for row in Bench(spark, cluster, Path(scratch), 10 if quick else 1).rows():
+            rows.append(row)
+            print(*row.cells(), flush=True)
     spark.stop()
     found = report.table(("", "klamm", "unit", "goal"), [row.cells() for row in rows])
     print(found)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TopicFactory = Callable[..., str]
-SPARK_DEADLINE_S = 300
+SPARK_DEADLINE_S = 900
 """A first query starts a JVM and several Python processes; on a busy machine that takes its time."""
 
 
