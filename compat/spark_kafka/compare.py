@@ -112,7 +112,8 @@ class Comparison:
         """What either writes, the other reads; equal keys go to equal partitions."""
         source = self.frame("klamm", TOPIC).select("key", "value", "headers")
         for format_, topic in zip(("kafka", "klamm"), SINKS, strict=True):
-            writer = source.write.format(format_).option("kafka.bootstrap.servers", self._servers)
+            # Spark refuses its default mode for sources in Python; both take append.
+            writer = source.write.format(format_).mode("append").option("kafka.bootstrap.servers", self._servers)
             self.check(f"{format_} sink", partial(_saved, writer.option("topic", topic)), lambda: True)
         self.check("sinks write the same", lambda: self._keyed(SINKS[0]), lambda: self._keyed(SINKS[1]))
 

@@ -22,7 +22,8 @@ from klamm.testing import LocalCluster
 from tests.support.topics import consume_json, produce_json
 
 KLAMM = (sys.executable, "-m", "klamm.cli.main")
-COMMAND_TIMEOUT_S = 280
+COMMAND_TIMEOUT_S = 600
+pytestmark = pytest.mark.timeout(900)
 BLOCKED = "KLAMM_TEST_WITHOUT_KLAMM"
 
 PIPELINE = """\
