@@ -119,7 +119,7 @@ class StubBrokers:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the stub brokers ended with code {self._process.wait()}")
+            raise RuntimeError(f"the brokers that only answer ended with code {self._process.wait()}")
         return line
 
     def _expect(self, word: str) -> None:
