@@ -84,7 +84,7 @@ def _delete_strays(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
     stops = [
         TellStopReplica(broker, tp, delete=True)
         for broker in ids
-        for tp in ctx.pending_stray_deletes.get(broker, ())
+        for tp in ctx.pending_stray_deletes.get(broker, {})
         if broker not in ctx.assignment(tp).replicas
     ]
     if stops:

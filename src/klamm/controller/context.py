@@ -79,7 +79,8 @@ class ControllerContext:
     partition_states: dict[TopicPartition, PartitionState] = field(default_factory=dict)
     replica_states: dict[TopicPartition, dict[int, ReplicaState]] = field(default_factory=dict)
     offline_dirs: dict[int, set[TopicPartition]] = field(default_factory=dict)
-    pending_stray_deletes: dict[int, dict[TopicPartition, None]] = field(default_factory=dict)
+    pending_stray_deletes: dict[int, dict[TopicPartition, int]] = field(default_factory=dict)
+    """Replicas that a reassignment took away, by broker, with the leader epoch of that; until the broker answers."""
 
     topics_to_be_deleted: dict[str, None] = field(default_factory=dict)
     topics_with_deletion_started: set[str] = field(default_factory=set)
@@ -203,12 +204,16 @@ class ControllerContext:
     def replicas_on(self, brokers: Iterable[int]) -> list[PartitionReplica]:
         return [PartitionReplica(tp, b) for b in brokers for tp in self.partitions_by_broker.get(b, ())]
 
-    def forget_stray_deletes(self, broker: int, tps: Iterable[TopicPartition]) -> None:
-        """The broker has deleted these, whether they were strays or not."""
+    def forget_stray_deletes(self, broker: int, stops: Iterable[tuple[TopicPartition, int]]) -> None:
+        """The broker has deleted these, whether they were strays or not: by StopReplicas of these leader epochs.
+
+        One that is older than the entry deleted an earlier replica; this one has come and gone since.
+        """
         strays = self.pending_stray_deletes.get(broker)
         if strays is not None:
-            for tp in tps:
-                strays.pop(tp, None)
+            for tp, leader_epoch in stops:
+                if leader_epoch < 0 or leader_epoch >= strays.get(tp, 0):
+                    strays.pop(tp, None)
             if not strays:
                 del self.pending_stray_deletes[broker]
 

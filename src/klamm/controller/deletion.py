@@ -17,6 +17,7 @@ from klamm.controller.request_batch import ControllerBrokerRequestBatch
 from klamm.controller.requests import RequestHead
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
 
 
 def is_current(ctx: ControllerContext, broker_id: int, head: RequestHead) -> bool:
@@ -106,10 +107,14 @@ def on_stop_replica_response(ctx: ControllerContext, event: TopicDeletionStopRep
         return
     failed: list[PartitionReplica] = []
     deleted: list[PartitionReplica] = []
-    for tp, error in event.partition_errors:
-        code = event.request_error or error
-        (deleted if code == ErrorCode.NONE else failed).append(PartitionReplica(tp, event.broker_id))
-    ctx.forget_stray_deletes(event.broker_id, (r.partition for r in deleted))
+    answered: list[tuple[TopicPartition, int]] = []
+    for (tp, error), leader_epoch in zip(event.partition_errors, event.leader_epochs, strict=True):
+        if (event.request_error or error) == ErrorCode.NONE:
+            deleted.append(PartitionReplica(tp, event.broker_id))
+            answered.append((tp, leader_epoch))
+        else:
+            failed.append(PartitionReplica(tp, event.broker_id))
+    ctx.forget_stray_deletes(event.broker_id, answered)
     if failed:
         yield Note(f"broker {event.broker_id} did not delete {', '.join(str(r.partition) for r in failed)}")
         yield from fail(ctx, failed)

@@ -159,12 +159,16 @@ class TopicDeletion:
 
 @dataclass(frozen=True, slots=True)
 class TopicDeletionStopReplicaResponseReceived:
-    """The answer to a StopReplica that deletes; a request error fails every partition of the request."""
+    """The answer to a StopReplica that deletes; a request error fails every partition of the request.
+
+    `leader_epochs` are the request's, in the order of `partition_errors`.
+    """
 
     broker_id: int
     head: RequestHead
     request_error: ErrorCode
     partition_errors: tuple[tuple[TopicPartition, ErrorCode], ...]
+    leader_epochs: tuple[int, ...]
     STATE: ClassVar = ControllerState.TOPIC_DELETION
 
 

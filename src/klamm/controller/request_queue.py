@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from dataclasses import field, replace
-from typing import Final
 from uuid import UUID
 
 from klamm.controller.requests import (
@@ -38,10 +37,8 @@ from klamm.controller.requests import (
     UpdateMetadataRequest,
 )
 from klamm.frozen import dataclass
+from klamm.metadata.update import MAX_PARTITIONS
 from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, ZERO_UUID, TopicPartition
-
-MAX_PARTITIONS: Final = 2_000
-"""Partitions a request."""
 
 
 @dataclass(frozen=True, slots=True)

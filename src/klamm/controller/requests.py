@@ -82,10 +82,13 @@ class UpdateMetadataBody:
     cut: dict[int, tuple[UpdateMetadataBody, ...]] = field(default_factory=dict, compare=False, repr=False, hash=False)
 
     def slices(self, limit: int) -> tuple[UpdateMetadataBody, ...]:
-        """The same in bodies of at most `limit` partitions each, which all brokers share as they share the whole."""
+        """The same in bodies of at most `limit` partitions each, which all brokers share as they share the whole.
+
+        The last is never full: so a broker knows that it is the last.
+        """
         found = self.cut.get(limit)
         if found is None:
-            parts = [self.partitions[i : i + limit] for i in range(0, len(self.partitions), limit)]
+            parts = [self.partitions[i : i + limit] for i in range(0, len(self.partitions) + 1, limit)]
             found = self.cut[limit] = tuple(
                 UpdateMetadataBody(part, self._ids_of(part), self.live_brokers) for part in parts
             )
@@ -103,8 +106,8 @@ class UpdateMetadataRequest:
     body: UpdateMetadataBody
 
     def slices(self, limit: int) -> list[UpdateMetadataRequest]:
-        """Itself, if it has no more partitions than that."""
-        if len(self.body.partitions) <= limit:
+        """Itself, if it has fewer partitions than that."""
+        if len(self.body.partitions) < limit:
             return [self]
         return [UpdateMetadataRequest(self.head, body) for body in self.body.slices(limit)]
 

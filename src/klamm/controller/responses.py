@@ -37,4 +37,5 @@ def response_event(broker_id: int, request: ControlRequest, response: ControlRes
     deleted = tuple((s.partition, errors.get(s.partition, missing)) for s in request.partitions if s.delete)
     if not deleted:
         return None
-    return TopicDeletionStopReplicaResponseReceived(broker_id, request.head, response.error, deleted)
+    epochs = tuple(s.leader_epoch for s in request.partitions if s.delete)
+    return TopicDeletionStopReplicaResponseReceived(broker_id, request.head, response.error, deleted, epochs)

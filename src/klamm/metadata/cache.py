@@ -16,20 +16,23 @@ class MetadataCache:
     def __init__(self, broker_id: int) -> None:
         self.broker_id = broker_id
         self.snapshot = MetadataSnapshot()
-        self._waiting: list[tuple[int, Callable[[], None]]] = []
-        self.on_update: Callable[[MetadataSnapshot, MetadataUpdate], None] | None = None
+        self._is_whole = self._has_partitions = False
+        self._waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+        self.update_listeners: list[Callable[[MetadataSnapshot, MetadataUpdate], None]] = []
         """Called with what was known before, when an update was applied."""
 
     def update(self, update: MetadataUpdate) -> tuple[TopicPartition, ...]:
         """Swaps in the next snapshot; returns the partitions that are gone."""
         before = self.snapshot
         self.snapshot, deleted = before.apply(update)
-        if self.on_update is not None:
-            self.on_update(before, update)
+        self._is_whole = update.is_last_slice
+        self._has_partitions |= bool(update.topics)
+        for listener in self.update_listeners:
+            listener(before, update)
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            for broker_id, then in waiting:
-                self.when_alive(broker_id, then)
+            for condition, then in waiting:
+                self._when(condition, then)
         return deleted
 
     def forget(self, topics: Iterable[TopicState]) -> tuple[TopicPartition, ...]:
@@ -38,11 +41,21 @@ class MetadataCache:
         return deleted
 
     def when_alive(self, broker_id: int, then: Callable[[], None]) -> None:
-        """Calls `then` as soon as `broker_id` is known to be alive: now, or within the update that says so."""
-        if broker_id in self.snapshot.brokers:
+        """Calls `then` as soon as `broker_id` is known to be alive: now, or within the update that says so.
+
+        An update that comes in slices says so with the last of them: what it tells is known by then.
+        """
+        self._when(lambda: broker_id in self.snapshot.brokers and self._is_whole, then)
+
+    def when_partitions_known(self, then: Callable[[], None]) -> None:
+        """Calls `then` as soon as a controller has told all that it has to tell of partitions at first."""
+        self._when(lambda: self._has_partitions and self._is_whole, then)
+
+    def _when(self, condition: Callable[[], bool], then: Callable[[], None]) -> None:
+        if condition():
             then()
         else:
-            self._waiting.append((broker_id, then))
+            self._waiting.append((condition, then))
 
     @property
     def controller_id(self) -> int:

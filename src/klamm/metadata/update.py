@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
 from uuid import UUID
 
 from klamm.frozen import dataclass
 from klamm.model import LEADER_DURING_DELETE, NO_CONTROLLER, NO_EPOCH, ZERO_UUID, BrokerEndPoints, TopicPartition
+
+MAX_PARTITIONS: Final = 2_000
+"""Partitions a request. What is more leaves in slices: one that is full has another behind it, if only an empty one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +61,8 @@ class MetadataUpdate:
     live_brokers: tuple[BrokerEndPoints, ...] = ()
     topics: tuple[TopicUpdate, ...] = ()
     broker_epoch: int = NO_EPOCH
+
+    @property
+    def is_last_slice(self) -> bool:
+        """False: the controller has more to say, and says it next."""
+        return sum(len(topic.partitions) for topic in self.topics) != MAX_PARTITIONS

@@ -43,6 +43,7 @@ from klamm.server.environment import Environment
 from klamm.server.missed_deletions import MissedDeletions
 from klamm.server.replication import Replication
 from klamm.server.schedules import Scheduler
+from klamm.server.stray_replicas import StrayReplicas
 from klamm.zk import paths
 from klamm.zk.ops import ZkError
 from klamm.zk.session import SessionState
@@ -119,6 +120,7 @@ class KafkaServer:
         self._broker = self._build(loop, broker_id, cluster_id, configs)
         self._replication = Replication(self._broker)
         MissedDeletions(self._broker, self._spawn)
+        StrayReplicas(self._broker, self._spawn)
         self._control_log.start(self._broker)
         await self._open_listeners()
         address = await self._join(
@@ -126,6 +128,7 @@ class KafkaServer:
         )
         self._schedule()
         await registration.until_known(self._broker.metadata, address)
+        await registration.until_partitions_known(self._broker.metadata, zk)
         names = ", ".join(f"{e.listener}://{e.host}:{e.port}" for e in self.endpoints)
         log.info("Broker %d of cluster %s answers on %s", broker_id, cluster_id, names)
 

@@ -34,7 +34,7 @@ class MissedDeletions:
         self._broker_epoch = NO_EPOCH
         self._before: MetadataSnapshot | None = None
         broker.zk.add_listener(SessionListener(after_new_session=self._on_new_session))
-        broker.metadata.on_update = self._on_update
+        broker.metadata.update_listeners.append(self._on_update)
 
     def _on_new_session(self) -> None:
         """Only what is known now is looked for: the server that answers has seen it, as it has our registration."""

@@ -13,6 +13,8 @@ from klamm.controller.runner import ControllerHandle
 from klamm.errors import ErrorCode, KlammError
 from klamm.metadata import MetadataCache
 from klamm.model import EndPoint
+from klamm.zk import paths
+from klamm.zk.session import ZkSession
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,8 @@ RETRY_S: Final = 0.2
 WARN_S: Final = 5.0
 LIMIT_S: Final = 120.0
 """The controller first fails over, if it is new, and retries its connections."""
+PARTITIONS_LIMIT_S: Final = 10.0
+"""Topics none of whose partitions ever had a leader are told to nobody."""
 
 
 async def register(handle: ControllerHandle, wait_ms: int = 0) -> BrokerRegistration:
@@ -72,3 +76,17 @@ async def until_known(
         raise KlammError(
             f"The controller has not reached this broker within {limit_s:g} s at {where}: correct advertised.listeners."
         ) from None
+
+
+async def until_partitions_known(metadata: MetadataCache, zk: ZkSession, limit_s: float = PARTITIONS_LIMIT_S) -> None:
+    """The controller has told of the topics there are, so that no client is told that one of them does not exist.
+
+    A controller that has just been elected tells first who is alive, and of partitions when it has read them all.
+    """
+    known = asyncio.Event()
+    metadata.when_partitions_known(known.set)
+    if known.is_set() or not await zk.get_children(paths.TOPICS):
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await known.wait()

@@ -24,7 +24,7 @@ class MissedDeletions:
         self._node = node
         self._broker_epoch = -1
         self._before: MetadataSnapshot | None = None
-        node.broker.metadata.on_update = self._on_update
+        node.broker.metadata.update_listeners.append(self._on_update)
 
     def on_new_session(self) -> None:
         self._before = self._node.broker.metadata.snapshot

@@ -224,6 +224,17 @@ def test_very_many_partitions_leave_in_slices(kind: str) -> None:
     assert first.enqueue_s == second.enqueue_s == 1.0
 
 
+@pytest.mark.parametrize(("limit", "lengths"), [(2, [2, 2, 0]), (4, [4, 0]), (5, [4])])
+def test_the_last_slice_of_an_update_is_never_full(limit: int, lengths: list[int]) -> None:
+    queue = RequestQueue(max_partitions=limit)
+    queue.put(Controller().make("update", PARTITIONS, 1), 1.0)
+    taken = []
+    while queue:
+        taken.append(queue.take().request)
+    assert [len(partitions_of(request)) for request in taken] == lengths
+    assert all(isinstance(request, UpdateMetadataRequest) and request.body.live_brokers for request in taken)
+
+
 def test_brokers_share_the_slices_of_what_all_are_told() -> None:
     request = Controller().make("update", PARTITIONS, 1)
     queues = [RequestQueue(max_partitions=3) for _ in range(2)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from klamm.metadata import MetadataCache
-from klamm.metadata.update import MetadataUpdate
+from klamm.metadata.update import MAX_PARTITIONS, MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import BrokerEndPoints
 
 
@@ -23,3 +23,27 @@ def test_waiting_for_a_broker() -> None:
     assert heard == ["second", "first"]
     cache.when_alive(1, lambda: heard.append("at once"))
     assert heard[-1] == "at once"
+
+
+def test_what_comes_in_slices_is_known_with_the_last_of_them() -> None:
+    cache = MetadataCache(1)
+    heard: list[str] = []
+    cache.when_alive(1, lambda: heard.append("alive"))
+    cache.when_partitions_known(lambda: heard.append("partitions"))
+    states = tuple(PartitionState("t", index, 1, 1, 0, (1,), 0, (1,)) for index in range(2 * MAX_PARTITIONS))
+    for start in (0, MAX_PARTITIONS):
+        topic = TopicUpdate("t", states[start : start + MAX_PARTITIONS])
+        cache.update(MetadataUpdate(1, 1, (BrokerEndPoints(1, ()),), (topic,)))
+    assert heard == [], "a full slice has another behind it"
+    cache.update(alive(1))
+    assert heard == ["alive", "partitions"]
+
+
+def test_who_is_alive_says_nothing_of_partitions() -> None:
+    cache = MetadataCache(1)
+    heard: list[str] = []
+    cache.when_partitions_known(lambda: heard.append("partitions"))
+    cache.update(alive(1))
+    assert not heard
+    cache.update(MetadataUpdate(1, 1, (), (TopicUpdate("t", (PartitionState("t", 0, 1, 1, 0, (1,), 0, (1,)),)),)))
+    assert heard == ["partitions"]

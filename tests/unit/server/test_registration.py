@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from klamm.controller.replies import BrokerRegistration
 from klamm.controller.runner import ControllerHandle
 from klamm.errors import ErrorCode, KlammError
-from klamm.metadata import MetadataCache, MetadataUpdate
+from klamm.metadata import MetadataCache, MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import BrokerEndPoints, EndPoint
 from klamm.server import registration
 
@@ -81,5 +82,29 @@ def test_the_controller_comes(warn_s: float) -> None:
         await asyncio.sleep(0)
         metadata.update(MetadataUpdate(2, 1, (BrokerEndPoints(1, (HERE,)),)))
         await waiting
+
+    asyncio.run(scenario())
+
+
+def test_what_partitions_there_are_is_waited_for() -> None:
+    """A controller that was just elected tells first who is alive."""
+
+    async def scenario() -> None:
+        metadata, there = MetadataCache(1), ["t"]
+
+        async def children(_: str) -> tuple[str, ...]:
+            return tuple(there)
+
+        zk: Any = SimpleNamespace(get_children=children)
+        metadata.update(MetadataUpdate(2, 1, (BrokerEndPoints(1, (HERE,)),)))
+        await registration.until_partitions_known(metadata, zk, limit_s=0.01)
+        waiting = asyncio.ensure_future(registration.until_partitions_known(metadata, zk, limit_s=120))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        topic = TopicUpdate("t", (PartitionState("t", 0, 1, 1, 0, (1,), 0, (1,)),))
+        metadata.update(MetadataUpdate(2, 1, (BrokerEndPoints(1, (HERE,)),), (topic,)))
+        await waiting
+        there.clear()
+        await registration.until_partitions_known(MetadataCache(1), zk)
 
     asyncio.run(scenario())

@@ -1,0 +1,159 @@
+"""A replica that was moved away while nobody could tell its broker: the log goes, and only when that is certain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate
+from klamm.metadata.update import MAX_PARTITIONS
+from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
+from klamm.server.stray_replicas import StrayReplicas
+from klamm.zk import paths
+from klamm.zk.znodes import TopicZnode, encode_partition_state, encode_topic
+from tests.support.one_broker import OneBroker
+
+TP = TopicPartition("t", 0)
+ID, OTHER_ID = UUID(int=7), UUID(int=8)
+MINE, OTHERS = ReplicaAssignment((1, 2)), ReplicaAssignment((2, 3))
+
+
+class Fixture:
+    """Broker 1 has a log of `t` 0, beside a ZooKeeper that says what the test says."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.one = OneBroker(tmp_path)
+        self.znodes: dict[str, bytes] = {}
+        self.before_answer: Callable[[], None] = lambda: None
+        self.one.broker.zk = SimpleNamespace(read_many=self._read_many)
+        self._tasks: list[Any] = []
+        StrayReplicas(self.one.broker, self._tasks.append)
+        self.one.broker.logs.get_or_create_log(TP, ID)
+
+    async def _read_many(self, wanted: Iterable[str]) -> list[Any]:
+        self.before_answer()
+        stat = SimpleNamespace(version=1)
+        return [(self.znodes[path], stat) if path in self.znodes else None for path in wanted]
+
+    def zookeeper_has(
+        self, assignment: ReplicaAssignment, *, topic_id: UUID | None = ID, leader_epoch: int = 5
+    ) -> None:
+        self.znodes[paths.topic_path("t")] = encode_topic(TopicZnode({0: assignment}, topic_id))
+        state = LeaderIsrAndControllerEpoch(LeaderAndIsr(2, leader_epoch, (2,), 1), 1)
+        self.znodes[paths.partition_state_path("t", 0)] = encode_partition_state(state)
+
+    def told(self, *topics: TopicUpdate, epoch: int = 1, broker_epoch: int = 1) -> None:
+        """By a controller: of another topic at least."""
+        other = TopicUpdate("other", (PartitionState("other", 0, 1, 2, 0, (2,), 0, (2,)),))
+        self.one.broker.metadata.update(MetadataUpdate(2, epoch, (), (other, *topics), broker_epoch))
+        self.settle()
+
+    def settle(self) -> None:
+        for task in self._tasks:
+            self.one.loop.run_until_complete(task)
+        self._tasks.clear()
+
+    @property
+    def is_there(self) -> bool:
+        return self.one.broker.logs.get_log(TP) is not None
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> Iterator[Fixture]:
+    made = Fixture(tmp_path)
+    yield made
+    made.one.close()
+
+
+def test_a_replica_that_was_moved_away_is_deleted(fixture: Fixture, caplog: pytest.LogCaptureFixture) -> None:
+    fixture.zookeeper_has(OTHERS)
+    fixture.told()
+    assert not fixture.is_there
+    assert "1 replicas were moved away and this broker was not told: t-0" in caplog.text
+
+
+def test_also_one_that_this_broker_follows_still(fixture: Fixture) -> None:
+    """It stood still when the controller wanted to tell it, and another controller came."""
+    fixture.one.leader_and_isr({"t": [0]}, topic_id=ID, leader=2, leader_epoch=3, replicas=(1, 2))
+    fixture.zookeeper_has(OTHERS, leader_epoch=4)
+    fixture.told(epoch=2)
+    assert not fixture.is_there and TP not in fixture.one.broker.replicas.partitions
+
+
+def test_what_this_broker_was_told_of_later_than_zookeeper_answers_is_kept(fixture: Fixture) -> None:
+    """The server lags: it has not seen that this broker became a replica again."""
+    fixture.one.leader_and_isr({"t": [0]}, topic_id=ID, leader=2, leader_epoch=6, replicas=(1, 2))
+    fixture.zookeeper_has(OTHERS, leader_epoch=5)
+    fixture.told(epoch=2)
+    assert fixture.is_there
+
+
+def test_what_this_broker_is_told_of_while_it_asks_is_kept(fixture: Fixture) -> None:
+    def told() -> None:
+        fixture.one.leader_and_isr({"t": [0]}, topic_id=ID, leader=2, leader_epoch=4, replicas=(1, 2))
+
+    fixture.zookeeper_has(OTHERS)
+    fixture.before_answer = told
+    fixture.told()
+    assert fixture.is_there
+
+
+@pytest.mark.parametrize(
+    ("assignment", "topic_id"), [(MINE, ID), (ReplicaAssignment((1, 2), (1,)), ID), (OTHERS, OTHER_ID)]
+)
+def test_a_replica_of_this_broker_or_of_a_namesake_is_kept(
+    fixture: Fixture, assignment: ReplicaAssignment, topic_id: UUID
+) -> None:
+    fixture.zookeeper_has(assignment, topic_id=topic_id)
+    fixture.told()
+    assert fixture.is_there
+
+
+def test_a_topic_that_zookeeper_does_not_know_is_kept(fixture: Fixture) -> None:
+    fixture.told()
+    assert fixture.is_there
+
+
+def test_it_asks_once_for_a_controller_and_a_registration_and_only_when_something_is_missing(fixture: Fixture) -> None:
+    asked: list[None] = []
+    fixture.before_answer = lambda: asked.append(None)
+    mine = TopicUpdate("t", (PartitionState("t", 0, 1, 2, 0, (2,), 0, (1, 2)),), ID)
+    fixture.told(mine)
+    assert not asked
+    fixture.told(TopicUpdate("t", (PartitionState("t", 0, 1, 2, 1, (2,), 0, (2, 3)),), ID))
+    assert not asked, "this controller tells of its own moves"
+    for epochs in ((2, 1), (2, 2)):
+        asked.clear()
+        fixture.told(epoch=epochs[0], broker_epoch=epochs[1])
+        assert asked
+        asked.clear()
+        fixture.told(epoch=epochs[0], broker_epoch=epochs[1])
+        assert not asked
+
+
+def test_it_waits_until_the_controller_has_told_everything(fixture: Fixture) -> None:
+    asked: list[None] = []
+    fixture.before_answer = lambda: asked.append(None)
+    full = tuple(PartitionState("many", index, 1, 2, 0, (2,), 0, (2,)) for index in range(MAX_PARTITIONS))
+    update = fixture.one.broker.metadata.update
+    update(MetadataUpdate(2, 1, (), (), 1))
+    update(MetadataUpdate(2, 1, (), (TopicUpdate("many", full),), 1))
+    fixture.settle()
+    assert not asked
+    fixture.told(TopicUpdate("t", (PartitionState("t", 0, 1, 2, 0, (2,), 0, (1, 2)),), ID))
+    assert not asked
+
+
+def test_nothing_is_deleted_in_the_middle_of_a_leader_and_isr(fixture: Fixture) -> None:
+    fixture.zookeeper_has(OTHERS)
+    fixture.one.broker.replicas.changing = changing = fixture.one.loop.create_future()
+    fixture.one.loop.call_later(0.01, changing.set_result, None)
+    seen: list[bool] = []
+    changing.add_done_callback(lambda _: seen.append(fixture.is_there))
+    fixture.told()
+    assert seen == [True] and not fixture.is_there
