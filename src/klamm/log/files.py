@@ -169,11 +169,14 @@ class OsFiles:
 
     def write_atomic(self, path: str, data: bytes, *, sync: bool = True) -> None:
         tmp = path + ".tmp"
-        with self._opening(lambda: open(tmp, "wb")) as f:
-            f.write(data)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        handle = OsFileHandle(self._opening(lambda: os.open(tmp, flags, self._MODE)))
+        try:
+            handle.pwrite((data,), 0)
             if sync:
-                f.flush()
-                os.fsync(f.fileno())
+                handle.fsync()
+        finally:
+            handle.close()
         os.replace(tmp, path)
         if sync:
             self.fsync_path(os.path.dirname(path))
@@ -197,7 +200,10 @@ class OsFiles:
         return sorted(infos)
 
     def make_dirs(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        try:
+            os.mkdir(path)
+        except OSError:  # it is there, or what is above it is not
+            os.makedirs(path, exist_ok=True)
 
     def remove_tree(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -80,7 +80,8 @@ class LogLoader:
         self._files.make_dirs(self._dir)
         infos = self._finish_interrupted(self._files.list_dir(self._dir))
         segments = LogSegments(self._open_segments(infos))
-        if not self._epochs.load() and segments.size_bytes:
+        has_epochs = any(i.name == names.LEADER_EPOCH_CHECKPOINT for i in infos)
+        if not (has_epochs and self._epochs.load()) and segments.size_bytes:
             self._read_epochs(segments)
         snapshots = ProducerSnapshots(self._files, self._dir, _offsets(infos, names.SNAPSHOT))
         if not self._clean:
