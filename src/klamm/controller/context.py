@@ -116,11 +116,11 @@ class ControllerContext:
         return tp not in self.offline_dirs.get(broker, ())
 
     def online_replicas(self, tp: TopicPartition, *, include_shutting_down: bool = False) -> tuple[int, ...]:
-        return tuple(
-            r
-            for r in self.assignment(tp).replicas
-            if self.is_replica_online(r, tp, include_shutting_down=include_shutting_down)
-        )
+        replicas = self.assignment(tp).replicas
+        if not self.offline_dirs and (include_shutting_down or not self.shutting_down):  # nearly always
+            live = self.live_or_shutting_down
+            return tuple([r for r in replicas if r in live])
+        return tuple(r for r in replicas if self.is_replica_online(r, tp, include_shutting_down=include_shutting_down))
 
     def add_broker(self, broker: BrokerEndPoints) -> None:
         self.live_or_shutting_down[broker.id] = broker
@@ -225,12 +225,13 @@ class ControllerContext:
     def put_leadership(self, tp: TopicPartition, state: LeaderIsrAndControllerEpoch, election: str = "") -> None:
         """`election`: the strategy, where this is the outcome of one."""
         old = self.leadership.get(tp)
-        before = 0 if old is None else self._imbalance(tp)
         if self.on_leadership is not None and (election or (old is not None and old != state)):
             self.on_leadership(tp, election, None if old is None else old.leader_and_isr, state.leader_and_isr)
         self.leadership[tp] = state
-        self.preferred_replica_imbalance_count += self._imbalance(tp) - before
         leader = state.leader_and_isr.leader
+        self.preferred_replica_imbalance_count += self._imbalance_in(tp, state)
+        if old is not None:
+            self.preferred_replica_imbalance_count -= self._imbalance_in(tp, old)
         if old is None:
             self.partition_count += 1
         elif old.leader_and_isr.leader != leader:
@@ -325,15 +326,16 @@ class ControllerContext:
     def _imbalance(self, tp: TopicPartition) -> int:
         """1 if another than the preferred replica leads; an adding replica counts as preferred once it is in sync."""
         state = self.leadership.get(tp)
-        if state is None:
-            return 0
+        return 0 if state is None else self._imbalance_in(tp, state)
+
+    def _imbalance_in(self, tp: TopicPartition, state: LeaderIsrAndControllerEpoch) -> int:
         assignment = self.assignment(tp)
         if not assignment.replicas or tp.topic in self.topics_to_be_deleted:
             return 0
         preferred = assignment.replicas[0]
-        if preferred in assignment.adding_replicas and preferred not in state.leader_and_isr.isr:
+        if state.leader_and_isr.leader == preferred:
             return 0
-        return int(state.leader_and_isr.leader != preferred)
+        return int(preferred not in assignment.adding_replicas or preferred in state.leader_and_isr.isr)
 
     def queue_for_deletion(self, topic: str) -> None:
         """From here on the topic counts neither as imbalanced nor takes part in elections and reassignments."""

@@ -50,11 +50,11 @@ def elect_offline(
     mark_recovering: bool = False,
 ) -> Election | None:
     """A new leader for a partition that lost its own: from the ISR, or any online replica if unclean."""
-    recipients = tuple(r for r in assignment.replicas if r in online)
-    leader = next((r for r in recipients if r in state.isr), None)
-    if leader is not None:
-        isr = tuple(r for r in state.isr if r in online)
-        return Election(state.with_leader(leader, isr), recipients)
+    recipients = tuple([r for r in assignment.replicas if r in online])
+    for leader in recipients:
+        if leader in state.isr:
+            isr = tuple([r for r in state.isr if r in online])
+            return Election(state.with_leader(leader, isr), recipients)
     if not (allow_unclean and recipients):
         return None
     elected = state.with_leader(recipients[0], (recipients[0],))

@@ -20,13 +20,12 @@ def startup(ctx: ControllerContext) -> dict[TopicPartition, list[int]]:
     """After failover: the state of every replica. Returns the replicas that are not online, by partition."""
     offline: dict[TopicPartition, list[int]] = {}
     for tp in ctx.all_partitions():
-        states = {}
-        for replica in ctx.assignment(tp).replicas:
-            if ctx.is_replica_online(replica, tp):
-                states[replica] = ReplicaState.ONLINE
-            else:
-                states[replica] = ReplicaState.OFFLINE
-                offline.setdefault(tp, []).append(replica)
+        replicas = ctx.assignment(tp).replicas
+        online = ctx.online_replicas(tp)
+        states = dict.fromkeys(replicas, ReplicaState.ONLINE)
+        if len(online) < len(replicas):
+            offline[tp] = [replica for replica in replicas if replica not in online]
+            states.update(dict.fromkeys(offline[tp], ReplicaState.OFFLINE))
         ctx.start_replica_states(tp, states)
     return offline
 

@@ -9,6 +9,7 @@ live brokers; the list of live brokers is always complete.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 from uuid import UUID
 
 from klamm.controller.context import ControllerContext
@@ -29,8 +30,7 @@ from klamm.frozen import dataclass
 from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, NO_EPOCH, TopicPartition
 
 
-@dataclass(frozen=True, slots=True)
-class TellLeaderAndIsr:
+class TellLeaderAndIsr(NamedTuple):
     """These brokers are to lead or follow the partition as its cached state says."""
 
     brokers: tuple[int, ...]
@@ -149,16 +149,17 @@ def _update_metadata_sends(
 def _update_metadata_partition(ctx: ControllerContext, tp: TopicPartition) -> UpdateMetadataPartition:
     cached = ctx.leadership[tp]
     state, replicas = cached.leader_and_isr, ctx.assignment(tp).replicas
+    online = ctx.online_replicas(tp)
     deleting = ctx.is_queued_for_deletion(tp.topic)
     return UpdateMetadataPartition(
-        partition=tp,
-        controller_epoch=cached.controller_epoch,
+        tp,
+        cached.controller_epoch,
         leader=LEADER_DURING_DELETE if deleting else state.leader,
         leader_epoch=0 if deleting else state.leader_epoch,
         isr=state.isr,
         zk_version=0 if deleting else state.partition_epoch,
         replicas=replicas,
-        offline_replicas=tuple([r for r in replicas if not ctx.is_replica_online(r, tp)]),
+        offline_replicas=() if len(online) == len(replicas) else tuple([r for r in replicas if r not in online]),
     )
 
 

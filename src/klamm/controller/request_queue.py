@@ -207,7 +207,7 @@ class RequestQueue:
             self._drop_other_incarnations(tp, topic_id)
             phase = self._phase_for_state(tp, topic_id) or self._new_phase(now_s)
             waiting = phase.states.get(tp)
-            merged = replace(state, is_new=True) if waiting is not None and waiting.is_new else state
+            merged = state._replace(is_new=True) if waiting is not None and waiting.is_new else state
             phase.states[tp] = merged
             if topic_id != ZERO_UUID:
                 phase.topic_ids[tp.topic] = topic_id

@@ -7,7 +7,7 @@ when they say the same, so transcripts and the simulator can read and apply them
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from klamm.frozen import dataclass
@@ -23,8 +23,7 @@ class RequestHead:
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderAndIsrPartition:
+class LeaderAndIsrPartition(NamedTuple):
     """`controller_epoch` is the epoch that wrote the state, not the sender's."""
 
     partition: TopicPartition
@@ -57,8 +56,7 @@ class LeaderAndIsrRequest:
     encoded: EncodedStates = field(default_factory=dict, compare=False, repr=False, hash=False)
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateMetadataPartition:
+class UpdateMetadataPartition(NamedTuple):
     """`leader` -2 tells a cache to forget the partition."""
 
     partition: TopicPartition
