@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from klamm.errors import ErrorCode
 from klamm.model import UNKNOWN_BROKER_EPOCH
 
 R = TypeVar("R")
+log = logging.getLogger(__name__)
 
 
 def check_broker_epoch(broker: Broker, broker_epoch: int) -> ErrorCode:
@@ -21,6 +23,39 @@ def check_broker_epoch(broker: Broker, broker_epoch: int) -> ErrorCode:
     if broker_epoch == UNKNOWN_BROKER_EPOCH or broker_epoch >= broker.broker_epoch:
         return ErrorCode.NONE
     return ErrorCode.STALE_BROKER_EPOCH
+
+
+def answered(
+    api: str, handle: Callable[[], R | asyncio.Future[R]], refuse: Callable[[ErrorCode], R]
+) -> R | asyncio.Future[R]:
+    """What `handle` answers, or `refuse(UNKNOWN_SERVER_ERROR)` when it fails unexpectedly or the broker stops.
+
+    A controller repeats a request until it is answered, and sends nothing else meanwhile: it must not wait for ever
+    for one that can never be handled.
+    """
+    try:
+        result = handle()
+    except Exception:
+        log.exception("%s failed", api)
+        return refuse(ErrorCode.UNKNOWN_SERVER_ERROR)
+    if not isinstance(result, asyncio.Future):
+        return result
+    outer: asyncio.Future[R] = result.get_loop().create_future()
+
+    def settle(done: asyncio.Future[R]) -> None:
+        if outer.done():
+            return
+        if done.cancelled():
+            log.info("%s is given up: the broker stops", api)
+            outer.set_result(refuse(ErrorCode.UNKNOWN_SERVER_ERROR))
+        elif (failure := done.exception()) is not None:
+            log.error("%s failed", api, exc_info=failure)
+            outer.set_result(refuse(ErrorCode.UNKNOWN_SERVER_ERROR))
+        else:
+            outer.set_result(done.result())
+
+    result.add_done_callback(settle)
+    return outer
 
 
 def in_order(

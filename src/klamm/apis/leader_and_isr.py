@@ -2,15 +2,16 @@
 
 v0-7: broker epoch and grouping by topic v2; adding and removing replicas v3; topic ids v5, from where the response
 names topics by id only; recovery state v6 (recovering counts as recovered); KRaft flag v7 (read and not used).
-A whole-request error (77 stale broker, 11 stale controller) is repeated for every partition. A request of thousands of
-partitions is applied in several turns of the loop; no other control request is handled before it is complete.
+A whole-request error (77 stale broker, 11 stale controller, -1 a bug) is repeated for every partition. A request of
+thousands of partitions is applied in several turns of the loop; no other control request is handled before it is
+complete.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from klamm.apis.control import check_broker_epoch, in_order
+from klamm.apis.control import answered, check_broker_epoch, in_order
 from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext, then
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
@@ -28,7 +29,11 @@ def handle(
     broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest
 ) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
     topics = _topics(req)
-    return in_order(broker, _configs(broker, topics), lambda: _apply(broker, ctx, req, topics))
+    return answered(
+        "LeaderAndIsr",
+        lambda: in_order(broker, _configs(broker, topics), lambda: _apply(broker, ctx, req, topics)),
+        lambda error: _respond(ctx, topics, StateChangeResult(error)),
+    )
 
 
 def _configs(broker: Broker, topics: list[TopicPartitionStates]) -> asyncio.Future[None] | None:

@@ -2,12 +2,12 @@
 
 v0-4: broker epoch and grouping by topic v1; a leader epoch and a delete flag a partition v3 (KIP-570), so that a
 stop that was overtaken by a LeaderAndIsr is refused (74); KRaft flag v4 (read and not used).
-A whole-request error (77, 11) comes without partitions.
+A whole-request error (77, 11, -1 a bug) comes without partitions.
 """
 
 from __future__ import annotations
 
-from klamm.apis.control import check_broker_epoch, in_order
+from klamm.apis.control import answered, check_broker_epoch, in_order
 from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
 from klamm.model import TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
@@ -17,7 +17,11 @@ from klamm.replica.state_change import StopReplica
 def handle(
     broker: Broker, ctx: RequestContext, req: StopReplicaRequest
 ) -> StopReplicaResponse | Delayed[StopReplicaResponse]:
-    return in_order(broker, None, lambda: _stop(broker, req))
+    return answered(
+        "StopReplica",
+        lambda: in_order(broker, None, lambda: _stop(broker, req)),
+        lambda error: StopReplicaResponse(error_code=error, partition_errors=()),
+    )
 
 
 def _stop(broker: Broker, req: StopReplicaRequest) -> StopReplicaResponse:

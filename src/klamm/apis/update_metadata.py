@@ -2,14 +2,14 @@
 
 v0-8: endpoints by security protocol v1, by listener name v3; rack v2; offline replicas v4; broker epoch and grouping
 by topic v5; topic ids v7; KRaft flag and type v8 (read and not used: they are for migrations).
-Errors: 77 stale broker, 11 stale controller. Afterwards whoever waits for a topic or a leader looks again.
+Errors: 77 stale broker, 11 stale controller, -1 a bug. Afterwards whoever waits for a topic or a leader looks again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from klamm.apis.control import check_broker_epoch, undisturbed
+from klamm.apis.control import answered, check_broker_epoch, undisturbed
 from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
 from klamm.control_log.records import ListedPartition, MetadataApplied, first
 from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate
@@ -26,7 +26,11 @@ from klamm.protocol.messages.update_metadata import (
 def handle(
     broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest
 ) -> UpdateMetadataResponse | Delayed[UpdateMetadataResponse]:
-    return undisturbed(broker, lambda: _apply(broker, ctx, req))
+    return answered(
+        "UpdateMetadata",
+        lambda: undisturbed(broker, lambda: _apply(broker, ctx, req)),
+        lambda error: UpdateMetadataResponse(error_code=error),
+    )
 
 
 def _apply(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> UpdateMetadataResponse:

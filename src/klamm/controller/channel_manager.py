@@ -1,7 +1,8 @@
 """ControllerChannelManager: a queue and a RequestSender task for every broker, so that a slow one delays nobody else.
 
 A sender has one request in flight and repeats it until it is answered or the broker is removed: order is kept, and
-epochs make repeats harmless. What waits behind it is coalesced. Answers become events of the controller.
+epochs make repeats harmless. What waits behind it is coalesced. Answers become events of the controller. A request that
+cannot be encoded, or whose answer cannot be read, counts as answered with UNKNOWN_SERVER_ERROR: others must not wait.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from klamm.controller.events import ControllerEvent
 from klamm.controller.journal import ControllerJournal
 from klamm.controller.request_queue import QueueItem, RequestQueue
 from klamm.controller.requests import ControlRequest
-from klamm.controller.responses import response_event
+from klamm.controller.responses import ControlResponse, response_event
 from klamm.controller.wire import decode_response, encode_request
+from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
 from klamm.model import BrokerEndPoints
 from klamm.network.client import BrokerConnection
@@ -96,21 +98,40 @@ class RequestSender:
     # --- the task ----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        """For ever: whatever goes wrong with one request, the broker must hear of what comes after it."""
         while True:
             while not self._queue:
                 self._wake.clear()
                 await self._wake.wait()
-            self._sending = item = self._queue.take()
-            queue_ms = (self._clock.monotonic() - item.enqueue_s) * 1000
-            self._timer.update(queue_ms)
-            message = await self._send_until_answered(item.request, queue_ms)
+            try:
+                await self._send_next()
+            except Exception:
+                log.exception("sending to broker %d failed; what is queued is sent in a moment", self._broker.id)
+                await asyncio.sleep(RETRY_BACKOFF_S)
+
+    async def _send_next(self) -> None:
+        self._sending = item = self._queue.take()
+        try:
+            response = await self._deliver(item)
+        except Exception:
+            kind = type(item.request).__name__
+            log.exception("a %s for broker %d is given up: it would fail again", kind, self._broker.id)
+            self._disconnect()
+            response = ControlResponse(ErrorCode.UNKNOWN_SERVER_ERROR)
+        finally:
             self._sending = None
-            response = decode_response(item.request, message)
-            sent_ms = (self._clock.monotonic() - self._sent_s) * 1000
-            self._journal.request_acknowledged(self._broker.id, item.request, self._send_count, response, sent_ms)
-            event = response_event(self._broker.id, item.request, response)
-            if event is not None:
-                self._on_event(event)
+        event = response_event(self._broker.id, item.request, response)
+        if event is not None:
+            self._on_event(event)
+
+    async def _deliver(self, item: QueueItem) -> ControlResponse:
+        queue_ms = (self._clock.monotonic() - item.enqueue_s) * 1000
+        self._timer.update(queue_ms)
+        message = await self._send_until_answered(item.request, queue_ms)
+        response = decode_response(item.request, message)
+        sent_ms = (self._clock.monotonic() - self._sent_s) * 1000
+        self._journal.request_acknowledged(self._broker.id, item.request, self._send_count, response, sent_ms)
+        return response
 
     async def _send_until_answered(self, request: ControlRequest, queue_ms: float) -> Any:
         api_key, version, body = encode_request(request, self._config.inter_broker_protocol)

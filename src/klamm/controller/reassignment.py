@@ -114,8 +114,8 @@ def _remove_replicas(ctx: ControllerContext, tp: TopicPartition, removed: Iterab
     """Stops and deletes replicas that left the assignment. Until a broker says that it has done so, it is told again
     whenever it starts."""
     replicas = [PartitionReplica(tp, r) for r in removed]
-    state = ctx.leadership.get(tp)
-    leader_epoch = 0 if state is None else state.leader_and_isr.leader_epoch
+    led = ctx.leadership.get(tp)
+    leader_epoch = 0 if led is None else led.leader_and_isr.leader_epoch
     for replica in replicas:
         ctx.pending_stray_deletes.setdefault(replica.replica, {})[tp] = leader_epoch
     for state in (

@@ -111,7 +111,7 @@ class StateChange:
                     yield len(result.partitions)
                     until = clock.monotonic() + SLICE_S
                 tp = TopicPartition(topic, state.partition_index)
-                result.partitions[tp] = self._change_or_complete(tp, topic_id, state, leaders, followers)
+                result.partitions[tp] = self._change_or_refuse(tp, topic_id, state, leaders, followers)
         self._complete(leaders, followers)
         log.info(
             "LeaderAndIsr of controller epoch %d: %d leaders, %d followers, %d refused",
@@ -125,7 +125,7 @@ class StateChange:
         self._restart_fetchers(leaders, followers)
         self._tell_listeners(leaders, followers)
 
-    def _change_or_complete(
+    def _change_or_refuse(
         self,
         tp: TopicPartition,
         topic_id: UUID,
@@ -133,12 +133,12 @@ class StateChange:
         leaders: list[Partition],
         followers: list[Partition],
     ) -> ErrorCode:
-        """An unexpected failure is the request's. Those before it have their new epoch: nothing would complete them."""
+        """An unexpected failure is the partition's, and the controller goes on: it would fail as often as it is told."""
         try:
             return self._change(tp, topic_id, state, leaders, followers)
         except Exception:
-            self._complete(leaders, followers)
-            raise
+            log.exception("%s: the change to leader epoch %d failed", tp, state.leader_epoch)
+            return ErrorCode.UNKNOWN_SERVER_ERROR
 
     def _change(
         self,

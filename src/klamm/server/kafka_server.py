@@ -341,6 +341,7 @@ class KafkaServer:
             await self._changes.stop()
         if self._broker is not None and self._sockets is not None:
             await self._leave(self._broker, self._sockets)
+        await self._stop_tasks()
         if self._controller is not None:
             await self._stop_controller(self._controller)
         if self._metrics_server is not None:
@@ -352,6 +353,14 @@ class KafkaServer:
         if self._coordination is not None:
             await self._coordination.stop()
         log.info("Stopped")
+
+    async def _stop_tasks(self) -> None:
+        """What they wait for, ZooKeeper or a controller's word, will not come any more."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _stop_controller(self, controller: ControllerRunner) -> None:
         """The event under way is finished first, unless ZooKeeper, for which it waits, does not answer any more."""

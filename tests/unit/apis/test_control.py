@@ -94,7 +94,7 @@ class TestLeaderAndIsr:
         one.stop_replica("t", leader_epoch=1)
         assert told == [([(TP, 0)], []), ([], [(TP, 1)]), ([], [(TP, 1)])]
 
-    def test_what_was_changed_before_an_unexpected_failure_is_completed(
+    def test_a_partition_that_fails_unexpectedly_leaves_the_others_complete(
         self, one: OneBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         create, replicas = one.broker.logs.get_or_create_log, one.broker.replicas
@@ -109,12 +109,27 @@ class TestLeaderAndIsr:
         monkeypatch.setattr(replicas.fetchers, "add", lambda added: copied.extend(p.topic_partition[0] for p in added))
         with monkeypatch.context() as broken:
             broken.setattr(one.broker.logs, "get_or_create_log", create_or_fail)
-            with pytest.raises(RuntimeError, match="nobody thought of this"):
-                one.leader_and_isr({"a": [0], "t": [0], "u": [0]}, **state)  # type: ignore[arg-type]
-        assert copied == ["a"]
-        again = one.leader_and_isr({"a": [0], "t": [0], "u": [0]}, **state)  # type: ignore[arg-type]
-        assert [e.error_code for e in again.partition_errors] == [ErrorCode.STALE_CONTROLLER_EPOCH, 0, 0]
-        assert copied == ["a", "t", "u"]
+            response = one.leader_and_isr({"a": [0], "t": [0], "u": [0]}, **state)  # type: ignore[arg-type]
+        assert [e.error_code for e in response.partition_errors] == [0, ErrorCode.UNKNOWN_SERVER_ERROR, 0]
+        assert copied == ["a", "u"] and TP not in replicas.partitions
+
+    @pytest.mark.parametrize("later", [False, True])
+    def test_a_failure_of_the_whole_request_is_answered(
+        self, one: OneBroker, monkeypatch: pytest.MonkeyPatch, later: bool
+    ) -> None:
+        """The controller would repeat it for ever, and send nothing else meanwhile."""
+
+        def fail(*_: object) -> object:
+            if not later:
+                raise RuntimeError("nobody thought of this")
+            failed = one.loop.create_future()
+            failed.set_exception(RuntimeError("nobody thought of this"))
+            return failed
+
+        monkeypatch.setattr(one.broker.replicas, "become_leader_or_follower", fail)
+        answer = one.leader_and_isr({"t": [0, 1]}, version=4)
+        unknown = ErrorCode.UNKNOWN_SERVER_ERROR
+        assert [answer.error_code, *(e.error_code for e in answer.partition_errors)] == [unknown] * 3
 
     def test_the_high_watermark_survives_a_restart(self, tmp_path: Path) -> None:
         one = OneBroker(tmp_path)

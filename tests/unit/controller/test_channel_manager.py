@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from klamm.clock import SystemClock
+from klamm.controller import channel_manager, wire
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.config import ControllerConfig
 from klamm.controller.events import ControllerEvent, LeaderAndIsrResponseReceived, UpdateMetadataResponseReceived
@@ -141,3 +144,63 @@ def test_a_removed_broker_gets_nothing_more_and_leaves_no_metrics() -> None:
             assert len(broker.requests) == 1
 
     run(scenario)
+
+
+def test_a_request_that_cannot_be_sent_or_whose_answer_cannot_be_read_is_given_up(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender never ends: what comes behind such a request is sent, and the controller hears of both."""
+
+    async def scenario() -> None:
+        events = Events()
+        channels, _ = manager(events)
+        real = wire.decode_response
+
+        def decode(request: Any, message: Any) -> Any:
+            if request.head.controller_epoch == 4:
+                raise ValueError("no answer at all")
+            return real(request, message)
+
+        monkeypatch.setattr(channel_manager, "decode_response", decode)
+        async with FakeBroker(1) as broker:
+            channels.add_broker(broker.endpoints)
+            nobody: Any = ("no broker at all",)
+            channels.send_request(1, UpdateMetadataRequest(RequestHead(0, 3, 1), UpdateMetadataBody((), (), nobody)))
+            await events.wait_for(1)
+            channels.send_request(1, update(4))
+            channels.send_request(1, update(5))
+            got = await events.wait_for(3)
+            assert [event.error for event in got if isinstance(event, UpdateMetadataResponseReceived)] == [
+                ErrorCode.UNKNOWN_SERVER_ERROR,
+                ErrorCode.UNKNOWN_SERVER_ERROR,
+                ErrorCode.NONE,
+            ]
+            assert [r.controller_epoch for r in broker.requests] == [4, 5]
+            await channels.shutdown()
+
+    run(scenario)
+    assert caplog.text.count("a UpdateMetadataRequest for broker 1 is given up") == 2
+
+
+def test_a_controller_that_cannot_hear_the_answer_hears_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        events = Events()
+        channels, _ = manager(events)
+        deaf = [True]
+
+        def hear(event: ControllerEvent) -> None:
+            if deaf.pop() if deaf else False:
+                raise RuntimeError("not now")
+            events.put(event)
+
+        channels._on_event = hear
+        async with FakeBroker(1) as broker:
+            channels.add_broker(broker.endpoints)
+            channels.send_request(1, update(3))
+            await broker.received(1)
+            channels.send_request(1, update(4))
+            await events.wait_for(1)
+            await channels.shutdown()
+
+    run(scenario)
+    assert "sending to broker 1 failed" in caplog.text
