@@ -27,6 +27,8 @@ from klamm.zk.paths import CONTROLLER
 
 _PIPELINED: Final = 1_000
 """Single reads (those with a watch) under way at a time."""
+_MANY_WATCHED: Final = 100
+"""From so many on, data with a watch is read in bulk as well."""
 
 
 class Session(Protocol):
@@ -34,7 +36,7 @@ class Session(Protocol):
 
     async def read(self, op: ReadOp) -> ReadResult: ...
 
-    async def read_many(self, paths: list[str]) -> list[tuple[bytes | None, Stat] | None]: ...
+    async def read_many(self, paths: list[str], *, watch: bool = ...) -> list[tuple[bytes | None, Stat] | None]: ...
 
     async def multi(self, operations: tuple[WriteOp, ...]) -> tuple[WriteResult, ...]: ...
 
@@ -59,9 +61,12 @@ class ZkCoordination:
         return self._session.session_id
 
     async def read(self, ops: tuple[ReadOp, ...]) -> ReadResults:
-        """Data without a watch comes by multiRead, many at once; the rest one by one, pipelined."""
+        """Data comes by multiRead, many at once; the rest, and a few data with a watch, one by one, pipelined."""
         bulk = [i for i, op in enumerate(ops) if isinstance(op, GetData) and not op.watch]
-        single = [i for i, op in enumerate(ops) if not isinstance(op, GetData) or op.watch]
+        watched = [i for i, op in enumerate(ops) if isinstance(op, GetData) and op.watch]
+        single = [i for i, op in enumerate(ops) if not isinstance(op, GetData)]
+        if len(watched) < _MANY_WATCHED:
+            single, watched = sorted([*single, *watched]), []
         results: list[ReadResult | None] = [None] * len(ops)
         for start in range(0, len(single), _PIPELINED):
             part = single[start : start + _PIPELINED]
@@ -71,7 +76,22 @@ class ZkCoordination:
             found = await self._session.read_many([ops[i].path for i in bulk])
             for i, node in zip(bulk, found, strict=True):
                 results[i] = None if node is None else GetDataResult(*node)
+        if watched:
+            for i, node in zip(watched, await self._read_watched([ops[i].path for i in watched]), strict=True):
+                results[i] = None if node is None else GetDataResult(*node)
         return tuple(results)
+
+    async def _read_watched(self, paths: list[str]) -> list[tuple[bytes | None, Stat] | None]:
+        found: list[tuple[bytes | None, Stat] | None] = []
+        for path in paths:
+            self._session.on_change(path, self._on_watch)
+            self._reading[path] += 1
+        try:
+            found = await self._session.read_many(paths, watch=True)
+            return found
+        finally:
+            for i, path in enumerate(paths):
+                self._end_read(GetData(path, True), is_missing=bool(found) and found[i] is None)
 
     async def _read(self, op: ReadOp) -> ReadResult | None:
         if op.watch:

@@ -270,6 +270,10 @@ class SimZkConnection:
         for watcher in watchers:
             watcher(WatchedEvent(_EVENTS[event.type], kz.CONNECTED, event.path))
 
+    def watch_data(self, paths: Sequence[str], on_data: Callable[[Any], None]) -> None:
+        for path in paths:
+            self._data_watchers.setdefault(path, {})[on_data] = None
+
     def restore_watches(
         self,
         data: Sequence[str],

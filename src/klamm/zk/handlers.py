@@ -33,6 +33,11 @@ class WatchHandlers:
         else:
             self._armed_data[op.path] = answer is not None
 
+    def arm_all(self, connection: kz.Connection, full_paths: list[str]) -> None:
+        """Notes that the server watches the data of these znodes for us."""
+        self._armed_data.update(dict.fromkeys(full_paths, True))
+        connection.watch_data(full_paths, self._on_data_event)
+
     def disarm(self) -> None:
         """The session is over, and its watches with it."""
         self._armed_data.clear()

@@ -66,6 +66,7 @@ class Connection(Protocol):
     def submit(self, request: Any, result: Result) -> None: ...
     def fail_pending(self) -> None: ...
     def drop_connection(self) -> None: ...
+    def watch_data(self, paths: Sequence[str], on_data: Callable[[Any], None]) -> None: ...
     def restore_watches(
         self,
         data: Sequence[str],
@@ -272,6 +273,11 @@ class KazooConnection:
     def fail_pending(self) -> None:
         """Answers everything that is under way with the error of the present state."""
         self._client._notify_pending(self._client._state)
+
+    def watch_data(self, paths: Sequence[str], on_data: Callable[[Any], None]) -> None:
+        """Who hears of changes of these paths, which the server watches already. Called on kazoo's thread."""
+        for path in paths:
+            self._client._data_watchers[path].add(on_data)
 
     def restore_watches(
         self,

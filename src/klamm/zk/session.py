@@ -61,6 +61,8 @@ log = logging.getLogger(__name__)
 MAX_IN_FLIGHT: Final = 10
 MAX_REQUEST_BYTES: Final = 1_000_000
 """Below jute.maxbuffer (1 MB unless configured): a server answers a larger request by closing the connection."""
+_END_OF_TIME: Final = (1 << 63) - 1
+"""After every zxid."""
 _SHORT_TIMEOUT_MS: Final = 3_000
 """kazoo pings by a clock with 0.4 s of chance in it; below this timeout we keep the session alive ourselves."""
 T = TypeVar("T")
@@ -203,9 +205,10 @@ class ZkSession:
     async def get_children(self, path: str, *, watch: bool = False) -> tuple[str, ...]:
         return (await self.read(GetChildren(path, watch))).children
 
-    async def read_many(self, paths: Iterable[str]) -> list[tuple[bytes | None, Stat] | None]:
+    async def read_many(self, paths: Iterable[str], *, watch: bool = False) -> list[tuple[bytes | None, Stat] | None]:
         """Data and stat of many znodes, None for those that are not there. Raises NoAuth, SessionExpired.
 
+        With `watch` those that are there are watched from before they were read.
         At most `MAX_IN_FLIGHT` batches are under way at once: ZooKeeper holds every answer in memory until it is sent.
         """
         batches = path_batches([self._chroot.full(path) for path in paths])
@@ -214,10 +217,29 @@ class ZkSession:
 
         async def read_some() -> None:
             for index, batch in left:
-                found[index] = await self._read_batch(batch)
+                found[index] = await (self._read_watched(batch) if watch else self._read_batch(batch))
 
         await asyncio.gather(*(read_some() for _ in range(min(MAX_IN_FLIGHT, len(batches)))))
         return [each for batch in found for each in batch]
+
+    async def _read_watched(self, full_paths: list[str]) -> list[tuple[bytes | None, Stat] | None]:
+        """The watches of a batch are set by one request, ahead of the read: no change is between them.
+
+        It is the request that sets watches again after a reconnect. No znode has changed since the end of time, so the
+        server tells nothing at once, but that a znode is missing; nobody listens to that.
+        """
+        request = kz.SetWatches(_END_OF_TIME, full_paths, (), ())
+        while True:
+            setting = self._submit(request, lambda _: self._watches.arm_all(self._connection, full_paths))
+            setting.add_done_callback(lambda done: done.cancelled() or done.exception())
+            found = await self._read_batch(full_paths)
+            try:
+                await setting
+            except ConnectionLoss:
+                if self._closing:
+                    raise
+                continue
+            return found
 
     async def _read_batch(self, full_paths: list[str]) -> list[tuple[bytes | None, Stat] | None]:
         if self._has_multi_read:

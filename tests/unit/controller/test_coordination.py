@@ -22,6 +22,8 @@ class Session:
     def __init__(self) -> None:
         self.handlers: dict[str, Callable[[WatchEvent], object]] = {}
         self.answers: asyncio.Queue[ReadResult | NoNode] = asyncio.Queue()
+        self.nodes: dict[str, bytes] = {}
+        self.watched: list[str] = []
 
     async def read(self, op: ReadOp) -> ReadResult:
         answer = await self.answers.get()
@@ -29,8 +31,10 @@ class Session:
             raise answer
         return answer
 
-    async def read_many(self, paths: list[str]) -> list[tuple[bytes | None, Stat] | None]:
-        raise NotImplementedError
+    async def read_many(self, paths: list[str], *, watch: bool = False) -> list[tuple[bytes | None, Stat] | None]:
+        assert not watch or all(path in self.handlers for path in paths), "an event may come before the answer"
+        self.watched += paths if watch else ()
+        return [(self.nodes[path], STAT) if path in self.nodes else None for path in paths]
 
     async def multi(self, operations: tuple[WriteOp, ...]) -> tuple[Result, ...]:
         raise NotImplementedError
@@ -80,5 +84,25 @@ def test_handlers_go_with_their_znodes() -> None:
         session.answers.put_nowait(NoNode(PATH))
         assert await coordination.read((GetData(PATH, watch=True),)) == (None,)
         assert session.handlers == {}
+
+    asyncio.run(scenario())
+
+
+def test_many_znodes_with_a_watch_are_read_in_bulk() -> None:
+    async def scenario() -> None:
+        events: list[ControllerEvent] = []
+        session = Session()
+        coordination = ZkCoordination(session, events.append)
+        paths = [f"/brokers/topics/{name}" for name in ("gone", *map(str, range(150)), "t")]
+        session.nodes = {path: path.encode() for path in paths[1:]}
+        plain = "/brokers/topics/7/partitions/0/state"
+        session.nodes[plain] = b"state"
+        results = await coordination.read((GetData(plain), *(GetData(path, watch=True) for path in paths)))
+        assert results[:2] == (GetDataResult(b"state", STAT), None)
+        assert results[2:] == tuple(GetDataResult(path.encode(), STAT) for path in paths[1:])
+        assert session.watched == paths
+        assert list(session.handlers) == paths[1:], "what is not there has no watch, and no handler"
+        session.tell(EventType.DATA_CHANGED)
+        assert events == [PartitionModifications("t")]
 
     asyncio.run(scenario())

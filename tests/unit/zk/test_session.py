@@ -199,6 +199,59 @@ def test_watches_survive_a_reconnect(tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("chroot", ["", "/k"])
+def test_many_are_watched_from_before_they_are_read(tmp_path: Path, chroot: str) -> None:
+    async def scenario() -> None:
+        async with server_and_session(tmp_path, chroot) as (_, zk):
+            heard: list[WatchEvent] = []
+            names = [f"/n{number:04d}" for number in range(1_200)]
+            for start in range(0, len(names), 400):
+                await zk.multi([Create(name, name.encode()) for name in names[start : start + 400]])
+            for name in (*names, "/missing"):
+                zk.on_change(name, heard.append)
+            found = await zk.read_many([*names, "/missing"], watch=True)
+            assert [each and each[0] for each in found] == [*(name.encode() for name in names), None]
+            await zk.set(SetData(names[7], b"new"))
+            await zk.set(SetData(names[7], b"newer"))
+            await zk.delete(Delete(names[1_100]))
+            await zk.create(Create("/missing"))
+            await zk.read(GetData("/"))
+            assert heard == [
+                WatchEvent(EventType.DATA_CHANGED, names[7]),
+                WatchEvent(EventType.DELETED, names[1_100]),
+            ], "one event a watch, and none for what was not there"
+
+    run(scenario)
+
+
+def test_many_watches_survive_a_reconnect(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with server_and_session(tmp_path) as (server, zk):
+            other = await ZkSession(server.address).start()
+            heard: list[WatchEvent] = []
+            states: list[SessionState] = []
+            zk.add_listener(SessionListener(on_state=states.append))
+            names = [f"/n{number}" for number in range(600)]
+            await other.multi([Create(name) for name in names])
+            for name in names:
+                zk.on_change(name, heard.append)
+            reading = asyncio.ensure_future(zk.read_many(names, watch=True))
+            await asyncio.sleep(0)
+            zk.drop_connection()
+            assert all(await reading)
+            await until(lambda: SessionState.SUSPENDED in states and states[-1] is SessionState.CONNECTED)
+            states.clear()
+            zk.drop_connection()
+            await until(lambda: SessionState.SUSPENDED in states)
+            await other.multi([SetData(name, b"x") for name in names])
+            await until(lambda: len(heard) >= len(names))
+            assert {event.path: event.type for event in heard} == dict.fromkeys(names, EventType.DATA_CHANGED)
+            assert len(heard) == len(names)
+            await other.close()
+
+    run(scenario)
+
+
 def test_reads_wait_for_the_connection_and_writes_say_that_it_was_lost(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = await EmbeddedZooKeeper(tmp_path, fsync=False).start()
