@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql.types import StructType
 
 from klamm.errors import KlammError
-from klamm.spark.tables import files
+from klamm.spark.tables import commits, files
 from klamm.spark.tables.commits import BatchOfFiles, commit
 from klamm.spark.tables.definition import TableDefinition, create_table, load_definition
-from klamm.spark.tables.delta import parse_options
+from klamm.spark.tables.delta import TableLayout, Written, parse_options
 from klamm.spark.tables.files import ParquetFiles
 from klamm.spark.tables.maintenance import compact, vacuum
 
@@ -107,3 +108,85 @@ def test_a_definition_is_kept_and_a_broken_one_is_told(tmp_path: Path) -> None:
     (tmp_path / "t" / "_klamm" / "table.json").write_text("{")
     with pytest.raises(KlammError, match="cannot be read"):
         load_definition(tmp_path / "t")
+
+
+def layout(path: Path) -> TableLayout:
+    columns = StructType().add("id", "long").add("_error", "string").add("_raw", "binary")
+    return TableLayout(parse_options({"path": str(path)}), columns, overwrite=False)
+
+
+def a_task(table: TableLayout) -> Written:
+    rows = [pa.array([1, 2]), pa.array([None, "broken"]), pa.array([None, b"x"])]
+    return table.write(iter([pa.record_batch(rows, schema=table.arrow)]), "query")
+
+
+def test_a_commit_that_fails_half_way_leaves_its_files(tmp_path: Path) -> None:
+    """The table of bad records is committed first; Spark calls abort when the other commit fails."""
+    table, path = layout(tmp_path / "t"), tmp_path / "t"
+    commit(path, BatchOfFiles(pa.schema([("id", pa.string())]), [], False))
+    message = a_task(table)
+    with pytest.raises(KlammError, match="'id' is string in the table"):
+        table.commit([message], 0)
+    table.abort([message])
+    assert DeltaTable(str(tmp_path / "t_bad")).to_pyarrow_table().column("_error").to_pylist() == ["broken"]
+
+
+def test_a_job_with_a_failed_task_removes_the_files_of_the_others(tmp_path: Path) -> None:
+    table = layout(tmp_path / "t")
+    table.abort([a_task(table), None])
+    assert not [*tmp_path.rglob("*.parquet")]
+
+
+def test_a_checkpoint_older_than_the_table_is_refused(tmp_path: Path) -> None:
+    """A batch of an older number need not hold the same records: to pass over it could lose some."""
+    for batch in range(3):
+        put(tmp_path, batch, [batch])
+    with pytest.raises(KlammError, match="has batch 2 of this query already, and the checkpoint goes on with batch 1"):
+        put(tmp_path, 1, [1, 7])
+    assert ids(tmp_path) == [0, 1, 2]
+
+
+def test_a_column_added_meanwhile_costs_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, 0, [0])
+    evolve = commits.evolve
+
+    def meanwhile(table: DeltaTable, schema: pa.Schema, is_partitioned: bool) -> list[str]:
+        added = evolve(table, schema, is_partitioned)
+        monkeypatch.setattr(commits, "evolve", evolve)
+        create_more = BatchOfFiles(ROWS.append(pa.field("more", pa.string())), [], False)
+        commit(tmp_path, create_more)
+        return added
+
+    monkeypatch.setattr(commits, "evolve", meanwhile)
+    assert put(tmp_path, 1, [1])
+    assert ids(tmp_path) == [0, 1]
+
+
+def test_the_faster_of_two_runs_on_one_checkpoint_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, 0, [0])
+    evolve = commits.evolve
+
+    def meanwhile(table: DeltaTable, schema: pa.Schema, is_partitioned: bool) -> list[str]:
+        monkeypatch.setattr(commits, "evolve", evolve)
+        assert put(tmp_path, 1, [1])
+        return evolve(table, schema, is_partitioned)
+
+    monkeypatch.setattr(commits, "evolve", meanwhile)
+    assert not put(tmp_path, 1, [1])
+    assert ids(tmp_path) == [0, 1]
+
+
+def test_a_time_of_no_calendar_has_no_date(tmp_path: Path) -> None:
+    """A producer that writes microseconds for milliseconds must not make the table unreadable."""
+    moments = pa.array([1_700_000_000_000_000_000, -(1 << 60), 253_402_300_799_999_999, None], ROWS.field("at").type)
+    made = ParquetFiles(tmp_path, "at")
+    made.write(pa.record_batch([pa.array([1, 2, 3, 4]), moments], schema=ROWS))
+    assert commit(tmp_path, BatchOfFiles(ROWS, made.close(), True, "query", 0))
+    rows = DeltaTable(str(tmp_path)).to_pyarrow_table(columns=["id", "_date"]).sort_by("id")
+    assert rows.column("_date").to_pylist() == [None, None, date(9999, 12, 31), None]
+
+
+def test_days_of_a_date_column(tmp_path: Path) -> None:
+    made = ParquetFiles(tmp_path, "day")
+    made.write(pa.record_batch({"day": pa.array([date(2025, 1, 2), None], pa.date32())}))
+    assert {file.date for file in made.close()} == {"2025-01-02", None}

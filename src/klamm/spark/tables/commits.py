@@ -1,7 +1,7 @@
 """Files into a Delta table, on the driver: one commit a batch, with the query's id and the batch's number in it.
 
-Delta keeps the highest batch number of every application id. A batch that is not above it was committed before, by a
-run that died before Spark knew: its files are removed again, and the table stays as it is.
+Delta keeps the highest batch number of every application id. A batch of that number was committed before, by a run that
+died before Spark knew: its files are removed again, and the table stays as it is.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from klamm.errors import KlammError
 from klamm.spark.tables.files import DATE_COLUMN, DataFile, remove
+
+_CONFLICTS: Final = 4
+"""How often a commit is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,21 @@ class BatchOfFiles:
 
 
 def commit(path: Path, batch: BatchOfFiles) -> bool:
-    """Commits the files and creates the table if need be. False when the batch was committed before."""
+    """Commits the files and creates the table if need be. False when the batch was committed before.
+
+    A commit that meets another one, such as one that adds a column, is tried again where it is known by its batch.
+    """
+    for _ in range(_CONFLICTS if batch.app_id is not None else 0):
+        try:
+            return _commit(path, batch)
+        except CommitFailedError:
+            if DeltaTable(str(path)).transaction_version(str(batch.app_id)) == batch.batch_id:
+                # Somebody with this checkpoint was faster, or this commit did come through: its files must stay.
+                return False
+    return _commit(path, batch)
+
+
+def _commit(path: Path, batch: BatchOfFiles) -> bool:
     if not DeltaTable.is_deltatable(str(path)):
         create(path, batch)
         return True
@@ -67,8 +85,14 @@ def create(path: Path, batch: BatchOfFiles) -> None:
 
 
 def is_committed(table: DeltaTable, app_id: str | None, batch_id: int) -> bool:
+    """Whether the table has this batch. KlammError when it has later ones: then it cannot be known what is missing."""
     version = table.transaction_version(app_id) if app_id is not None else None
-    return version is not None and version >= batch_id
+    if version is not None and version > batch_id:
+        raise KlammError(
+            f"The table has batch {version} of this query already, and the checkpoint goes on with batch {batch_id}: "
+            "it is older than the table. Put the newer checkpoint back, or begin with a new one and a new table."
+        )
+    return version == batch_id
 
 
 def evolve(table: DeltaTable, schema: pa.Schema, is_partitioned: bool) -> list[str]:

@@ -171,6 +171,13 @@ class TableLayout:
         commit(self.options.path, batch)
 
     def abort(self, messages: list[Any]) -> None:
+        """Removes the files of a job whose tasks did not all end well; a task that did not has no message.
+
+        With all messages there the commit itself failed or was broken off. Some of it may have come through, so the
+        files stay: the tables have them, or vacuum removes them.
+        """
+        if None not in messages:
+            return
         for message in messages:
             if message is not None:
                 remove(self.options.path, message.files)

@@ -25,6 +25,9 @@ MAX_OPEN_FILES: Final = 16
 """A task that meets more dates at a time closes the file it opened first, and may open another for that date."""
 
 _NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
+_FIRST_US: Final = -62_135_596_800_000_000
+_END_US: Final = 253_402_300_800_000_000
+"""The years 1 to 9999, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,19 @@ class ParquetFiles:
         if self._date_column is None:
             yield None, rows
             return
-        dates = pc.strftime(rows.column(self._date_column), format="%Y-%m-%d")
+        dates = _days(rows.column(self._date_column))
         names = pc.unique(dates).to_pylist()
         for name in names:
             here = pc.equal(dates, name) if name is not None else pc.is_null(dates)
             yield name, rows if len(names) == 1 else rows.filter(here)
+
+
+def _days(times: pa.Array) -> pa.Array:
+    """The day of each, as text; null outside of the years 1 to 9999, which no reader of partitions understands."""
+    days = times.cast(pa.timestamp("us")) if pa.types.is_date(times.type) else times
+    moments = days.cast(pa.int64())
+    known = pc.and_(pc.greater_equal(moments, _FIRST_US), pc.less(moments, _END_US))
+    return pc.strftime(pc.if_else(known, days, pa.scalar(None, days.type)), format="%Y-%m-%d")
 
 
 class _OpenFile:
