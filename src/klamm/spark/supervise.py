@@ -113,6 +113,9 @@ class Supervisor:
             return
         self._stopping = True
         self._tell(f"stopping after the running batch: {why}")
+        self._stop_all()
+
+    def _stop_all(self) -> None:
         now = self._clock.monotonic()
         for query in self.queries:
             if query.state is State.WAITING:
@@ -124,6 +127,8 @@ class Supervisor:
 
     def tick(self) -> bool:
         """Looks at every query once and does what is due; False when nothing is left to supervise."""
+        if self._stopping:
+            self._stop_all()  # the request may have come, by a signal, while a query was being started or had failed
         now = self._clock.monotonic()
         for query in self.queries:
             if query.state is State.WAITING and now >= query.due_at and not self._is_one_starting(now):

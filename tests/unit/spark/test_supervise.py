@@ -60,6 +60,7 @@ class World:
         self.runs: dict[str, list[FakeQuery]] = {name: [] for name in self.names}
         self.told: list[str] = []
         self.refusal: Exception | None = None
+        self.during_start: Callable[[], None] = lambda: None
         self.supervisor = Supervisor(
             {name: self._starter(name) for name in self.names},
             self.restart,
@@ -74,6 +75,7 @@ class World:
         def start() -> RunningQuery:
             if self.refusal is not None:
                 raise self.refusal
+            self.during_start()
             self.runs[name].append(FakeQuery())
             return self.runs[name][-1]
 
@@ -173,6 +175,27 @@ def test_a_stop_waits_for_the_running_batch_but_not_for_ever() -> None:
     assert not world.tick(30)
     assert world.stopped("stuck")
     assert sum("SIGTERM" in line for line in world.told) == 1
+
+
+def test_a_signal_while_a_query_starts_or_has_failed_stops_it() -> None:
+    """A handler of signals runs in the middle of a tick: starting a query takes seconds."""
+    world = World()
+    world.during_start = lambda: world.supervisor.request_stop("SIGTERM")
+    world.tick()
+    assert not world.tick(1)
+    assert world.stopped("a") and world.state() is State.STOPPED
+
+    class Interrupting(FakeQuery):
+        def failure(self) -> Failure | None:
+            world.supervisor.request_stop("SIGTERM")
+            return Failure("broken pipe")
+
+    world = World()
+    world.tick()
+    world.supervisor.queries[0].run = Interrupting(active=False)
+    world.tick()
+    assert not world.tick(60)
+    assert len(world.runs["a"]) == 1 and world.state() is State.STOPPED
 
 
 def test_queries_start_one_after_the_other() -> None:
