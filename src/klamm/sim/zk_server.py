@@ -6,7 +6,7 @@ Nothing is lost when it is down: it comes back with the tree, and counts every s
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren2, GetData, SetData
@@ -31,13 +31,6 @@ class Client(Protocol):
     def tell(self, event: WatchEvent) -> None: ...
 
     def tell_lost(self) -> None: ...
-
-
-class SetWatches:
-    """What a client asks for on a new connection of its session."""
-
-    def __init__(self, zxid: int, data: Sequence[str], exist: Sequence[str], child: Sequence[str]) -> None:
-        self.wanted = (zxid, data, exist, child)
 
 
 class ZooKeeperServer:
@@ -151,7 +144,7 @@ class ZooKeeperServer:
         return True
 
     def _execute(self, session_id: int, watcher: int, request: Any) -> Any:
-        if isinstance(request, SetWatches):
+        if isinstance(request, kz.SetWatches):
             self.tree.set_watches(watcher, *request.wanted)
             return True
         if isinstance(request, kz.MultiRead):

@@ -23,7 +23,7 @@ from klamm.errors import KlammError
 from klamm.server.coordination import Coordination
 from klamm.sim.loop import SimLoop, current_host, running_as
 from klamm.sim.network import Network
-from klamm.sim.zk_server import HOST, SetWatches, ZooKeeperServer
+from klamm.sim.zk_server import HOST, ZooKeeperServer
 from klamm.zk import kazoo_client as kz
 from klamm.zk.ops import EventType, NoNode, WatchEvent, ZkError
 from klamm.zk.session import Running, SessionListener, ZkSession
@@ -287,7 +287,7 @@ class SimZkConnection:
         for path in child:
             self._child_watchers.setdefault(path, {})[on_child] = None
         if data or exist or child:
-            self._send(Sent(SetWatches(self._last_zxid, data, exist, child), None))
+            self._send(Sent(kz.SetWatches(self._last_zxid, data, exist, child), None))
 
 
 class SimZkSession(ZkSession):

@@ -175,10 +175,11 @@ class SetWatches:
     type = OpCode.SET_WATCHES
 
     def __init__(self, zxid: int, data: Sequence[str], exist: Sequence[str], child: Sequence[str]) -> None:
-        self._body = struct.pack(">q", zxid) + b"".join(map(jute.strings_bytes, (data, exist, child)))
+        self.wanted = zxid, data, exist, child
 
     def serialize(self) -> bytes:
-        return self._body
+        zxid, *lists = self.wanted
+        return struct.pack(">q", zxid) + b"".join(map(jute.strings_bytes, lists))
 
     @staticmethod
     def deserialize(buffer: bytes, offset: int) -> bool:
