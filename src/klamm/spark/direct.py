@@ -60,7 +60,11 @@ class DirectReader:
         tp, end = self._wanted.tp, self._wanted.end
         isolation = READ_COMMITTED if self._options.read_committed else READ_UNCOMMITTED
         directory = find_directory(self._client, tp, self._options.log_dirs)
+        leader = self._client.leader_address(tp)[0]
         last = self._client.latest([tp], isolation)[tp]
+        if self._client.leader_address(tp)[0] != leader:
+            # The watermark is that of another log, and this one may have an end that nobody else has.
+            raise DirectReadError(f"Broker {leader} has ceased to lead {tp}, and its files may be cut.")
         self._skip_lost()
         aborted = self._aborted(directory, last)
         limit = min(end, last)
@@ -119,7 +123,8 @@ class DirectReader:
         if not holding:
             self._skip_lost()
             if self.offset < self._wanted.end and segments and segments[0].base_offset > self.offset:
-                return segments[0]
+                # The leader has not said that they are gone, so they must not be passed over.
+                raise DirectReadError(f"The files of {tp} begin at {segments[0].base_offset}, after {self.offset}.")
         if done is not None and after:
             return after[0]
         if holding or not segments:

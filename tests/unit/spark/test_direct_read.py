@@ -47,12 +47,13 @@ class FakeClient:
         self._log_dir, self.first, self._last = log_dir, first, last
         self._stable = last if stable is None else stable
         self.host = "127.0.0.1"
+        self.leader = 1
 
     def metadata(self, topics: Sequence[str]) -> None:
         pass
 
     def leader_address(self, tp: TopicPartition) -> tuple[int, str, int]:
-        return 1, self.host, 9092
+        return self.leader, self.host, 9092
 
     def log_dirs(self, tp: TopicPartition) -> list[str]:
         return [str(self._log_dir)]
@@ -194,6 +195,27 @@ def test_retention_without_failing(folder: Path) -> None:
     segment(folder, 200, batch(200, 10))
     client = FakeClient(folder.parent, 200, 210)
     assert offsets(client, 0, 210, failOnDataLoss="false") == list(range(200, 210))
+
+
+def test_files_that_are_missing_without_a_word_of_the_leader_are_not_passed_over(folder: Path) -> None:
+    segment(folder, 100, batch(100, 10))
+    with pytest.raises(DirectReadError, match="begin at 100, after 0"):
+        offsets(FakeClient(folder.parent, 0, 110), 0, 110)
+
+
+def test_a_leader_that_moves_before_it_tells_its_watermark(folder: Path) -> None:
+    """The old leader's files may end with records that the new one does not have, below the new one's watermark."""
+    segment(folder, 0, batch(0, 10))
+    client = FakeClient(folder.parent, 0, 10)
+    said = client.latest
+
+    def moved(tps: Sequence[TopicPartition], isolation: int = 0) -> dict[TopicPartition, int]:
+        client.leader = 2
+        return said(tps, isolation)
+
+    client.latest = moved  # type: ignore[method-assign]
+    with pytest.raises(DirectReadError, match="Broker 1 has ceased to lead orders-0"):
+        offsets(client, 0, 10)
 
 
 def test_read_committed_skips_aborted_transactions_and_markers(folder: Path) -> None:
