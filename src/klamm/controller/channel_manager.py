@@ -29,7 +29,7 @@ from klamm.network.client import BrokerConnection
 log = logging.getLogger(__name__)
 
 RETRY_BACKOFF_S: Final = 0.1
-_GROUP, _TYPE = "kafka.controller", "ControllerChannelManager"
+_GROUP, _OWN_GROUP, _TYPE = "kafka.controller", "klamm.controller", "ControllerChannelManager"
 
 
 class RequestSender:
@@ -64,11 +64,21 @@ class RequestSender:
         metrics.gauge(_GROUP, _TYPE, "QueueSize", lambda: self.queue_size, tags)
         metrics.gauge(_GROUP, _TYPE, "OldestItemAgeMs", self.oldest_item_age_ms, tags)
         metrics.gauge(_GROUP, _TYPE, "CoalescedRequestCount", lambda: self._queue.coalesced, tags)
+        metrics.gauge(_OWN_GROUP, _TYPE, "LastQueuedRequest", lambda: self._put_count, tags)
+        metrics.gauge(_OWN_GROUP, _TYPE, "LastAcknowledgedRequest", lambda: self.last_acknowledged, tags)
+        metrics.gauge(_OWN_GROUP, _TYPE, "MetadataLag", lambda: self._put_count - self.last_acknowledged, tags)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     @property
     def queue_size(self) -> int:
         return len(self._queue)
+
+    @property
+    def last_acknowledged(self) -> int:
+        """Up to which of the requests that were put for it the broker has answered all: what it surely knows."""
+        sending = self._sending
+        oldest = self._queue.oldest_number if sending is None else sending.number
+        return self._put_count if oldest is None else oldest - 1
 
     def oldest_item_age_ms(self) -> float:
         """How long the first request that is not answered has been waiting: the age of what the broker knows."""

@@ -43,10 +43,11 @@ from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, ZERO_UUID, To
 
 @dataclass(frozen=True, slots=True)
 class QueueItem:
-    """A request, and when the oldest part of it was put."""
+    """A request, when the oldest part of it was put, and as which of all that were put."""
 
     request: ControlRequest
     enqueue_s: float
+    number: int
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -98,7 +99,8 @@ class RequestQueue:
         self._phases: deque[_Phase] = deque()
         self._number = 0
         self.oldest_s: float | None = None
-        """When the oldest waiting request was put. Written on the control loop only; others may read it."""
+        self.oldest_number: int | None = None
+        """When the oldest waiting request was put, and as which. Written on the control loop only; others may read."""
         self.coalesced = 0
         """Requests that were put and are not sent on their own."""
 
@@ -108,8 +110,11 @@ class RequestQueue:
 
     def _note_oldest(self) -> None:
         """Each of the three is in order of time: the first is the oldest."""
-        times = [item[0].enqueue_s for item in (self._ready, self._phases) if item]
-        self.oldest_s = min([*times, self._update[1]] if self._update is not None else times, default=None)
+        firsts = [(items[0].enqueue_s, items[0].number) for items in (self._ready, self._phases) if items]
+        if self._update is not None:
+            firsts.append((self._update[1], self._update[0]))
+        self.oldest_s = min((first[0] for first in firsts), default=None)
+        self.oldest_number = min((first[1] for first in firsts), default=None)
 
     def put(self, request: ControlRequest, now_s: float) -> None:
         """Another incarnation or another term is never merged with what waits."""
@@ -139,7 +144,7 @@ class RequestQueue:
     def clear(self) -> None:
         self._ready.clear()
         self._phases.clear()
-        self._ends = self._update = self.oldest_s = None
+        self._ends = self._update = self.oldest_s = self.oldest_number = None
 
     def _take_oldest(self) -> list[QueueItem]:
         if self._head is None:
@@ -148,13 +153,14 @@ class RequestQueue:
         if update is not None and (not self._phases or update[0] < self._phases[0].number):
             ends, self._ends = self._ends, None
             if ends is not None:
-                return [QueueItem(ends, update[1])]
+                return [QueueItem(ends, update[1], update[0])]
             self._update = None
             for phase in self._phases:
                 phase.behind_update = False
-            return [QueueItem(part, update[1]) for part in update[2].slices(self._max_partitions)]
+            return [QueueItem(part, update[1], update[0]) for part in update[2].slices(self._max_partitions)]
         phase = self._phases.popleft()
-        return [QueueItem(request, phase.enqueue_s) for request in phase.requests(self._head, self._max_partitions)]
+        requests = phase.requests(self._head, self._max_partitions)
+        return [QueueItem(request, phase.enqueue_s, phase.number) for request in requests]
 
     # --- merging -----------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,10 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class MetadataSnapshot:
-    """`controller_epoch` and `update_count` say which update it came from: lag between brokers can be seen."""
+    """`controller_epoch` says which controller it came from, `update_count` how many updates there were here.
+
+    How far a broker lags behind is known to the controller: what of its requests the broker has not acknowledged.
+    """
 
     topics: TrieMap[str, TopicState] = field(default_factory=TrieMap)
     topic_names: TrieMap[UUID, str] = field(default_factory=TrieMap)

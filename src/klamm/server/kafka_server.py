@@ -34,7 +34,7 @@ from klamm.replica.producer_ids import ProducerIdBlock, ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
 from klamm.replica.replica_selector import SELECTORS
 from klamm.replica.replication_quota import ReplicationQuotas
-from klamm.server import file_limit, identity, log_dir_notes, registration, settings
+from klamm.server import file_limit, identity, log_dir_notes, metadata_gauges, registration, settings
 from klamm.server.control_log import ControlLogWriter
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.coordination import Coordination
@@ -216,6 +216,7 @@ class KafkaServer:
         )
         follow_topic_configs(broker, handle)
         follow_throttles(broker)
+        metadata_gauges.register(broker)
         return broker
 
     async def _open_listeners(self) -> None:

@@ -204,3 +204,34 @@ def test_a_controller_that_cannot_hear_the_answer_hears_the_next(caplog: pytest.
 
     run(scenario)
     assert "sending to broker 1 failed" in caplog.text
+
+
+def test_how_far_a_broker_lags_is_told_until_it_has_acknowledged_everything() -> None:
+    async def scenario() -> None:
+        events = Events()
+        channels, metrics = manager(events)
+
+        def value(name: str) -> Any:
+            gauge = metrics.find("klamm.controller", "ControllerChannelManager", name, {"broker-id": "1"})
+            assert isinstance(gauge, Gauge)
+            return gauge.value
+
+        def standing() -> tuple[Any, ...]:
+            return tuple(map(value, ("LastQueuedRequest", "LastAcknowledgedRequest", "MetadataLag")))
+
+        async with FakeBroker(1) as broker:
+            nowhere = BrokerEndPoints(1, (EndPoint("OTHER", "127.0.0.1", 1),), epoch=1)
+            channels.add_broker(nowhere)
+            assert standing() == (0, 0, 0)
+            channels.send_request(1, update(3))
+            await asyncio.sleep(0)
+            assert standing() == (1, 0, 1), "in flight"
+            for _ in range(3):
+                channels.send_request(1, update(3))
+            assert standing() == (4, 0, 4), "what is coalesced counts as well"
+            channels.add_broker(broker.endpoints)
+            await events.wait_for(2)
+            assert standing() == (4, 4, 0)
+            await channels.shutdown()
+
+    run(scenario)

@@ -1,0 +1,252 @@
+"""`klamm cluster status`: who is there, who is the controller, what is not well, and who lags behind."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+import typer
+
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_pairs, unreachable
+from klamm.cli.output import fail, say, table
+
+if TYPE_CHECKING:
+    from klamm.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
+
+app = typer.Typer(help="Look at a cluster as a whole.", no_args_is_help=True)
+
+_LAG: Final = "klamm_controller_controllerchannelmanager_metadatalag"
+_AGE: Final = "kafka_controller_controllerchannelmanager_oldestitemagems"
+_EPOCH: Final = "klamm_server_metadatacache_controllerepoch"
+_ANYWHERE: Final = ("", "0.0.0.0", "::")
+
+Address: TypeAlias = tuple[str, int]
+PartitionView: TypeAlias = dict[tuple[str, int], tuple[int, int, frozenset[int]]]
+"""Leader, leader epoch and ISR of every partition, as one broker knows them."""
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(slots=True)
+class BrokerStatus:
+    """What is not known is None. `partitions_behind` counts what this broker knows otherwise than the controller's.
+
+    `unacknowledged_requests` and `oldest_request_ms` are the controller's word: what it wants to tell this broker and
+    the broker has not answered, and for how long.
+    """
+
+    id: int
+    host: str
+    port: int
+    rack: str | None = None
+    answers: bool = False
+    controller_id: int | None = None
+    controller_epoch: int | None = None
+    partitions_behind: int | None = None
+    unacknowledged_requests: int | None = None
+    oldest_request_ms: float | None = None
+
+
+@dataclass(slots=True)
+class ClusterStatus:
+    cluster_id: str | None = None
+    controller_id: int = -1
+    controller_epoch: int | None = None
+    topics: int = 0
+    partitions: int = 0
+    under_replicated_partitions: int = 0
+    offline_partitions: int = 0
+    brokers: list[BrokerStatus] = field(default_factory=list)
+
+
+@app.callback()
+def root() -> None:
+    """Look at a cluster as a whole."""
+
+
+@app.command()
+def status(
+    metrics: Annotated[
+        list[str],
+        typer.Option(
+            "--metrics",
+            metavar="BROKER=HOST:PORT",
+            help="Where a broker's metrics are. Without it: where its klamm.metrics.port says.",
+        ),
+    ] = [],  # noqa: B006
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a broker has to answer.")] = 3.0,
+    format_: Annotated[Format, typer.Option("--format", "-f", help="How to print it.")] = Format.TEXT,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Show the brokers, the controller, partitions that are not well, and how far each broker's metadata lags."""
+    found = look(_addresses(bootstrap_server.split(",")), _metrics_addresses(metrics), timeout)
+    if found is None:
+        fail(unreachable(bootstrap_server))
+    if format_ is Format.JSON:
+        say(json.dumps(asdict(found), indent=2))
+    else:
+        _show(found)
+
+
+def look(bootstrap: Iterable[Address], metrics: Mapping[int, Address], timeout_s: float) -> ClusterStatus | None:
+    """None when none of the first brokers answers."""
+    first = next((answer for address in bootstrap if (answer := _ask(address, timeout_s)) is not None), None)
+    if first is None:
+        return None
+    with ThreadPoolExecutor(max_workers=max(1, len(first.brokers))) as pool:
+        asked = {node.node_id: pool.submit(_ask, (node.host, node.port), timeout_s) for node in first.brokers}
+        views = {broker_id: answer for broker_id, future in asked.items() if (answer := future.result()) is not None}
+        read = {
+            n.node_id: pool.submit(_read_metrics, n, metrics, timeout_s) for n in first.brokers if n.node_id in views
+        }
+        values = {broker_id: future.result() for broker_id, future in read.items()}
+    truth = views.get(first.controller_id, first)
+    return _status(truth, views, values)
+
+
+def _status(
+    truth: MetadataResponse, views: Mapping[int, MetadataResponse], values: Mapping[int, Mapping[str, float]]
+) -> ClusterStatus:
+    known, told = _partitions(truth), values.get(truth.controller_id, {})
+    result = ClusterStatus(truth.cluster_id, truth.controller_id, topics=len(truth.topics), partitions=len(known))
+    for topic in truth.topics:
+        for partition in topic.partitions:
+            result.under_replicated_partitions += len(partition.isr_nodes) < len(partition.replica_nodes)
+            result.offline_partitions += partition.leader_id < 0
+    for node in sorted(truth.brokers, key=lambda node: node.node_id):
+        broker = BrokerStatus(node.node_id, node.host, node.port, node.rack)
+        if (view := views.get(broker.id)) is not None:
+            broker.answers, broker.controller_id = True, view.controller_id
+            theirs = _partitions(view)
+            broker.partitions_behind = sum(theirs.get(tp) != state for tp, state in known.items())
+            broker.partitions_behind += sum(tp not in known for tp in theirs)
+            broker.controller_epoch = _whole(values[broker.id].get(_EPOCH))
+        broker.unacknowledged_requests = _whole(told.get(f'{_LAG}{{broker_id="{broker.id}"}}'))
+        broker.oldest_request_ms = told.get(f'{_AGE}{{broker_id="{broker.id}"}}')
+        result.brokers.append(broker)
+    result.controller_epoch = _whole(told.get(_EPOCH))
+    return result
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _partitions(view: MetadataResponse) -> PartitionView:
+    return {
+        (str(topic.name), p.partition_index): (p.leader_id, p.leader_epoch, frozenset(p.isr_nodes))
+        for topic in view.topics
+        for p in topic.partitions
+    }
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------
+
+
+def _ask(address: Address, timeout_s: float) -> MetadataResponse | None:
+    from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
+    from klamm.testing.wire_client import send_request
+
+    request = MetadataRequest(topics=None, allow_auto_topic_creation=False)
+    try:
+        return send_request(address, request, 9, MetadataResponse, timeout_s)
+    except OSError:
+        return None
+
+
+def _read_metrics(
+    node: MetadataResponseBroker, addresses: Mapping[int, Address], timeout_s: float
+) -> Mapping[str, float]:
+    """By name and tags, as the exposition writes them; nothing when there is no endpoint, or it does not answer."""
+    address = addresses.get(node.node_id) or _metrics_address(node, timeout_s)
+    if address is None:
+        return {}
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    try:
+        with urllib.request.urlopen(f"http://{host}:{address[1]}/metrics", timeout=timeout_s) as answer:
+            lines = answer.read().decode().splitlines()
+    except (OSError, urllib.error.URLError):
+        return {}
+    named = (line.rsplit(" ", 1) for line in lines if line.startswith((_LAG, _AGE, _EPOCH)))
+    return {name: float(value) for name, value in named}
+
+
+def _metrics_address(node: MetadataResponseBroker, timeout_s: float) -> Address | None:
+    """A port that the broker took because it was free is not in its configuration."""
+    from klamm.protocol.messages.describe_configs import (
+        DescribeConfigsRequest,
+        DescribeConfigsResource,
+        DescribeConfigsResponse,
+    )
+    from klamm.testing.wire_client import send_request
+
+    keys = ["klamm.metrics.host", "klamm.metrics.port"]
+    broker = DescribeConfigsResource(resource_type=4, resource_name=str(node.node_id), configuration_keys=keys)
+    request = DescribeConfigsRequest(resources=[broker])
+    try:
+        answer = send_request((node.host, node.port), request, 1, DescribeConfigsResponse, timeout_s)
+    except OSError:
+        return None
+    values = {config.name: config.value or "" for result in answer.results for config in result.configs}
+    port, host = values.get("klamm.metrics.port", ""), values.get("klamm.metrics.host", "")
+    if not port.isdecimal() or int(port) == 0:
+        return None
+    return (node.host if host in _ANYWHERE else host, int(port))
+
+
+def _addresses(servers: Iterable[str]) -> list[Address]:
+    return [_address(server) for server in servers]
+
+
+def _metrics_addresses(pairs: Iterable[str]) -> dict[int, Address]:
+    parsed = parse_pairs(pairs, "--metrics")
+    if wrong := [broker for broker in parsed if not broker.isdecimal()]:
+        fail(f"--metrics {wrong[0]}: expected the number of a broker.")
+    return {int(broker): _address(server) for broker, server in parsed.items()}
+
+
+def _address(server: str) -> Address:
+    host, _, port = server.strip().rpartition("://")[2].rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65_536:
+        fail(f"{server.strip()!r} is not an address: expected host:port.")
+    return host.strip("[]"), int(port)
+
+
+# --- showing ---------------------------------------------------------------------------------------------------------
+
+
+def _show(found: ClusterStatus) -> None:
+    epoch = "" if found.controller_epoch is None else f", epoch {found.controller_epoch}"
+    controller = f"broker {found.controller_id}{epoch}" if found.controller_id >= 0 else "none"
+    say(f"Cluster     {found.cluster_id or '-'}")
+    say(f"Controller  {controller}")
+    say(
+        f"Partitions  {found.partitions} of {found.topics} topics, {found.under_replicated_partitions} "
+        f"under-replicated, {found.offline_partitions} offline"
+    )
+    say()
+    columns = ("BROKER", "ADDRESS", "RACK", "ANSWERS", "CONTROLLER", "EPOCH", "BEHIND", "UNACKNOWLEDGED", "FOR MS")
+    table(columns, map(_row, found.brokers))
+
+
+def _row(broker: BrokerStatus) -> tuple[object, ...]:
+    return (
+        broker.id,
+        f"{broker.host}:{broker.port}",
+        broker.rack,
+        "yes" if broker.answers else "no",
+        broker.controller_id,
+        broker.controller_epoch,
+        broker.partitions_behind,
+        broker.unacknowledged_requests,
+        None if broker.oldest_request_ms is None else round(broker.oldest_request_ms),
+    )
