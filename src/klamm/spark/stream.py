@@ -133,10 +133,14 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         resolved = dict(began.offsets) if began.is_initial else {}
         resolved |= self._begin_new(new)
         last = self._latest_of(began, tps)
-        resolved |= self._resets(began, last)
+        resets = self._resets(began, last)
+        resolved |= resets
         start = {tp: offset for tp, offset in {**began.offsets, **resolved}.items() if tp in last}
         end = self._limited(start, last, limit)
-        if end is None or (end.keys() == began.offsets.keys() and not available(start, end)):
+        if end is None and resets:
+            end = start
+        # A position that was moved back is kept at once, even without records: it would be moved again, past new ones.
+        if end is None or (end == began.offsets and not available(start, end)):
             return None
         return source_offset(end, {tp: offset for tp, offset in resolved.items() if tp in end})
 
@@ -145,8 +149,10 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._latest = self._planning().latest(tps)
             return self._latest
         # what was there when the query began; partitions that are newer wait for the next query
+        if began.is_initial:  # resolved after the target, so it may be newer; later on that would be a loss
+            self._target |= {tp: max(self._target.get(tp, 0), offset) for tp, offset in began.offsets.items()}
         self._latest = self._target
-        known = {tp: max(self._target.get(tp, 0), began.offsets[tp]) for tp in tps if tp in began.offsets}
+        known = {tp: self._target.get(tp, offset) for tp, offset in began.offsets.items() if tp in tps}
         return known | {tp: self._target[tp] for tp in tps if tp in self._target and tp not in began.offsets}
 
     def _limited(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
+from klamm.errors import KlammError
 from klamm.spark.fetch import DataLossError
 from klamm.spark.source import KlammDataSource
 from klamm.spark.stream import KlammStreamReader
@@ -145,6 +147,19 @@ def test_available_now_ends_where_it_began(cluster: LocalCluster, topic: TopicFa
     assert begun[name] == {"0": 25} and next_end(late, begun) == begun
 
 
+def test_available_now_tells_of_lost_records_too(cluster: LocalCluster, topic: TopicFactory) -> None:
+    name = topic()
+    produce(cluster, name, 10)
+    strict, relaxed = (stream(cluster, subscribe=name, failOnDataLoss=x) for x in (True, False))
+    for reader in (strict, relaxed):
+        reader.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLossError, match="the offsets 10 to 24 are gone: the log ends at 10"):
+        next_end(strict, {name: {"0": 25}})
+    end = next_end(relaxed, {name: {"0": 25}})
+    assert end == {name: {"0": 10}, "_from": {name: {"0": 10}}}
+    assert next_end(relaxed, end) == end
+
+
 def test_new_partitions_and_topics_are_read_from_their_beginning(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic("grow-a")
     produce(cluster, name, 4)
@@ -182,13 +197,24 @@ def test_lost_records_are_told_or_passed_over(cluster: LocalCluster, topic: Topi
     assert offsets == list(range(12, 20))
 
 
+def create_anew(cluster: LocalCluster, name: str) -> None:
+    """As in Kafka, a topic that was deleted has its name for a moment longer."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return cluster.create_topic(name, 1, 1)
+        except KlammError as error:
+            assert "TOPIC_ALREADY_EXISTS" in str(error) and time.monotonic() < deadline, error
+            time.sleep(0.05)
+
+
 def test_a_topic_created_anew_is_noticed(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic()
     produce(cluster, name, 20)
     readers = [stream(cluster, subscribe=name, startingOffsets="earliest", failOnDataLoss=x) for x in (True, False)]
     ends = [next_end(reader, through_json(reader.initialOffset())) for reader in readers]
     cluster.delete_topic(name)
-    cluster.create_topic(name, 1, 1)
+    create_anew(cluster, name)
     produce(cluster, name, 30)
     with pytest.raises(DataLossError, match="created anew"):
         while True:
@@ -198,6 +224,18 @@ def test_a_topic_created_anew_is_noticed(cluster: LocalCluster, topic: TopicFact
     assert next_end(readers[1], end) == end
     with pytest.raises(DataLossError, match="the offsets 30 to 49 are gone"):
         next_end(stream(cluster, subscribe=name), {name: {"0": 50}})
+
+
+def test_records_after_a_cut_are_all_read(cluster: LocalCluster, topic: TopicFactory) -> None:
+    name = topic()
+    produce(cluster, name, 10)
+    reader = stream(cluster, subscribe=name, failOnDataLoss=False, minOffsetsPerTrigger=5)
+    reader.latestOffset({name: {"0": 9}}, ReadAllAvailable())
+    cut = next_end(reader, {name: {"0": 25}})
+    assert cut == {name: {"0": 10}, "_from": {name: {"0": 10}}}
+    produce(cluster, name, 6)
+    end = next_end(reader, cut)
+    assert ranges(reader, cut, end) == [(0, 10, 16)]
 
 
 def test_a_deleted_topic_is_told(cluster: LocalCluster, topic: TopicFactory) -> None:
