@@ -17,7 +17,7 @@ _TOKEN: Final = re.compile(
     r"""
       (?P<space>\s+ | --[^\n]*)
     | (?P<comment>/\*.*?\*/)
-    | (?P<string>[rR]?'(?:[^'\\]|\\.|'')*' | [rR]?"(?:[^"\\]|\\.|"")*")
+    | (?P<string>[rR]'[^']*' | [rR]"[^"]*" | '(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*")
     | (?P<quoted>`(?:[^`]|``)*`)
     | (?P<word>[^\W\d]\w*)
     | (?P<number>\d[\w.]*)
@@ -108,41 +108,53 @@ def statements(text: str) -> tuple[list[str], str]:
 
 
 def relations(sql: str) -> list[Relation]:
-    """Every table the query reads, in the order in which it names them, each once."""
+    """The tables that the query reads, in the order in which it names them, each once."""
     words = tokens(sql)
-    defined = {name.lower() for name in _defined(words)}
+    defined = list(_defined(words))
     found: dict[tuple[str, ...], Relation] = {}
-    for relation in _Reader(words).read():
-        if len(relation.parts) > 1 or relation.parts[0].lower() not in defined:
+    for index, relation in _Reader(words).read():
+        if len(relation.parts) > 1 or not any(name.is_meant(relation.parts[0], index) for name in defined):
             found.setdefault(relation.parts, relation)
     return list(found.values())
 
 
-def _defined(words: list[Token]) -> Iterator[str]:
-    """The names that WITH gives to subqueries: `WITH a AS (...), b (x, y) AS (...)`."""
+@dataclass(frozen=True, slots=True)
+class _Defined:
+    """A name that WITH gives to a subquery, and the words among which it holds: not those of its own definition."""
+
+    name: str
+    begin: int
+    end: int
+
+    def is_meant(self, name: str, index: int) -> bool:
+        return name.lower() == self.name and self.begin <= index < self.end
+
+
+def _defined(words: list[Token]) -> Iterator[_Defined]:
+    """What `WITH a AS (...), b (x, y) AS (...)` defines."""
     for index, word in enumerate(words):
         if word.keyword == "WITH":
-            yield from _common_tables(words, index + 1)
+            yield from _common_tables(words, index + 1, _after_bracket(words, index, depth=1))
 
 
-def _common_tables(words: list[Token], index: int) -> Iterator[str]:
-    if index < len(words) and words[index].keyword == "RECURSIVE":
-        index += 1
+def _common_tables(words: list[Token], index: int, end: int) -> Iterator[_Defined]:
+    is_recursive = index < len(words) and words[index].keyword == "RECURSIVE"
+    index += is_recursive
     while index < len(words) and words[index].kind in ("word", "quoted"):
         name, index = words[index].identifier, index + 1
         if index < len(words) and words[index].text == "(":
             index = _after_bracket(words, index)
         if not (index + 1 < len(words) and words[index].keyword == "AS" and words[index + 1].text == "("):
             return
-        yield name
-        index = _after_bracket(words, index + 1)
+        body, index = index + 1, _after_bracket(words, index + 1)
+        yield _Defined(name.lower(), body if is_recursive else index, end)
         if not (index < len(words) and words[index].text == ","):
             return
         index += 1
 
 
-def _after_bracket(words: list[Token], index: int) -> int:
-    depth = 0
+def _after_bracket(words: list[Token], index: int, depth: int = 0) -> int:
+    """After the bracket that opens here, or, with a depth of 1, after the one that this stands in."""
     while index < len(words):
         depth += {"(": 1, ")": -1}.get(words[index].text, 0) if words[index].kind == "symbol" else 0
         index += 1
@@ -167,7 +179,8 @@ class _Reader:
         self._frames = [_Frame(1)]
         self._index = 0
 
-    def read(self) -> Iterator[Relation]:
+    def read(self) -> Iterator[tuple[int, Relation]]:
+        """The tables, each with the number of its first word."""
         self._describe()
         while self._index < len(self._words):
             word = self._words[self._index]
@@ -176,9 +189,9 @@ class _Reader:
                 self._symbol(word, frame)
             elif frame.expects and word.kind in ("word", "quoted") and not self._passes(word, frame):
                 frame.expects = False
-                relation = self._name(word.line)
+                index, relation = self._index, self._name(word.line)
                 if relation is not None:
-                    yield relation
+                    yield index, relation
                 continue
             elif word.keyword:
                 self._keyword(word.keyword, frame)
