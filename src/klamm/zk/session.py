@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar, cast, overload
 from klamm.frozen import dataclass
 from klamm.zk import kazoo_client as kz
 from klamm.zk import ops
+from klamm.zk.answers import about, read_result
 from klamm.zk.batches import levels_of, path_batches
 from klamm.zk.chroot import Chroot, split_hosts
 from klamm.zk.handlers import WatchHandlers
@@ -43,7 +44,6 @@ from klamm.zk.ops import (
     ReadOp,
     ReadResult,
     RequestTooLarge,
-    SessionExpired,
     SetData,
     SetDataResult,
     Stat,
@@ -199,8 +199,8 @@ class ZkSession:
         try:
             answer = await self._retry_read(lambda: self._submit(request, note))
         except ZkError as error:
-            raise _about(error, op.path) from None
-        return _read_result(op, answer)
+            raise about(error, op.path) from None
+        return read_result(op, answer)
 
     async def get_children(self, path: str, *, watch: bool = False) -> tuple[str, ...]:
         return (await self.read(GetChildren(path, watch))).children
@@ -296,7 +296,7 @@ class ZkSession:
         try:
             return await self._submit(kz.request(full, None))
         except ZkError as error:
-            raise _about(error, op.path) from None
+            raise about(error, op.path) from None
 
     async def ensure_paths(self, paths: Iterable[str]) -> None:
         """Creates persistent znodes without data unless they are there; those of a depth together, parents first."""
@@ -433,25 +433,9 @@ class ZkSession:
                     break
 
 
-def _read_result(op: ReadOp, answer: Any) -> ReadResult:
-    if isinstance(op, Exists):
-        return ExistsResult(None if answer is None else Stat._make(answer))
-    value, stat = answer
-    if isinstance(op, GetData):
-        return GetDataResult(value, Stat._make(stat))
-    return GetChildrenResult(tuple(value), Stat._make(stat))
-
-
 def _check_size(operations: Sequence[WriteOp]) -> None:
     size = sum(map(ops.request_size, operations))
     if size > MAX_REQUEST_BYTES:
         largest = max(operations, key=ops.request_size)
         message = f"a request of {size} bytes is too large for ZooKeeper; the largest part is {largest.path}"
         raise RequestTooLarge(largest.path, message)
-
-
-def _about(error: ZkError, path: str) -> ZkError:
-    """The same error, naming the path as the caller knows it."""
-    if isinstance(error, ConnectionLoss | SessionExpired):
-        return type(error)(path, f"{error.code.name} during a request for {path}")
-    return ops.error_for(error.code, path)
