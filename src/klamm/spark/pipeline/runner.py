@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.errors import KlammError
+from klamm.spark.fetch import DataLossError
 from klamm.spark.pipeline.load import module_name
 from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, Trigger, View
 from klamm.spark.pipeline.plan import stateful_operators
@@ -30,6 +31,7 @@ _STATE_CHANGED: Final = (
     "sources in the checkpoint offsets",
     "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
 )
+_WAITS: Final = "Getting offsets from"
 
 
 class PipelineRunner:
@@ -201,10 +203,13 @@ class SparkQuery:
         if any(sign in text for sign in _STATE_CHANGED):
             advice = f"start over with `klamm pipeline reset {self._file} --sink {self._sink}`"
             return Failure(f"the query cannot go on from its checkpoint; undo the change, or {advice}: {reason}", True)
-        return Failure(reason, permanent="AnalysisException" in text)
+        # Records that are gone do not come back, and a start anew may not notice that they are.
+        return Failure(reason, permanent="AnalysisException" in text or f"{DataLossError.__name__}: " in text)
 
     def is_in_batch(self) -> bool:
-        return bool(self.query.status["isTriggerActive"])
+        """Waiting for records, inside of the source, is part of a trigger for Spark, but not of a batch."""
+        status = self.query.status
+        return bool(status["isTriggerActive"]) and not str(status["message"]).startswith(_WAITS)
 
     def batches(self) -> int:
         progress = self.progress()
