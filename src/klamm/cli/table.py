@@ -106,7 +106,9 @@ def sync(
     """Bring a table up to its topic, from where the last sync ended. A record is there once, whatever is killed."""
     require_spark()
     _require_tables()
-    from klamm.spark.tables.definition import load_definition
+    from klamm.clock import SystemClock
+    from klamm.spark.pipeline.state import CheckpointLock
+    from klamm.spark.tables.definition import checkpoint_of, load_definition
     from klamm.spark.triggers import trigger_arguments
 
     settings = parse_pairs(conf, "--conf")
@@ -114,7 +116,8 @@ def sync(
     load_definition(path)
     trigger = trigger_arguments(every or "available_now")
     options: dict[str, object] = {} if max_offsets is None else {"maxOffsetsPerTrigger": max_offsets}
-    with spark_session(master, "klamm table sync", settings) as spark:
+    lock = CheckpointLock(str(checkpoint_of(path)), f"sync of {path.name}", SystemClock().now_ms())
+    with lock, spark_session(master, "klamm table sync", settings) as spark:
         from klamm.spark.tables.sync import sync
 
         query = sync(spark, path, bootstrap_servers=bootstrap_server, trigger=trigger, options=options)

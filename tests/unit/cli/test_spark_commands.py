@@ -11,9 +11,12 @@ from klamm.cli.output import Failure
 from klamm.cli.pipeline import reset, status, stop, validate
 from klamm.cli.spark import cluster_down, cluster_status
 from klamm.cli.spark_session import require_spark
+from klamm.cli.table import sync
 from klamm.errors import KlammError
 from klamm.spark import cluster, doctor
+from klamm.spark.pipeline.state import CheckpointLock
 from klamm.spark.shipping import source_archive
+from klamm.spark.tables.definition import TableDefinition, checkpoint_of, create_table
 from klamm.spark.warmup import warmup
 
 PIPELINE = "name: p\ncheckpoint: {base}/ck\nsources: {{t: {{format: raw}}}}\nsinks: {{s: {{from: t, topic: out}}}}\n"
@@ -89,3 +92,12 @@ def test_the_archive_holds_both_packages(tmp_path: Path) -> None:
 
 def test_warmup_runs_every_kernel() -> None:
     assert warmup() == 3
+
+
+def test_a_second_sync_of_a_table_is_refused(tmp_path: Path) -> None:
+    create_table(tmp_path / "t", TableDefinition("orders", "127.0.0.1:1", schema="id long"))
+    with (
+        CheckpointLock(str(checkpoint_of(tmp_path / "t")), "sync of t", 0),
+        pytest.raises(KlammError, match=r"in use: pipeline sync of t runs as process \d+"),
+    ):
+        sync(tmp_path / "t")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -49,6 +50,16 @@ def test_a_second_run_on_a_checkpoint_is_told_who_holds_it(tmp_path: Path) -> No
     refuse_if_running(checkpoint)
     with CheckpointLock(checkpoint, "orders", 7):
         pass
+
+
+def test_somebody_who_looks_at_the_lock_refuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with CheckpointLock(str(tmp_path), "orders", 5):
+        pass
+    looking = (tmp_path / ".klamm-lock").open()
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr("klamm.spark.pipeline.state.time.sleep", lambda seconds: looking.close())
+    with CheckpointLock(str(tmp_path), "orders", 6):
+        assert looking.closed
 
 
 def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:

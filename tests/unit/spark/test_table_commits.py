@@ -131,6 +131,15 @@ def test_a_commit_that_fails_half_way_leaves_its_files(tmp_path: Path) -> None:
     assert DeltaTable(str(tmp_path / "t_bad")).to_pyarrow_table().column("_error").to_pylist() == ["broken"]
 
 
+def test_bad_records_are_there_once_when_a_driver_dies_between_the_two_commits(tmp_path: Path) -> None:
+    table = layout(tmp_path / "t")
+    first = a_task(table)
+    commit(tmp_path / "t_bad", BatchOfFiles(table.bad, first.bad_files, False, "query", 0))
+    table.commit([a_task(table)], 0)
+    assert DeltaTable(str(tmp_path / "t_bad")).to_pyarrow_table().column("_raw").to_pylist() == [b"x"]
+    assert ids(tmp_path / "t") == [1]
+
+
 def test_a_job_with_a_failed_task_removes_the_files_of_the_others(tmp_path: Path) -> None:
     table = layout(tmp_path / "t")
     table.abort([a_task(table), None])

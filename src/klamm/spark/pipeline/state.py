@@ -10,6 +10,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
@@ -19,6 +20,8 @@ from klamm.errors import KlammError
 
 STATE_VARIABLE: Final = "KLAMM_STATE_DIR"
 _LOCK: Final = ".klamm-lock"
+_TRIES: Final = 5
+_WAIT_S: Final = 0.02
 
 
 def state_directory(environment: Mapping[str, str] = os.environ) -> Path:
@@ -72,11 +75,15 @@ class CheckpointLock:
         home = home_of(self._checkpoint)
         home.mkdir(parents=True, exist_ok=True)
         file = (home / _LOCK).open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with file:
-                raise KlammError(_in_use(self._checkpoint, _read_holder(file))) from None
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not left:
+                    with file:
+                        raise KlammError(_in_use(self._checkpoint, _read_holder(file))) from None
+                time.sleep(_WAIT_S)  # it may be somebody who only looks, as `holder` does
         file.truncate(0)
         file.write(json.dumps(self._holder))
         file.flush()
@@ -122,7 +129,7 @@ def _in_use(checkpoint: str, found: Mapping[str, Any]) -> str:
     if found:
         who = f": pipeline {found.get('pipeline')} runs as process {found.get('pid')} of {found.get('user')}"
         who += f" on {found.get('host')}"
-    advice = "Stop it with `klamm pipeline stop`, or use another checkpoint."
+    advice = "Stop it, a pipeline with `klamm pipeline stop`, or use another checkpoint."
     return f"The checkpoint {checkpoint} is in use{who}. {advice}"
 
 
