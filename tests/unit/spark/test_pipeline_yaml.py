@@ -75,6 +75,21 @@ def refused(text: str) -> list[tuple[int, str]]:
         ("watermark: {column: at, delay: 10 minutes}", "watermark: at", 10, "{column: at, delay: 10 minutes}"),
         ("    watermark: {column: at, delay: 10 minutes}\n", "", 8, "'deduplicate' needs a 'watermark'"),
         ("{maxOffsetsPerTrigger: 1000, includeHeaders: true}", "{subscribe: x}", 8, "is written as 'topic'"),
+        ("maxOffsetsPerTrigger: 1000", "maxOffsetsPerTrigger: many", 8, "'maxOffsetsPerTrigger' is a whole number"),
+        ("includeHeaders: true", "kafka.auto.offset.reset: latest", 8, "say where to begin with 'startingOffsets'"),
+        (
+            "    watermark:",
+            "    starting_offsets: erliest\n    watermark:",
+            8,
+            "is earliest, latest or JSON, not 'erliest'",
+        ),
+        ("at timestamp", "at timestmp", 8, "timestmp"),
+        ("{column: at,", "{column: ta,", 8, "no column 'ta' for 'watermark'. There are: "),
+        ("deduplicate: [user, at]", "deduplicate: [usr, at]", 8, "no column 'usr' for 'deduplicate'"),
+        ("schema: user string, page string, at timestamp", "schema_file: /none.ddl", 8, "/none.ddl cannot be read"),
+        ("mode: update", "options: {kafka.acks: seven}", 23, "'kafka.acks' is refused"),
+        ("mode: update", "options: {guarantee: exactly_once}", 23, "needs transactions"),
+        ("table: /lake/pages", "table: s3://lake/pages", 22, "s3:// is not supported"),
         ("format: string", "format: strng", 13, "Did you mean 'string'?"),
         ("FROM known", "FROM knwon", 17, "'knwon', which is neither a source nor a view. Did you mean 'known'?"),
         ("FROM Clicks JOIN users", "FROM Clicks JOIN counted", 16, "in a circle: counted -> known -> counted"),
@@ -113,6 +128,11 @@ def test_everything_wrong_is_told_at_once() -> None:
         ("a: !!python/object:os.system x\nname: 1", "not a value"),
         ("name: a\ncheckpoint: b\nsources:\nsinks:\n", "no source"),
         ("x: " + "[" * 40 + "]" * 40, "nested deeper"),
+        (
+            "a: &a [1,1,1,1]\n"
+            + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1 or str()}'] * 9)}]\n" for n in range(1, 12)),
+            "more than 10000 values",
+        ),
     ],
 )
 def test_files_that_are_no_pipeline(text: str, reason: str) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from klamm.spark.pipeline.fields import check_name
 from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, View, find_cycle, in_order
+from klamm.spark.pipeline.options import sink_problems, source_problems
 from klamm.spark.pipeline.problems import PipelineError, Problem, suggestion
 from klamm.spark.sql_names import SqlTextError, relations
 
@@ -34,9 +35,9 @@ def checked(spec: PipelineSpec, problems: list[Problem]) -> PipelineSpec:
     views = tuple(_with_inputs(view, names, problems) for view in spec.views)
     problems += _names(spec)
     for source in spec.sources:
-        problems += _source(source)
+        problems += list(_source(source)) or source_problems(source)
     for sink in spec.sinks:
-        problems += _sink(sink, names)
+        problems += list(_sink(sink, names)) or sink_problems(sink)
     problems += _shared_targets(spec.sinks)
     problems += _parts_that_are_missing(spec)
     if cycle := find_cycle({view.name: view.inputs for view in views}):

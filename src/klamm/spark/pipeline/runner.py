@@ -14,6 +14,7 @@ from klamm.errors import KlammError
 from klamm.spark.fetch import DataLossError
 from klamm.spark.pipeline.load import module_name
 from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, Trigger, View
+from klamm.spark.pipeline.options import reading_options
 from klamm.spark.pipeline.plan import stateful_operators
 from klamm.spark.pipeline.shape import QueryShape, shape_of
 from klamm.spark.supervise import Failure
@@ -78,17 +79,7 @@ class PipelineRunner:
         self._frames[step.name] = frame
 
     def _source(self, source: Source) -> DataFrame:
-        from klamm.spark.topics import value_options
-
-        options = {
-            "kafka.bootstrap.servers": self._servers,
-            "startingOffsets": source.starting_offsets,
-            "subscribe": source.topic,
-            "subscribePattern": source.pattern,
-            **source.options,
-            **value_options(source.format, source.schema, source.schema_file, source.options.get("valueMessage")),
-        }
-        given = {name: value for name, value in options.items() if value is not None}
+        given = reading_options(source, self._servers)
         if source.static:
             return self._spark.read.format("klamm").options(**given).load()
         return self._spark.readStream.format("klamm").options(**given).load()

@@ -14,6 +14,7 @@ from klamm.spark.pipeline.problems import PipelineError, Problem
 
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 MAX_DEPTH: Final = 16
+MAX_NODES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,17 @@ class _Composer:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._scalars = yaml.SafeLoader("")
+        self._nodes = 0
         self.problems: list[Problem] = []
 
     def tree(self, node: yaml.Node, depth: int) -> Tree:
         line = node.start_mark.line + 1
-        if depth > MAX_DEPTH:
-            self.problems.append(Problem(line, f"nested deeper than {MAX_DEPTH} levels."))
+        self._nodes += 1
+        if depth > MAX_DEPTH or self._nodes > MAX_NODES:
+            too_much = (
+                f"nested deeper than {MAX_DEPTH} levels" if depth > MAX_DEPTH else f"more than {MAX_NODES} values"
+            )
+            self.problems.append(Problem(line, f"{too_much}, with those that aliases stand for."))
             return Scalar(None, line)
         if isinstance(node, yaml.MappingNode):
             return self._table(node, line, depth)
