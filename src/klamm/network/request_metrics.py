@@ -33,13 +33,17 @@ class RequestMetrics:
         self.name = name
         self._registry = registry
         self._errors: dict[int, Meter] = {}
+        self._requests: dict[int, Meter] = {}
         self.table = SampleTable()
         for index, column in enumerate(COLUMNS):
             registry.register(_GROUP, _TYPE, column, {"request": name}, self.table.column(index))
 
     def requests(self, version: int) -> Meter:
-        tags = {"request": self.name, "version": str(version)}
-        return self._registry.meter(_GROUP, _TYPE, "RequestsPerSec", tags)
+        meter = self._requests.get(version)
+        if meter is None:
+            tags = {"request": self.name, "version": str(version)}
+            meter = self._requests[version] = self._registry.meter(_GROUP, _TYPE, "RequestsPerSec", tags)
+        return meter
 
     def record(self, version: int, row: tuple[float, ...]) -> None:
         self.table.append(row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, UNKNOWN_BROKER_EPOCH, TopicPartition
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Fetches: TypeAlias = Sequence[tuple[TopicPartition, PartitionFetch]]
 Reads: TypeAlias = list[tuple[TopicPartition, PartitionRead]]
+
+_NONE: Final = ErrorCode.NONE
 
 
 class ResponseBudget(Protocol):
@@ -159,6 +161,8 @@ class FetchPath:
             return PartitionRead(partition)
         is_from_follower = params.replica_id >= 0
         if is_from_follower:
+            if (idle := self._caught_up(partition, fetch, params, now_ms)) is not None:
+                return idle
             if params.replica_id not in partition.remotes and partition.is_leader:
                 return PartitionRead(_stranger(fetch))
             if self.is_held_back(params, partition):
@@ -179,6 +183,34 @@ class FetchPath:
         if is_from_follower and not read.error and read.diverging_epoch is None:
             self._on_follower_read(partition, fetch, params, now_ms)
         return read
+
+    def _caught_up(
+        self, partition: Partition, fetch: PartitionFetch, params: FetchParams, now_ms: int
+    ) -> PartitionRead | None:
+        """The answer to an in-sync follower that has everything and all of it committed; None in all other cases.
+
+        Most partitions of most fetches are like that, and nothing follows from it but that the follower is there.
+        """
+        log = partition.log
+        remote = partition.remotes.get(params.replica_id)
+        offset = fetch.fetch_offset
+        if (
+            log is None
+            or remote is None
+            or not offset == log.log_end_offset == log.high_watermark == remote.log_end_offset
+            or partition.leader != partition.broker_id
+            or partition.leader_epoch != fetch.current_leader_epoch
+            or params.replica_id not in partition.isr
+            or self._replicas.delete_records_purgatory.size
+        ):
+            return None
+        last_epoch = fetch.last_fetched_epoch
+        if last_epoch not in (NO_EPOCH, log.leader_epochs.latest_epoch):
+            epoch, end_offset = log.end_offset_for_epoch(last_epoch)
+            if epoch != last_epoch or end_offset < offset:
+                return None
+        remote.on_fetch(offset, fetch.log_start_offset, offset, now_ms, params.replica_epoch)
+        return PartitionRead(_NONE, offset, log.last_stable_offset, log.log_start_offset)
 
     def _preferred(self, partition: Partition, fetch: PartitionFetch, client: ClientMetadata) -> int:
         replicas = self._replicas

@@ -110,6 +110,49 @@ class TestShrinking:
         assert not leader.broker.replicas.lagging
 
 
+class TestCaughtUpFollowers:
+    def ask(self, leader: OneBroker, offsets: dict[int, int], **fields: Any) -> Any:
+        return leader.ask(fetch.API, request(offsets, replica_id=2, **fields), 12)
+
+    def test_what_stands_still_is_not_read_but_counts_as_caught_up(
+        self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read = count_calls(monkeypatch, fetch_path, "read_records")
+        append(leader, 17)
+        leader.clock.elapsed_ms += 1_000
+        epoch = partition(leader, 0).leader_epoch
+        self.ask(leader, dict.fromkeys(range(MANY), 0), current_leader_epoch=epoch)
+        assert read == [partition(leader, 17)]
+        caught_up = {partition(leader, index).remotes[2].last_caught_up_time_ms for index in range(MANY) if index != 17}
+        assert caught_up == {leader.clock.now_ms()}
+
+    @pytest.mark.parametrize("change", ("epoch of the log", "epoch of the leader", "a step back"))
+    def test_one_that_is_not_what_it_seems_is_looked_at(self, leader: OneBroker, change: str) -> None:
+        append(leader, 5)
+        self.ask(leader, {5: 1})
+        assert leader.leader_and_isr({"t": [5]}, leader_epoch=1, partition_epoch=1, **STATE).error_code == 0
+        append(leader, 5)
+        self.ask(leader, {5: 2})
+        assert partition(leader, 5).leader_epoch == 1 and partition(leader, 5).log.high_watermark == 2  # type: ignore[union-attr]
+        current, last, offset = {
+            "epoch of the log": (1, 0, 2),
+            "epoch of the leader": (0, 1, 2),
+            "a step back": (1, 0, 1),
+        }[change]
+        answer = self.ask(leader, {5: offset}, current_leader_epoch=current, last_fetched_epoch=last)
+        (data,) = answer.responses[0].partitions
+        diverging = data.diverging_epoch and (data.diverging_epoch.epoch, data.diverging_epoch.end_offset)
+        seen = (data.error_code, diverging, len(values(data)))
+        assert (
+            seen
+            == {
+                "epoch of the log": (0, (0, 1), 0),
+                "epoch of the leader": (ErrorCode.FENCED_LEADER_EPOCH, None, 0),
+                "a step back": (0, None, 1),
+            }[change]
+        )
+
+
 class TestParkedFetches:
     def park(self, leader: OneBroker, **fields: Any) -> asyncio.Future[Any]:
         asked = request(dict.fromkeys(range(MANY), 0), replica_id=2, max_wait_ms=30_000, **fields)
