@@ -18,6 +18,8 @@ from klamm.spark.options import EARLIEST, LATEST, OffsetSpec, OptionError, ReadO
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _MISSING_TRIES: Final = 5
+_GONE_TRIES: Final = 25
+"""More patience where the query has read a partition before: to take it for deleted ends the query."""
 _MISSING_WAIT_S: Final = 0.2
 
 
@@ -53,7 +55,7 @@ class Planner:
         if self._clock.monotonic() < self._cached_until:
             return self._cached
         found = self._find()
-        for _ in range(_MISSING_TRIES):
+        for _ in range(_GONE_TRIES if expected else _MISSING_TRIES):
             if expected <= set(found) and (found or self._options.subscription.pattern is not None):
                 break
             self._sleep(_MISSING_WAIT_S)
