@@ -188,6 +188,7 @@ class SimCluster:
     """Everything there is in one run. `lines` is the transcript; it is written when `tracing`."""
 
     def __init__(self, seed: int, brokers: int = 3, *, tracing: bool = False) -> None:
+        self.seed = seed
         self.loop = SimLoop(seed)
         self.rng = self.loop.rng
         self.network = self.loop.network = Network(self.loop)

@@ -83,6 +83,19 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "        import asyncio\n\n        after, deleted = before.apply(update)\n"
         "        asyncio.get_running_loop().call_later(0.002, setattr, self, 'snapshot', after)\n",
     ),
+    "offset_commits_do_not_wait": Mutant(
+        "klamm.coordinator.shell",
+        "self._replicas.append_records(-1, True,",
+        "self._replicas.append_records(1, True,",
+        40,
+    ),
+    "cut_at_the_high_watermark": Mutant(
+        _R + "fetch_state",
+        "        self.follow_log()\n\n    @property",
+        "        self.log.truncate_to(min(self.log.high_watermark, self.log.log_end_offset))\n"
+        "        self.follow_log()\n\n    @property",
+        40,
+    ),
     "torn_tail_is_kept": Mutant(
         "klamm.log.loader", "            cut_bytes = segment.recover(self._note_epoch)\n", "            cut_bytes = 0\n"
     ),

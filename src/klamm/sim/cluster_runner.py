@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, Final
 
 from klamm.model import TopicPartition
+from klamm.sim.aimed_faults import AimedFaults
 from klamm.sim.checkers import Violation, require
 from klamm.sim.clients import Client, Consumer, Producer, create_topic
 from klamm.sim.cluster import SimCluster
@@ -62,6 +63,8 @@ class Scenario:
             cluster.outside(cluster.rng.uniform(0.0, 0.3), node.start)
         await self._until(lambda: all(node.is_ready for node in cluster.nodes.values()), "all brokers answer")
         await self._start_clients()
+        if (kind := AimedFaults.kind_of(cluster.seed)) is not None:
+            await self._while_watching(cluster.loop.create_task(AimedFaults(cluster, GROUP).run(kind)))
         faults = Faults(cluster, cluster.loop.time() + FAULTS_S)
         await self._while_watching(cluster.loop.create_task(faults.run()))
         await self._while_watching(cluster.loop.create_task(faults.heal()))
