@@ -14,7 +14,7 @@ from klamm.errors import KlammError
 from klamm.spark.tables import commits, files
 from klamm.spark.tables.commits import BatchOfFiles, commit
 from klamm.spark.tables.definition import TableDefinition, create_table, load_definition
-from klamm.spark.tables.delta import TableLayout, Written, parse_options
+from klamm.spark.tables.delta import TableLayout, Written, check_apart, parse_options
 from klamm.spark.tables.files import ParquetFiles
 from klamm.spark.tables.maintenance import compact, vacuum
 
@@ -93,11 +93,22 @@ def test_what_a_table_does_not_take(tmp_path: Path) -> None:
         ({}, "'path' must be specified"),
         ({"path": "s3://bucket/t"}, "s3:// is not supported"),
         ({"path": "t", "compactEvery": "often"}, "'compactEvery' is a number"),
+        ({"path": "/lake/t", "badRecords": "/lake/t/bad"}, "bad records cannot be in /lake/t, at /lake/t/bad"),
+        ({"path": "/lake/t", "badRecords": "/lake/t"}, "cannot be in /lake/t"),
+        ({"path": "/lake/t", "badRecords": "/lake"}, "The table cannot be in /lake"),
     ],
 )
 def test_wrong_options(options: dict[str, str], reason: str) -> None:
     with pytest.raises(KlammError, match=reason):
         parse_options(options)
+
+
+def test_a_checkpoint_in_a_table_stands_where_vacuum_does_not_look() -> None:
+    table = Path("/lake/t")
+    check_apart(table, table / "_klamm" / "checkpoint", "The checkpoint")
+    check_apart(table, Path("/lake/t_bad"), "The checkpoint")
+    with pytest.raises(KlammError, match="The checkpoint cannot be in /lake/t"):
+        check_apart(table, table / "checkpoint", "The checkpoint")
 
 
 def test_a_definition_is_kept_and_a_broken_one_is_told(tmp_path: Path) -> None:

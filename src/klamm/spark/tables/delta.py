@@ -53,12 +53,21 @@ def parse_options(options: Mapping[str, str]) -> TableOptions:
         raise KlammError("Option 'path' must be specified: the directory of the table.")
     path = local_path(given["path"])
     bad = given.get("badrecords")
+    bad_path = local_path(bad) if bad else default_bad_path(path)
+    check_apart(path, bad_path, "The table of bad records")
+    check_apart(bad_path, path, "The table")
     return TableOptions(
         path=path,
-        bad_path=local_path(bad) if bad else default_bad_path(path),
+        bad_path=bad_path,
         date_column=given.get("partitionbydate") or None,
         compact_every=_count(given.get("compactevery", "0")),
     )
+
+
+def check_apart(table: Path, other: Path, what: str) -> None:
+    """Raises KlammError when `other` is in the directory of a table, where vacuum would remove its files."""
+    if other == table or (table in other.parents and not other.relative_to(table).parts[0].startswith(("_", "."))):
+        raise KlammError(f"{what} cannot be in {table}, at {other}: vacuum would remove its files.")
 
 
 def default_bad_path(path: Path) -> Path:

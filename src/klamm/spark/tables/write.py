@@ -50,6 +50,8 @@ def to_table(
         if bad_records is not None or mode != "append":
             raise KlammError("format='parquet' has no table of bad records, and appends only.")
         return start(_parquet(df, path, date_column).options(**_texts(options)), checkpoint, trigger, name)
+    if "://" not in f"{path}{checkpoint}":
+        delta.check_apart(Path(path).absolute(), Path(checkpoint).absolute(), "The checkpoint")
     register_tables(df.sparkSession)
     given: dict[str, object] = {
         "path": Path(path).absolute() if "://" not in str(path) else path,
