@@ -100,7 +100,7 @@ def _sort_out(
         known = None if partition.tp is None else hosted.get(partition.tp)
         if known is None and broker.metadata.topic_name(partition.topic_id) is None:
             refused.append((partition, PartitionRead(ErrorCode.UNKNOWN_TOPIC_ID)))
-        elif known is not None and known.topic_id != partition.topic_id and known.topic_id.int:
+        elif known is not None and known.topic_id.int not in (0, partition.topic_id.int):
             refused.append((partition, PartitionRead(ErrorCode.INCONSISTENT_TOPIC_ID)))
         else:
             asked.append(partition)

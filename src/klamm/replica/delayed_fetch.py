@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from klamm.errors import ErrorCode
@@ -25,9 +26,9 @@ class DelayedFetch:
         self._params = params
         self._fetches = fetches
         self._reads = reads
-        self._places: dict[TopicPartition, list[int]] = {}
-        for place, (tp, _) in enumerate(fetches):
-            self._places.setdefault(tp, []).append(place)
+        self._places: dict[TopicPartition, Sequence[int]] = {tp: (place,) for place, (tp, _) in enumerate(fetches)}
+        if len(self._places) < len(fetches):  # a client that names a partition twice
+            self._places = _places_of(fetches)
         self._baseline: list[int] | None = None
         """The sizes to grow from; not needed where any byte is enough."""
         if params.min_bytes > 1:
@@ -79,3 +80,10 @@ class DelayedFetch:
         if self._baseline is None:
             return 1
         return max(1, min(log.size_bytes - self._baseline[place], fetch.max_bytes))
+
+
+def _places_of(fetches: Fetches) -> dict[TopicPartition, Sequence[int]]:
+    places: dict[TopicPartition, list[int]] = {}
+    for place, (tp, _) in enumerate(fetches):
+        places.setdefault(tp, []).append(place)
+    return dict(places)
