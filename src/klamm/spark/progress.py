@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -63,8 +63,9 @@ def parse_progress(progress: Mapping[str, Any] | str) -> Progress:
     sources: Sequence[Mapping[str, Any]] = given.get("sources") or ()
     states: Sequence[Mapping[str, Any]] = given.get("stateOperators") or ()
     durations = {name: int(value) for name, value in (given.get("durationMs") or {}).items()}
-    ended_at = {tp: offset for source in sources for tp, offset in _offsets(source.get("endOffset")).items()}
-    latest = {tp: offset for source in sources for tp, offset in _offsets(source.get("latestOffset")).items()}
+    # A query may read a topic twice: what both have read is done.
+    ended_at = _merged([_offsets(source.get("endOffset")) for source in sources], min)
+    latest = _merged([_offsets(source.get("latestOffset")) for source in sources], max)
     return Progress(
         query_id=str(given.get("id")),
         run_id=str(given.get("runId")),
@@ -97,6 +98,15 @@ def _offsets(value: Any) -> Mapping[TopicPartition, int]:
         return parse_source_offset(value).offsets if value is not None else {}
     except (KlammError, ValueError, TypeError, AttributeError):
         return {}
+
+
+def _merged(
+    offsets: Sequence[Mapping[TopicPartition, int]], choose: Callable[[int, int], int]
+) -> dict[TopicPartition, int]:
+    found: dict[TopicPartition, int] = {}
+    for one in offsets:
+        found |= {tp: choose(offset, found.get(tp, offset)) for tp, offset in one.items()}
+    return found
 
 
 class Sink(Protocol):

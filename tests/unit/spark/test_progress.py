@@ -54,6 +54,15 @@ def test_figures_of_a_report() -> None:
     assert progress.watermark_s == 1767322800.0
 
 
+def test_a_topic_that_is_read_twice_is_done_where_both_are() -> None:
+    ends = [{"t": {"0": 7, "1": 3}}, {"t": {"0": 5, "1": 4}}]
+    progress = parse_progress(
+        {"sources": [{"endOffset": end, "latestOffset": {"t": {"0": 9, "1": 9}}} for end in ends]}
+    )
+    assert progress.ended_at == {TopicPartition("t", 0): 5, TopicPartition("t", 1): 3}
+    assert progress.total_lag == 4 + 6
+
+
 def test_a_report_with_next_to_nothing_in_it() -> None:
     progress = parse_progress(
         {"id": "abcdefghijk", "inputRowsPerSecond": float("nan"), "sources": [{"endOffset": "x"}]}
