@@ -205,9 +205,14 @@ class Harness:
         self.controller = KafkaController(config, self.clock, Random(0))
         self.queue.append(Startup())
 
-    def do_controller_fails_over_to(self, broker: str) -> None:
-        """The controller loses its role to a broker that has just started; its own session stays."""
+    def do_controller_fails_over_to(self, broker: str, *bounced: str) -> None:
+        """The controller loses its role to a broker that has just started; its own session stays.
+
+        Meanwhile others may go and come back: nobody sees it.
+        """
         self.tree.write(self.tools, Delete(paths.CONTROLLER), 0)
+        for other in bounced:
+            self.do_bounces(other)
         self.tree.take_events()
         self.queue.clear()
         self.do_controller(broker)

@@ -183,10 +183,10 @@ def on_controller_failover(ctx: ControllerContext) -> Steps[None]:
     """Reads the whole cluster, tells every broker who lives, elects where leaders are missing, then tells all of it."""
     yield from _set_up_feature(ctx)
     yield from _clear_notifications(ctx)
-    yield from _initialise_context(ctx)
+    returned = yield from _initialise_context(ctx)
     yield from deletion.initialise(ctx)
     yield from tell_live_brokers(ctx)
-    yield from _start_state_machines(ctx)
+    yield from _start_state_machines(ctx, returned)
     yield from reassignment_requests.on_zk_reassignment(ctx)
     yield from reassignment.resume_all(ctx)
     yield from deletion.resume(ctx, list(ctx.topics_to_be_deleted))
@@ -195,15 +195,15 @@ def on_controller_failover(ctx: ControllerContext) -> Steps[None]:
         yield Schedule(elections.FIRST_BALANCE_CHECK_MS, AutoPreferredReplicaLeaderElection())
 
 
-def _start_state_machines(ctx: ControllerContext) -> Steps[None]:
-    """Elects where a leader is missing, takes what is offline out of the ISRs, then tells every replica what it is.
+def _start_state_machines(ctx: ControllerContext, returned: frozenset[TopicPartition]) -> Steps[None]:
+    """Elects where a leader is missing or has `returned`, shrinks ISRs to what is online, tells all of it.
 
     Kafka tells everything first and again with each change. Here each broker hears of a partition once, in the state
     that it has after all changes: with many partitions on a dead broker, which this controller's predecessor mostly
     is, that is less than half of the work for everybody.
     """
     offline = replica_state_machine.startup(ctx)
-    first = yield from partition_state_machine.startup(ctx)
+    first = yield from partition_state_machine.startup(ctx, returned)
     yield from replica_state_machine.leave_isrs(ctx, offline)
     tells = [TellLeaderAndIsr(ctx.assignment(tp).replicas, tp, is_new=tp in first) for tp in ctx.leadership]
     if tells:
@@ -245,16 +245,26 @@ def _clear_notifications(ctx: ControllerContext) -> Steps[None]:
         yield from store.delete_all(ctx, [f"{parent}/{name}" for name in names])
 
 
-def _initialise_context(ctx: ControllerContext) -> Steps[None]:
+def _initialise_context(ctx: ControllerContext) -> Steps[frozenset[TopicPartition]]:
+    """Returns the partitions whose leader has registered since it became that: no controller has seen it go.
+
+    What it knew when it led and had not written to its disk is gone; it must not go on in the same leader epoch.
+    """
     for broker in (yield from topic_store.read_brokers(watch=True)).values():
         ctx.add_broker(broker)
         yield AddChannel(broker)
     topics = yield from store.read_children(paths.TOPICS, watch=True)
     stored = yield from topic_store.read_topics(topics, watch=True)
     yield from adopt_topics(ctx, stored)
+    returned: list[TopicPartition] = []
     for tps in _slices(ctx, 10_000):
-        for tp, state in (yield from store.read_states(tps)).items():
+        mzxids: dict[TopicPartition, int] = {}
+        for tp, state in (yield from store.read_states(tps, mzxids)).items():
             ctx.put_leadership(tp, state)
+            leader = ctx.live_or_shutting_down.get(state.leader_and_isr.leader)
+            if leader is not None and leader.epoch > mzxids[tp]:
+                returned.append(tp)
+    return frozenset(returned)
 
 
 def _slices(ctx: ControllerContext, size: int) -> Iterator[list[TopicPartition]]:

@@ -37,8 +37,12 @@ class Outcome:
     failed: dict[TopicPartition, ErrorCode] = field(default_factory=dict)
 
 
-def startup(ctx: ControllerContext) -> Steps[frozenset[TopicPartition]]:
+def startup(
+    ctx: ControllerContext, returned: frozenset[TopicPartition] = frozenset()
+) -> Steps[frozenset[TopicPartition]]:
     """After failover: states from what was read, then an attempt to bring online what has no online leader.
+
+    Leaders of `returned` partitions went and came back unseen: they count as gone, and may be elected again.
 
     Nothing is sent: the caller tells every broker everything. Returns the partitions that got their first state.
     """
@@ -46,7 +50,7 @@ def startup(ctx: ControllerContext) -> Steps[frozenset[TopicPartition]]:
         if tp not in ctx.leadership:
             ctx.put_partition_state(tp, PartitionState.NEW)
         else:
-            online = ctx.has_online_leader(tp)
+            online = ctx.has_online_leader(tp) and tp not in returned
             ctx.put_partition_state(tp, PartitionState.ONLINE if online else PartitionState.OFFLINE)
     tells = yield from _bring_online(ctx, _to_bring_online(ctx), ElectionStrategy.OFFLINE, Outcome())
     return frozenset(tell.partition for tell in tells if tell.is_new)

@@ -124,9 +124,12 @@ class Updated:
 
 
 def read_states(
-    tps: Sequence[TopicPartition],
+    tps: Sequence[TopicPartition], mzxids: dict[TopicPartition, int] | None = None
 ) -> Steps[dict[TopicPartition, LeaderIsrAndControllerEpoch]]:
-    """The states of those partitions that have one; `partition_epoch` is the version of the znode."""
+    """The states of those partitions that have one; `partition_epoch` is the version of the znode.
+
+    `mzxids` takes up when each was written.
+    """
     results = yield from read_data(paths.partition_state_path(*tp) for tp in tps)
     states = {}
     known: dict[tuple[bytes | None, int], LeaderIsrAndControllerEpoch] = {}
@@ -142,6 +145,8 @@ def read_states(
                 yield Note(str(error))
                 continue
         states[tp] = state
+        if mzxids is not None:
+            mzxids[tp] = result.stat.mzxid
     return states
 
 
