@@ -140,6 +140,7 @@ def test_a_commit_that_fails_half_way_leaves_its_files(tmp_path: Path) -> None:
         table.commit([message], 0)
     table.abort([message])
     assert DeltaTable(str(tmp_path / "t_bad")).to_pyarrow_table().column("_error").to_pylist() == ["broken"]
+    assert not [*path.glob("*.parquet")], "those of a commit that was refused are not needed"
 
 
 def test_bad_records_are_there_once_when_a_driver_dies_between_the_two_commits(tmp_path: Path) -> None:

@@ -57,10 +57,14 @@ def _commit(path: Path, batch: BatchOfFiles) -> bool:
         create(path, batch)
         return True
     table = DeltaTable(str(path))
-    if is_committed(table, batch.app_id, batch.batch_id):
-        remove(path, list(batch.files))
-        return False
-    evolve(table, batch.schema, batch.is_partitioned)
+    try:
+        if is_committed(table, batch.app_id, batch.batch_id):
+            remove(path, list(batch.files))
+            return False
+        evolve(table, batch.schema, batch.is_partitioned)
+    except KlammError:
+        remove(path, list(batch.files))  # refused, so nobody has committed them
+        raise
     if batch.files or batch.overwrite:
         table.create_write_transaction(
             _actions(batch),
