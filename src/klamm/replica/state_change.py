@@ -133,7 +133,7 @@ class StateChange:
         leaders: list[Partition],
         followers: list[Partition],
     ) -> ErrorCode:
-        """An unexpected failure is the partition's, and the controller goes on: it would fail as often as it is told."""
+        """An unexpected failure is the partition's, and the controller goes on: repeating would fail as often."""
         try:
             return self._change(tp, topic_id, state, leaders, followers)
         except Exception:

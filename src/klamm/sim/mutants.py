@@ -35,7 +35,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "no_leader_epoch_bump": Mutant(
         "klamm.model", "leader_epoch=self.leader_epoch + 1", "leader_epoch=self.leader_epoch"
     ),
-    "elect_outside_isr": Mutant(_C + "election", "if r in state.isr), None)\n    if leader", "), None)\n    if leader"),
+    "elect_outside_isr": Mutant(_C + "election", "        if leader in state.isr:\n", "        if True:\n"),
     "empty_isr": Mutant(_C + "election", "isr = state.isr if state.isr == (replica,) else ", "isr = "),
     "no_full_state_at_startup": Mutant(
         _C + "broker_changes",
@@ -117,9 +117,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "timers_outlive_the_role": Mutant(_C + "failover", "    yield CancelScheduled()\n", "", 200),
     "unclean_although_the_isr_lives": Mutant(
         _C + "election",
-        "    leader = next((r for r in recipients if r in state.isr), None)\n    if leader is not None:\n        isr",
-        "    leader = None if allow_unclean else next((r for r in recipients if r in state.isr), None)\n"
-        "    if leader is not None:\n        isr",
+        "    for leader in recipients:\n",
+        "    for leader in () if allow_unclean else recipients:\n",
         300,
     ),
     "unclean_without_being_asked": Mutant(
