@@ -96,7 +96,7 @@ def warmup() -> None:
 
 @cluster.command("up")
 def cluster_up(
-    workers: Annotated[int, typer.Option("--workers", "-w", min=1, max=64)] = 2,
+    workers: Annotated[int, typer.Option("--workers", "-w", min=1, max=64, help="How many workers.")] = 2,
     cores: Annotated[int, typer.Option("--cores", min=1, help="Of each worker.")] = 1,
     memory: Annotated[str, typer.Option("--memory", help="Of each worker.")] = "2g",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the master; 0: a free one.")] = 7077,

@@ -89,13 +89,13 @@ def _is_well_formed(item: AlterPartitionItem, leader: int) -> bool:
 
 
 def _is_eligible(ctx: ControllerContext, item: AlterPartitionItem, tp: TopicPartition) -> bool:
-    """Members must be replicas of the partition on brokers that live, do not shut down, and are that incarnation."""
+    """Replicas whose directory works, on brokers that live, do not shut down, and are that incarnation."""
     epochs = item.isr_broker_epochs or (-1,) * len(item.new_isr)
     for replica, epoch in zip(item.new_isr, epochs, strict=True):
         broker = ctx.live_or_shutting_down.get(replica)
         if broker is None or replica in ctx.shutting_down or replica not in ctx.assignment(tp).replicas:
             return False
-        if epoch not in (-1, broker.epoch):
+        if epoch not in (-1, broker.epoch) or tp in ctx.offline_dirs.get(replica, ()):
             return False
     return True
 

@@ -86,6 +86,7 @@ class EmbeddedZooKeeper:
         self._next_session_id = self._next_connection = 1
         self._compaction: asyncio.Task[None] | None = None
         self._compactor: subprocess.Popen[bytes] | None = None
+        self._is_stopping_compaction = False
         self._compaction_due_ms = 0
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -351,7 +352,7 @@ class EmbeddedZooKeeper:
             status = await self._loop.run_in_executor(None, self._run_compactor, closed_before)
             if status == 0:
                 await self._loop.run_in_executor(None, self._data_dir.remove_covered)
-            else:
+            elif not self._is_stopping_compaction:
                 log.error(
                     "the snapshot before %#x was not written (exit status %d); logs are kept", closed_before, status
                 )
@@ -367,7 +368,7 @@ class EmbeddedZooKeeper:
         return self._compactor.wait()
 
     async def _stop_compaction(self) -> None:
-        task = self._compaction
+        task, self._is_stopping_compaction = self._compaction, True
         while task is not None and not task.done():
             if self._compactor is not None:
                 self._compactor.terminate()

@@ -90,6 +90,22 @@ def test_a_replica_that_is_being_added_is_asked_for_after_a_directory_failed() -
     assert core.controller.context.offline_dirs == {3: {TopicPartition("t", 0)}}
 
 
+def test_a_replica_whose_directory_failed_does_not_join() -> None:
+    """The leader may have asked before it, and be heard after it."""
+    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
+    assert ask(core, (1, 2)) == [ErrorCode.NONE]
+    core.sent.clear()
+    core.tree.write(core.tools, Create(paths.log_dir_event_path(), encode_log_dir_event(3), sequential=True), 0)
+    core.queue.append(LogDirEventNotification())
+    core.drain()
+    told = [request for broker, request in core.sent if broker == 3 and isinstance(request, LeaderAndIsrRequest)]
+    lost = ((TopicPartition("t", 0), ErrorCode.KAFKA_STORAGE_ERROR),)
+    core.queue.append(LeaderAndIsrResponseReceived(3, told[0].head, ErrorCode.NONE, lost))
+    core.drain()
+    assert ask(core, (1, 2, 3)) == [ErrorCode.INELIGIBLE_REPLICA]
+    assert isr(core) == (1, 2)
+
+
 def test_an_answer_of_another_life_or_term_is_not_believed() -> None:
     """The broker said that its log was gone, and came back with a new disk before the controller read the answer."""
     core = Core("brokers 2 3", "controller 1", "create t 1,2")
