@@ -32,10 +32,15 @@ Ship = Annotated[
 
 
 def shipped() -> dict[str, str]:
-    """The setting that sends klamm to the executors."""
+    """The settings that send klamm to the executors.
+
+    Spark gives files of `--py-files` to its functions, not to a data source that registered itself: workers find the
+    archive by its name, in the directory in which their executor runs and puts what it is sent.
+    """
     from klamm.spark.shipping import source_archive
 
-    return {"spark.submit.pyFiles": str(source_archive())}
+    archive = source_archive()
+    return {"spark.submit.pyFiles": str(archive), "spark.executorEnv.PYTHONPATH": archive.name}
 
 
 def require_spark() -> None:
