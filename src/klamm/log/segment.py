@@ -84,12 +84,14 @@ class LogSegment:
         return f"{self._directory}/{names.file_name(self.base_offset, kind)}{self._suffix}"
 
     def create(self, *, preallocate_bytes: int = 0) -> None:
-        """Makes the data file of a new segment. Those of the indexes come when there is a reason to write them."""
+        """Makes the files of a new segment."""
         handle = self._files.open(self.path(names.LOG), create=True)
         try:
             handle.truncate(preallocate_bytes)
             self.offset_index.create()
             self.time_index.create()
+            self.offset_index.write_out()
+            self.time_index.write_out()
         except OSError:
             handle.close()
             raise

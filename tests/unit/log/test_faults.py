@@ -76,8 +76,7 @@ def test_a_full_disk(partial: int, caplog: pytest.LogCaptureFixture) -> None:
         manager.get_or_create_log(TP)
     assert manager.async_delete(TP) == ErrorCode.KAFKA_STORAGE_ERROR
     assert len(failures) == 1
-    sizes = {info.name: info.size_bytes for info in files.list_dir(f"{DIR}/orders-0")}
-    assert sizes["00000000000000000000.log"] == log.size_bytes, "what was half-written was cut off"
+    assert files.list_dir(f"{DIR}/orders-0")[1].size_bytes == log.size_bytes, "what was half-written was cut off"
     manager.abandon()
     again, _ = manager_with(files)
     assert [v for _, v in read_values(again.logs[TP])] == [b"0", b"1", b"2"]
