@@ -33,7 +33,7 @@ class FetchSessionHandler:
         self._active: dict[TopicPartition, PartitionFetchState] = {}
         self._without_id = 0
         self._changed: dict[TopicPartition, PartitionFetchState] = {}
-        self._forgotten: dict[tuple[TopicPartition, UUID], None] = {}
+        self._forgotten: dict[SessionKey, tuple[TopicPartition, UUID]] = {}
         self._session_id = INVALID_SESSION_ID
         self._epoch = INITIAL_EPOCH
         self._version = config.fetch_version
@@ -53,7 +53,7 @@ class FetchSessionHandler:
             self.remove(tp)
             self._without_id += state.topic_id == ZERO_UUID
         self._active[tp] = self._changed[tp] = state
-        self._forgotten.pop((tp, state.topic_id), None)
+        self._forgotten.pop(self._key(state), None)
 
     def remove(self, tp: TopicPartition) -> None:
         """The partition is not to be asked for any more, or not for a while."""
@@ -62,8 +62,9 @@ class FetchSessionHandler:
             return
         self._without_id -= state.topic_id == ZERO_UUID
         self._changed.pop(tp, None)
-        if self._asked.pop(self._key(state), None) is not None:
-            self._forgotten[tp, state.topic_id] = None
+        key = self._key(state)
+        if self._asked.pop(key, None) is not None:
+            self._forgotten[key] = tp, state.topic_id
 
     def asked(self, topic: str, topic_id: UUID, partition: int) -> PartitionFetchState | None:
         """What an answered partition was asked for; None when it is no longer asked for."""
@@ -141,7 +142,7 @@ class FetchSessionHandler:
 
     def _forgotten_topics(self) -> list[ForgottenTopic]:
         grouped: dict[tuple[str, UUID], list[int]] = {}
-        for tp, topic_id in self._forgotten:
+        for tp, topic_id in self._forgotten.values():
             grouped.setdefault((tp.topic, topic_id), []).append(tp.partition)
         return [
             ForgottenTopic(topic=name, topic_id=topic_id, partitions=each) for (name, topic_id), each in grouped.items()

@@ -16,8 +16,10 @@ from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID
 from klamm.protocol.messages.fetch import FetchRequest
 from klamm.protocol.wire import Message
+from klamm.replica.fetch_session_handler import FetchSessionHandler
 from klamm.replica.fetch_state import PartitionFetchState
-from tests.support.followers import TP, Brokers
+from klamm.replica.fetcher_config import FetcherConfig
+from tests.support.followers import TOPIC_ID, TP, Brokers
 
 MODERN = {"fetch_version": 17}
 OLD = {"fetch_version": 11, "list_offsets_version": 5, "offset_for_leader_epoch_version": 3}
@@ -250,6 +252,25 @@ def test_topics_without_an_id_are_fetched_by_name(cluster: Brokers) -> None:
     cluster.append(b"a")
     cluster.catch_up(2)
     assert {version for request, version in cluster.connections[2].sent} == {12}
+
+
+@pytest.mark.parametrize("cluster", [{"topic_id": ZERO_UUID}], indirect=True)
+def test_a_topic_that_gets_its_id_while_others_have_none_is_asked_for_and_not_forgotten(cluster: Brokers) -> None:
+    """By name both are one partition of the session: asked for and forgotten in one request, it would be gone."""
+    cluster.elect(1)
+    session = FetchSessionHandler(FetcherConfig(broker_id=2, fetch_version=OLD["fetch_version"]))
+    session.put(PartitionFetchState(cluster.partition(2), truncates_on_fetch=True))
+    session.build(0)
+    session.on_response(ErrorCode.NONE, 4711)
+    with_id = PartitionFetchState(cluster.partition(2), truncates_on_fetch=True)
+    with_id.topic_id = TOPIC_ID
+    session.put(with_id)
+    request, _ = session.build(0)
+    assert [topic.topic for topic in request.topics] == [TP.topic] and not request.forgotten_topics_data
+    session.on_response(ErrorCode.NONE, 4711)
+    session.remove(TP)
+    request, _ = session.build(0)
+    assert not request.topics and [topic.topic for topic in request.forgotten_topics_data] == [TP.topic]
 
 
 STEPS = st.lists(
