@@ -18,12 +18,20 @@ def _own_environment() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The cheap kinds first, so that a mistake shows early."""
-    order = ["tidy", "unit", "wire", "property", "transcripts", "sim", "cluster", "clients"]
+    """The cheap kinds first, so that a mistake shows early. Where several run at once, a file's tests stay together.
+
+    Those of Spark all stay together: they share a JVM and a cluster.
+    """
+    order = ["tidy", "unit", "wire", "property", "transcripts", "sim", "cluster", "clients", "spark"]
     here = Path(__file__).parent
 
+    def kind(item: pytest.Item) -> str:
+        return item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+
     def rank(item: pytest.Item) -> int:
-        kind = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
-        return order.index(kind) if kind in order else len(order)
+        return order.index(kind(item)) if kind(item) in order else len(order)
 
     items.sort(key=rank)
+    for item in items:
+        together = "spark" if kind(item) == "spark" else item.path.as_posix()
+        item.add_marker(pytest.mark.xdist_group(together))

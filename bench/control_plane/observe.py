@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import threading
 import time
@@ -18,7 +19,7 @@ from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLead
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from klamm.protocol.wire import Message
 from klamm.testing.ports import LOOPBACK
-from klamm.testing.wire_client import send_request
+from klamm.testing.wire_client import exchange, send_request
 
 REQUEST_TIMEOUT_S: Final = 120.0
 LIMIT_S: Final = 180.0
@@ -46,6 +47,34 @@ def leaders(cluster: BenchCluster, broker_id: int, topics: Sequence[str] | None 
         for topic in metadata(cluster, broker_id, topics).topics
         for partition in topic.partitions
     }
+
+
+class Connections:
+    """A connection to every broker, kept: what is timed through them is the cluster and not the connecting."""
+
+    def __init__(self, cluster: BenchCluster) -> None:
+        self._sockets = {
+            broker_id: socket.create_connection((LOOPBACK, cluster.port(broker_id)), REQUEST_TIMEOUT_S)
+            for broker_id in cluster.brokers
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for connection in self._sockets.values():
+            connection.close()
+
+    def create_topic(self, controller: int, name: str, replication_factor: int) -> None:
+        _created(exchange(self._sockets[controller], _creation([name], 1, replication_factor), 5, CreateTopicsResponse))
+
+    def knows(self, broker_id: int, topic: str) -> bool:
+        """Whether the broker's metadata has the topic and a leader for each of its partitions."""
+        request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
+        (found,) = exchange(self._sockets[broker_id], request, 7, MetadataResponse).topics
+        return bool(found.partitions) and all(partition.leader_id >= 0 for partition in found.partitions)
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S, poll_s: float = POLL_S) -> float:
@@ -80,16 +109,24 @@ def create_topics(cluster: BenchCluster, names: Sequence[str], partitions: int, 
     """Asks the controller, for `TOPICS_A_REQUEST` topics at a time; returns when it has answered all."""
     controller = cluster.controller_id()
     for start in range(0, len(names), TOPICS_A_REQUEST):
-        topics = [
-            CreatableTopic(
-                name=name, num_partitions=partitions, replication_factor=replication_factor, assignments=(), configs=()
-            )
-            for name in names[start : start + TOPICS_A_REQUEST]
-        ]
-        request = CreateTopicsRequest(topics=topics, timeout_ms=int(REQUEST_TIMEOUT_S * 1000))
-        for result in ask(cluster, controller, request, 5, CreateTopicsResponse).topics:
-            if result.error_code != ErrorCode.NONE:
-                raise KlammError(f"{result.name}: {ErrorCode(result.error_code).name} {result.error_message or ''}")
+        request = _creation(names[start : start + TOPICS_A_REQUEST], partitions, replication_factor)
+        _created(ask(cluster, controller, request, 5, CreateTopicsResponse))
+
+
+def _creation(names: Sequence[str], partitions: int, replication_factor: int) -> CreateTopicsRequest:
+    topics = [
+        CreatableTopic(
+            name=name, num_partitions=partitions, replication_factor=replication_factor, assignments=(), configs=()
+        )
+        for name in names
+    ]
+    return CreateTopicsRequest(topics=topics, timeout_ms=int(REQUEST_TIMEOUT_S * 1000))
+
+
+def _created(answer: CreateTopicsResponse) -> None:
+    for result in answer.topics:
+        if result.error_code != ErrorCode.NONE:
+            raise KlammError(f"{result.name}: {ErrorCode(result.error_code).name} {result.error_message or ''}")
 
 
 def elect_preferred(cluster: BenchCluster, partitions: Iterable[tuple[str, int]]) -> None:

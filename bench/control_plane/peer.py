@@ -9,10 +9,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from bench.clusters import BenchCluster
 from bench.control_plane.observe import (
+    Connections,
     ZnodeWatch,
     create_topics,
     elect_preferred,
@@ -153,17 +155,18 @@ class Times:
 
 
 def propagation_ms(cluster: BenchCluster, count: int, stem: str = "p") -> Times:
+    """From CreateTopics at the controller until every broker's Metadata has the topic, over open connections."""
     times = []
-    for number in range(count):
-        name = f"{stem}-{number:05d}"
-        begun = time.monotonic()
-        create_topics(cluster, [name], 1, len(cluster.brokers))
-
-        def knows(broker_id: int, name: str = name) -> bool:
-            return any(leader >= 0 for leader in leaders(cluster, broker_id, [name]).values())
-
-        ended = wait_everywhere(cluster, cluster.brokers, knows, f"{name} everywhere", poll_s=0.0005)
-        times.append((ended - begun) * 1000)
+    controller = cluster.controller_id()
+    with Connections(cluster) as connections:
+        for number in range(count):
+            name = f"{stem}-{number:05d}"
+            begun = time.monotonic()
+            connections.create_topic(controller, name, len(cluster.brokers))
+            ended = wait_everywhere(
+                cluster, cluster.brokers, partial(connections.knows, topic=name), f"{name} everywhere", poll_s=0.0005
+            )
+            times.append((ended - begun) * 1000)
     return Times(times)
 
 

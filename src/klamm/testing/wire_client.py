@@ -17,14 +17,20 @@ _CORRELATION_IDS = itertools.count(1)
 
 def send_request(address: tuple[str, int], request: Message, version: int, answer: type[R], timeout_s: float) -> R:
     """Raises OSError when the broker cannot be reached or does not answer in time."""
-    header = RequestHeader(request.KEY, version, next(_CORRELATION_IDS), "klamm-testing")
     with socket.create_connection(address, timeout_s) as connection:
-        connection.sendall(b"".join(encode_request_frame(header, request)))
-        (size,) = struct.unpack(">i", _read(connection, 4))
-        frame = _read(connection, size)
+        return exchange(connection, request, version, answer)
+
+
+def exchange(connection: socket.socket, request: Message, version: int, answer: type[R]) -> R:
+    """The same over a connection that has no other request under way."""
+    header = RequestHeader(request.KEY, version, next(_CORRELATION_IDS), "klamm-testing")
+    connection.sendall(b"".join(encode_request_frame(header, request)))
+    (size,) = struct.unpack(">i", _read(connection, 4))
+    frame = _read(connection, size)
     correlation_id, position = decode_response_header(request.KEY, version, frame)
     if correlation_id != header.correlation_id:
-        raise KlammError(f"The broker at {address[0]}:{address[1]} answered another request than ours.")
+        host, port = connection.getpeername()[:2]
+        raise KlammError(f"The broker at {host}:{port} answered another request than ours.")
     response, _ = decode(answer, version, frame, position)
     return response
 
