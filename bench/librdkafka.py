@@ -1,6 +1,7 @@
 """Load with librdkafka (confluent-kafka) in a process of its own: `python -m bench.librdkafka MODE ...` prints JSON.
 
-`produce`: so many records as fast as it goes, until all are acknowledged. `consume`: so many records from the start.
+`produce`: so many records as fast as it goes, until all are acknowledged; `fill` the same, with as many records in each
+partition as in every other. `consume`: so many records from the start.
 `latency`: a producer at a steady rate without linger, and a consumer in another process: milliseconds from the moment
 before `produce` to the moment `poll` gives the record.
 """
@@ -14,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ from klamm.errors import KlammError
 PARTITIONS: Final = 6
 BATCH: Final = 1_000
 TIMEOUT_S: Final = 120.0
+PARTITION_UA: Final = -1
+"""The client chooses."""
 
 
 class Deliveries:
@@ -39,7 +42,13 @@ class Deliveries:
         self.count += 1
 
 
-def produce(args: argparse.Namespace) -> dict[str, float]:
+def fill(args: argparse.Namespace) -> dict[str, float]:
+    return produce(args, lambda number: number % PARTITIONS)
+
+
+def produce(
+    args: argparse.Namespace, partition_of: Callable[[int], int] = lambda number: PARTITION_UA
+) -> dict[str, float]:
     deliveries = Deliveries()
     producer = Producer(
         {
@@ -55,7 +64,9 @@ def produce(args: argparse.Namespace) -> dict[str, float]:
     for number in range(args.records):
         while True:
             try:
-                producer.produce(args.topic, values[number % BATCH], on_delivery=deliveries)
+                producer.produce(
+                    args.topic, values[number % BATCH], partition=partition_of(number), on_delivery=deliveries
+                )
                 break
             except BufferError:
                 producer.poll(0.01)
@@ -152,6 +163,9 @@ def latency(args: argparse.Namespace) -> dict[str, float]:
     }
 
 
+MODES: Final = {"produce": produce, "fill": fill, "consume": consume, "latency": latency}
+
+
 def run(mode: str, **options: object) -> Mapping[str, float]:
     """The load in a child process; its figures."""
     command = [sys.executable, "-m", "bench.librdkafka", mode]
@@ -166,7 +180,7 @@ def run(mode: str, **options: object) -> Mapping[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("mode", choices=["produce", "consume", "latency"])
+    parser.add_argument("mode", choices=[*MODES])
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--topic", required=True)
     parser.add_argument("--records", type=int, required=True)
@@ -174,8 +188,7 @@ def main() -> None:
     parser.add_argument("--acks", default="all")
     parser.add_argument("--rate", type=int, default=500)
     args = parser.parse_args()
-    modes = {"produce": produce, "consume": consume, "latency": latency}
-    print(json.dumps(modes[args.mode](args)))
+    print(json.dumps(MODES[args.mode](args)))
 
 
 if __name__ == "__main__":
