@@ -1,9 +1,10 @@
 """Offsets of a streaming query as Spark stores them, and what is decided from them. Pure.
 
-The JSON is that of Spark's Kafka source, `{"topic": {"0": 123}}`, with two additions of our own, recognisable by their
-shape: `"_initial": true` marks an offset that `initialOffset` resolved, and `"_from"`, `{"topic": {"0": 100}}`, in an
-end offset tells where its batch begins for partitions whose start is not in the offset before. Spark writes the end of
-a batch down before it runs, so a batch that is run again reads exactly the same range.
+The JSON is that of Spark's Kafka source, `{"topic": {"0": 123}}`, with additions of our own, recognisable by their
+shape: `"_initial": true` marks an offset that `initialOffset` resolved; `"_from"`, `{"topic": {"0": 100}}`, in an end
+offset tells where its batch begins for partitions whose start is not in the offset before; `"_ids"`, `{"topic":
+"<topic id>"}`, tells which topics of these names are meant, where brokers have ids. Spark writes the end of a batch down
+before it runs, so a batch that is run again reads exactly the same range, and of the same topics.
 
 Spark compares offsets as JSON text: keys are always sorted, partitions as numbers.
 """
@@ -14,13 +15,15 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 from klamm.errors import KlammError
 from klamm.frozen import dataclass
-from klamm.model import TopicPartition
+from klamm.model import TopicPartition, decode_topic_id, encode_topic_id
 
 INITIAL: Final = "_initial"
 FROM: Final = "_from"
+IDS: Final = "_ids"
 _MAX_OFFSET: Final = (1 << 63) - 1
 
 Offsets = Mapping[TopicPartition, int]
@@ -47,9 +50,13 @@ class SourceOffset:
     resolved_from: Offsets
     """Where the batch that ends here begins, for partitions that its start does not name."""
     is_initial: bool
+    topic_ids: Mapping[str, UUID]
+    """Of the topics in `offsets`, those that are known: checkpoints of older versions and brokers have none."""
 
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = by_topic(self.offsets)
+        if self.topic_ids:
+            found[IDS] = {topic: encode_topic_id(self.topic_ids[topic]) for topic in sorted(self.topic_ids)}
         if self.is_initial:
             found[INITIAL] = True
         if self.resolved_from:
@@ -57,8 +64,17 @@ class SourceOffset:
         return dict(sorted(found.items()))
 
 
-def source_offset(offsets: Offsets, resolved_from: Offsets | None = None, *, is_initial: bool = False) -> SourceOffset:
-    return SourceOffset(dict(offsets), dict(resolved_from or {}), is_initial)
+def source_offset(
+    offsets: Offsets,
+    resolved_from: Offsets | None = None,
+    *,
+    is_initial: bool = False,
+    topic_ids: Mapping[str, UUID] | None = None,
+) -> SourceOffset:
+    """Keeps of the `topic_ids` those of topics in `offsets`, and none beside a topic that has the name of their key."""
+    topics = {tp.topic for tp in offsets}
+    ids = {topic: one for topic, one in (topic_ids or {}).items() if topic in topics and IDS not in topics}
+    return SourceOffset(dict(offsets), dict(resolved_from or {}), is_initial, ids)
 
 
 def parse_source_offset(value: Mapping[str, Any] | str) -> SourceOffset:
@@ -69,6 +85,7 @@ def parse_source_offset(value: Mapping[str, Any] | str) -> SourceOffset:
         raise KlammError(f"An offset of a stream is a JSON object by topic, not {value!r}.")
     offsets: dict[TopicPartition, int] = {}
     resolved: dict[TopicPartition, int] = {}
+    ids: dict[str, UUID] = {}
     is_initial = False
     for key, part in value.items():
         if key == INITIAL and isinstance(part, bool):
@@ -76,9 +93,18 @@ def parse_source_offset(value: Mapping[str, Any] | str) -> SourceOffset:
         elif key == FROM and isinstance(part, Mapping) and all(isinstance(v, Mapping) for v in part.values()):
             for topic, partitions in part.items():
                 resolved.update(_partitions(topic, partitions))
+        elif key == IDS and isinstance(part, Mapping) and all(isinstance(v, str) for v in part.values()):
+            ids = {topic: _topic_id(topic, text) for topic, text in part.items()}
         else:
             offsets.update(_partitions(key, part))
-    return SourceOffset(offsets, resolved, is_initial)
+    return SourceOffset(offsets, resolved, is_initial, ids)
+
+
+def _topic_id(topic: str, text: str) -> UUID:
+    try:
+        return decode_topic_id(text)
+    except ValueError:
+        raise KlammError(f"The id of topic {topic!r} is 22 characters of base64, not {text!r}.") from None
 
 
 def _partitions(topic: str, partitions: Any) -> dict[TopicPartition, int]:

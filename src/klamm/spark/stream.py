@@ -2,7 +2,8 @@
 
 `latestOffset` waits inside for new records, up to option `pollMs`, so that an idle query does not spin. The end of a
 batch says itself where the batch begins wherever the offset before does not (`_from`), so a batch that is run again
-reads the same records whatever has happened since.
+reads the same records whatever has happened since. It also names the topics' ids, so a topic that was deleted and
+created anew is told from the one that was read before, whether or not the query ran at that time.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ _log = logging.getLogger(__name__)
 _FIRST_WAIT_S: Final = 0.005
 _LONGEST_WAIT_S: Final = 0.05
 _COMMIT_TIMEOUT_MS: Final = 2000
+_CREATED_ANEW: Final = "the topic was deleted and created anew"
 
 
 class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -71,8 +73,9 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
             planner = self._planning()
-            self._initial = source_offset(planner.starting(planner.partitions()), is_initial=True)
+            offsets = planner.starting(planner.partitions())
             self._remember_ids()
+            self._initial = source_offset(offsets, is_initial=True, topic_ids=self._ids)
         return self._initial.to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -110,7 +113,8 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if unknown:  # an offset that was not written by this source
             begins |= self._planning().earliest(unknown)
         ranges = [OffsetRange(tp, begins[tp], last) for tp, last in sorted(ended.offsets.items())]
-        return list(input_partitions(ranges, self._options, self._ids))
+        ids = {**self._ids, **ended.topic_ids}
+        return list(input_partitions(self._of_these_topics(ranges, ended.topic_ids), self._options, ids))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, self._schema, self._value_schema, partition)
@@ -122,6 +126,18 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is not None:
             self._planner.client.close()
             self._planner = None
+
+    def _of_these_topics(self, ranges: list[OffsetRange], ids: Mapping[str, UUID]) -> list[OffsetRange]:
+        """Without what a batch that is run again wants of topics that were deleted and created anew since."""
+        wanted = [r for r in ranges if r.size > 0]
+        planner = self._planning()
+        if {r.tp.topic for r in wanted if r.tp.topic in ids} - planner.topic_ids.keys():
+            planner.partitions(frozenset(r.tp for r in ranges))
+        recreated = self._recreated(ids)
+        for r in wanted:
+            if r.tp.topic in recreated:
+                loss(r, _CREATED_ANEW, self._options)
+        return [r for r in wanted if r.tp.topic not in recreated]
 
     # --- where a batch ends ---
 
@@ -140,9 +156,10 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end is None and resets:
             end = start
         # A position that was moved back is kept at once, even without records: it would be moved again, past new ones.
-        if end is None or (end == began.offsets and not available(start, end)):
+        if end is None or (end == began.offsets and not resets and not available(start, end)):
             return None
-        return source_offset(end, {tp: offset for tp, offset in resolved.items() if tp in end})
+        resolved = {tp: offset for tp, offset in resolved.items() if tp in end}
+        return source_offset(end, resolved, topic_ids=self._ids)
 
     def _latest_of(self, began: SourceOffset, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
         if self._target is None:
@@ -193,26 +210,25 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _resets(self, began: SourceOffset, last: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Where to go on in partitions whose log is not the one that was read before."""
-        recreated = {
-            topic for topic, known in self._ids.items() if self._planning().topic_ids.get(topic, known) != known
-        }
+        recreated = self._recreated({**self._ids, **began.topic_ids})
         found: dict[TopicPartition, int] = {}
         for tp, end in last.items():
             start = began.offsets.get(tp)
             if start is None:
                 continue
             if tp.topic in recreated:
-                loss(
-                    OffsetRange(tp, start, max(end, start + 1)), "the topic was deleted and created anew", self._options
-                )
+                loss(OffsetRange(tp, start, max(end, start + 1)), _CREATED_ANEW, self._options)
                 found |= self._planning().earliest((tp,))
             elif end < start:
                 why = f"the log ends at {end}: an unclean election cut it, or the topic was created anew"
                 loss(OffsetRange(tp, end, start), why, self._options)
                 found[tp] = end
-        if recreated:
-            self._ids.update({topic: self._planning().topic_ids[topic] for topic in recreated})
+        self._ids.update({topic: self._planning().topic_ids[topic] for topic in recreated})
         return found
+
+    def _recreated(self, ids: Mapping[str, UUID]) -> set[str]:
+        found = self._planning().topic_ids
+        return {topic for topic, known in ids.items() if found.get(topic, known) != known}
 
     def _partitions(self, began: SourceOffset) -> tuple[TopicPartition, ...]:
         tps = self._planning().partitions(frozenset(began.offsets))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from klamm.spark.offsets import (
 )
 
 A0, A10, B0 = TopicPartition("a", 0), TopicPartition("a", 10), TopicPartition("b", 0)
-partitions = st.builds(TopicPartition, st.sampled_from(["a", "b", "_from", "_initial", "ä"]), st.integers(0, 12))
+partitions = st.builds(TopicPartition, st.sampled_from(["a", "b", "_from", "_ids", "_initial", "ä"]), st.integers(0, 12))
 offset_maps = st.dictionaries(partitions, st.integers(0, 1 << 62), max_size=8)
 
 
@@ -33,18 +34,27 @@ def test_the_json_is_that_of_the_kafka_source() -> None:
 
 
 @settings(deadline=None)
-@given(offset_maps, offset_maps, st.booleans())
+@given(offset_maps, offset_maps, st.booleans(), st.dictionaries(st.sampled_from(["a", "b", "_ids"]), st.uuids()))
 def test_offsets_survive_the_checkpoint(
-    offsets: dict[TopicPartition, int], begun: dict[TopicPartition, int], initial: bool
+    offsets: dict[TopicPartition, int], begun: dict[TopicPartition, int], initial: bool, ids: dict[str, UUID]
 ) -> None:
     if TopicPartition("_from", 0).topic in {tp.topic for tp in offsets} and begun:
         offsets = {tp: o for tp, o in offsets.items() if tp.topic != "_from"}
     if initial:
         offsets = {tp: o for tp, o in offsets.items() if tp.topic != "_initial"}
-    made = source_offset(offsets, begun, is_initial=initial)
+    made = source_offset(offsets, begun, is_initial=initial, topic_ids=ids)
     stored = json.dumps(made.to_dict())
     assert parse_source_offset(json.loads(stored)) == made
     assert json.dumps(parse_source_offset(stored).to_dict()) == stored
+
+
+def test_topic_ids_are_a_key_of_their_own() -> None:
+    made = source_offset({A0: 1}, topic_ids={"b": UUID(int=2), "a": UUID(int=1)})
+    assert made.to_dict() == {"_ids": {"a": "AAAAAAAAAAAAAAAAAAAAAQ"}, "a": {"0": 1}}, "of the topics that are read"
+    older = parse_source_offset('{"a":{"0":1}}')
+    assert older.topic_ids == {} and "_ids" not in older.to_dict()
+    named_so = source_offset({TopicPartition("_ids", 0): 7, A0: 1}, topic_ids={"a": UUID(int=1)})
+    assert named_so.to_dict() == {"_ids": {"0": 7}, "a": {"0": 1}}
 
 
 def test_the_same_offsets_are_the_same_text() -> None:
@@ -53,7 +63,7 @@ def test_the_same_offsets_are_the_same_text() -> None:
     assert json.dumps(one) == json.dumps(other)
 
 
-@pytest.mark.parametrize("text", ["[]", '"x"', '{"a":5}', '{"a":{"x":1}}', '{"a":{"0":"x"}}'])
+@pytest.mark.parametrize("text", ["[]", '"x"', '{"a":5}', '{"a":{"x":1}}', '{"a":{"0":"x"}}', '{"_ids":{"a":"x"}}'])
 def test_offsets_that_are_none(text: str) -> None:
     with pytest.raises(KlammError):
         parse_source_offset(text)
