@@ -99,6 +99,7 @@ def on_replicas_become_offline(ctx: ControllerContext, replicas: Sequence[Partit
     yield from partition_state_machine.handle_state_changes(ctx, leaderless, PartitionState.OFFLINE)
     outcome = yield from partition_state_machine.trigger_online(ctx)
     yield from replica_state_machine.handle_state_changes(ctx, others, ReplicaState.OFFLINE)
+    yield from reassignment.maybe_complete(ctx, outcome.elected)  # an unclean election leaves an ISR of one
     if deleting:
         yield from deletion.fail(ctx, deleting)
     if not others and not outcome.elected:

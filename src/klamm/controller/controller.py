@@ -16,7 +16,6 @@ from klamm.controller import (
     elections,
     failover,
     isr_changes,
-    partition_state_machine,
     producer_ids,
     reassignment,
     reassignment_requests,
@@ -238,9 +237,9 @@ class KafkaController:
                 yield from elections.on_auto_preferred_election(ctx)
             case e.UncleanLeaderElectionEnable(enabled):
                 if enabled:
-                    yield from partition_state_machine.trigger_online(ctx)
+                    yield from elections.on_unclean_allowed(ctx)
             case e.TopicUncleanLeaderElectionEnable(topic):
-                yield from partition_state_machine.trigger_online(ctx, topic)
+                yield from elections.on_unclean_allowed(ctx, topic)
             case _:
                 assert_never(event)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from klamm.controller import partition_state_machine
+from klamm.controller import partition_state_machine, reassignment
 from klamm.controller.context import ControllerContext
 from klamm.controller.effects import Enqueue, Note, Reply, Schedule, Steps
 from klamm.controller.election import ElectionStrategy
@@ -74,6 +74,7 @@ def elect(
     else:
         strategy = ElectionStrategy.OFFLINE
     outcome = yield from partition_state_machine.handle_state_changes(ctx, candidates, PartitionState.ONLINE, strategy)
+    yield from reassignment.maybe_complete(ctx, outcome.elected)
     for tp, error in outcome.failed.items():
         results[tp] = _UNAVAILABLE[election_type] if error is ErrorCode.LEADER_NOT_AVAILABLE else error
     if trigger is ElectionTrigger.ZK:
@@ -128,6 +129,12 @@ def _imbalanced(ctx: ControllerContext) -> list[list[TopicPartition]]:
         if ready:
             groups.append(ready)
     return groups
+
+
+def on_unclean_allowed(ctx: ControllerContext, topic: str | None = None) -> Steps[None]:
+    """For one topic or, by the brokers' default, for all: who waits for a lost leader need not wait any longer."""
+    outcome = yield from partition_state_machine.trigger_online(ctx, topic)
+    yield from reassignment.maybe_complete(ctx, outcome.elected)
 
 
 def on_failover(ctx: ControllerContext) -> Steps[None]:

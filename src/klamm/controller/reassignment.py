@@ -67,6 +67,14 @@ def _begin(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -
     adding = [PartitionReplica(tp, r) for r in new.adding_replicas]
     fresh = [r for r in adding if ctx.replica_state(r) is ReplicaState.NON_EXISTENT]
     yield from replica_state_machine.handle_state_changes(ctx, fresh, ReplicaState.NEW)
+    if ctx.partition_state(tp) is PartitionState.OFFLINE:
+        yield from _elect_added(ctx, tp)
+
+
+def _elect_added(ctx: ControllerContext, tp: TopicPartition) -> Steps[None]:
+    """A partition that nobody could lead has more replicas now: where records may be lost, one of them leads."""
+    outcome = yield from partition_state_machine.handle_state_changes(ctx, [tp], PartitionState.ONLINE)
+    yield from maybe_complete(ctx, outcome.elected)
 
 
 def _bump_leader_epoch(ctx: ControllerContext, tp: TopicPartition) -> Steps[bool]:

@@ -1,0 +1,64 @@
+"""Reassignments of partitions whose records are lost: an unclean election decides who leads, and may end the move."""
+
+from __future__ import annotations
+
+import pytest
+
+from klamm.controller.events import ElectionType, ReplicaLeaderElection, TopicUncleanLeaderElectionEnable
+from klamm.model import ReplicaAssignment, TopicPartition
+from klamm.zk import paths
+from klamm.zk.znodes import encode_config
+from tests.unit.controller.core import Core
+
+TP = TopicPartition("T", 0)
+
+
+def allow_unclean(core: Core) -> None:
+    config = encode_config({"unclean.leader.election.enable": "true"})
+    core.tool_writes(paths.config_entity_path("topics", "T"), config)
+
+
+def state(core: Core) -> tuple[int, tuple[int, ...]]:
+    assert core.controller is not None
+    led = core.controller.context.leadership[TP].leader_and_isr
+    return led.leader, led.isr
+
+
+def is_moved_to(core: Core, *replicas: int) -> bool:
+    assert core.controller is not None
+    ctx = core.controller.context
+    return ctx.assignment(TP) == ReplicaAssignment(replicas) and TP not in ctx.reassigning
+
+
+def test_a_replica_that_is_added_to_a_lost_partition_leads_it() -> None:
+    core = Core("brokers 1 2 3", "controller 0", "create T 1")
+    allow_unclean(core)
+    core.run("dies 1")
+    assert state(core) == (-1, (1,))
+    core.run("reassign T-0 2,3")
+    assert state(core) == (2, (2,))
+    core.run("isr T-0 2,3")
+    assert is_moved_to(core, 2, 3)
+
+
+def test_records_are_not_lost_where_they_must_not_be() -> None:
+    core = Core("brokers 1 2 3", "controller 0", "create T 1", "dies 1", "reassign T-0 2,3")
+    assert state(core) == (-1, (1,))
+    core.run("starts 1")
+    assert state(core) == (1, (1,))
+
+
+@pytest.mark.parametrize("how", ["a leader dies", "an operator asks", "the topic is configured"])
+def test_an_unclean_election_ends_a_move_whose_target_it_puts_in_sync(how: str) -> None:
+    core = Core("brokers 1 2 3", "controller 0", "create T 1", "reassign T-0 2")
+    if how == "a leader dies":
+        allow_unclean(core)
+    core.run("dies 1")
+    if how == "an operator asks":
+        core.ask(ReplicaLeaderElection((TP,), ElectionType.UNCLEAN))
+    elif how == "the topic is configured":
+        allow_unclean(core)
+        core.queue.append(TopicUncleanLeaderElectionEnable("T"))
+        core.drain()
+    assert state(core) == (2, (2,))
+    assert is_moved_to(core, 2)
