@@ -33,8 +33,8 @@ RETRY_MS: Final = 50
 _HIGHEST_WITHOUT_IDS: Final = 1
 _HIGHEST: Final = 3
 
-_REJECTED: Final = frozenset({ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA})
-_WAIT_FOR_CONTROLLER: Final = frozenset(
+REJECTED: Final = frozenset({ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA})
+WAIT_FOR_CONTROLLER: Final = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.UNKNOWN_TOPIC_ID,
@@ -167,11 +167,11 @@ class AlterPartitionManager:
         if error == ErrorCode.NONE and data is not None:
             return self._commit(change, data)
         log.info("%s: the ISR %s is not accepted: %s", partition.topic_partition, list(change.isr), error.name)
-        if error in _REJECTED:
+        if error in REJECTED:
             replicas.isr_meters.failed_updates.mark()
             partition.reject_isr()
             return True
-        if error in _WAIT_FOR_CONTROLLER:
+        if error in WAIT_FOR_CONTROLLER:
             replicas.isr_meters.failed_updates.mark()
             return True
         return False

@@ -16,6 +16,7 @@ from klamm.controller.requests import (
     LeaderAndIsrRequest,
     RequestHead,
     StopReplicaRequest,
+    UpdateMetadataBody,
     UpdateMetadataRequest,
 )
 from klamm.controller.responses import ControlResponse
@@ -39,6 +40,10 @@ class Hosted:
     adding: tuple[int, ...]
     controller_epoch: int
     topic_id: UUID
+    pending_isr: tuple[int, ...] | None = None
+    """What its leader has proposed and nobody has decided yet."""
+    waits_for_controller: bool = False
+    """The controller knows better: its next LeaderAndIsr settles what is pending."""
 
 
 @dataclass(slots=True)
@@ -169,28 +174,12 @@ class BrokerModel:
         return ErrorCode.NONE
 
     def _update_metadata(self, request: UpdateMetadataRequest) -> None:
-        body, ids = request.body, dict(request.body.topic_ids)
-        topics: dict[str, list[PartitionState]] = {}
-        for it in body.partitions:
-            topic, partition = it.partition
-            state = PartitionState(
-                topic,
-                partition,
-                it.controller_epoch,
-                it.leader,
-                it.leader_epoch,
-                it.isr,
-                it.zk_version,
-                it.replicas,
-                it.offline_replicas,
+        head, body = request.head, request.body
+        self.metadata.update(
+            MetadataUpdate(
+                head.controller_id, head.controller_epoch, body.live_brokers, _topics_of(body), head.broker_epoch
             )
-            topics.setdefault(topic, []).append(state)
-        updates = tuple(TopicUpdate(t, tuple(states), ids.get(t, ZERO_UUID)) for t, states in topics.items())
-        head = request.head
-        update = MetadataUpdate(
-            head.controller_id, head.controller_epoch, body.live_brokers, updates, head.broker_epoch
         )
-        self.metadata.update(update)
 
     def _stop(self, request: StopReplicaRequest) -> ControlResponse:
         errors = []
@@ -210,3 +199,36 @@ class BrokerModel:
         if mine is None or leader_epoch in (EPOCH_DURING_DELETE, NO_EPOCH):
             return ErrorCode.NONE
         return ErrorCode.FENCED_LEADER_EPOCH if leader_epoch < mine.leader_epoch else ErrorCode.NONE
+
+
+_converted: dict[int, tuple[UpdateMetadataBody, tuple[TopicUpdate, ...]]] = {}
+
+
+def _topics_of(body: UpdateMetadataBody) -> tuple[TopicUpdate, ...]:
+    """Many brokers are told the same body: it is converted once. The body is kept, so its id is nobody else's."""
+    known = _converted.get(id(body))
+    if known is None:
+        if len(_converted) > 500:
+            _converted.clear()
+        known = _converted[id(body)] = (body, _convert(body))
+    return known[1]
+
+
+def _convert(body: UpdateMetadataBody) -> tuple[TopicUpdate, ...]:
+    ids = dict(body.topic_ids)
+    topics: dict[str, list[PartitionState]] = {}
+    for it in body.partitions:
+        topic, partition = it.partition
+        state = PartitionState(
+            topic,
+            partition,
+            it.controller_epoch,
+            it.leader,
+            it.leader_epoch,
+            it.isr,
+            it.zk_version,
+            it.replicas,
+            it.offline_replicas,
+        )
+        topics.setdefault(topic, []).append(state)
+    return tuple(TopicUpdate(t, tuple(states), ids.get(t, ZERO_UUID)) for t, states in topics.items())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from klamm.controller.events import ControllerEvent
 from klamm.controller.request_queue import RequestQueue
-from klamm.controller.requests import ControlRequest
+from klamm.controller.requests import ControlRequest, StopReplicaRequest
 from klamm.controller.responses import ControlResponse, response_event
 from klamm.model import EndPoint
 from klamm.sim.coalescing import DeliveryTwins
@@ -33,7 +33,7 @@ class Channel:
         self._source = source
         self._target = target
         self._on_event = on_event
-        has_stop_epochs = world.protocol.stop_replica_version >= 3
+        self._has_stop_epochs = has_stop_epochs = world.protocol.stop_replica_version >= 3
         self._queue = RequestQueue(stop_flags=has_stop_epochs)
         self._twins = DeliveryTwins(target, stop_epochs=has_stop_epochs)
         self._in_flight: ControlRequest | None = None
@@ -79,6 +79,9 @@ class Channel:
         elif target.paused_until_ms > self._world.scheduler.time_ms:
             wait = target.paused_until_ms - self._world.scheduler.time_ms
             self._world.scheduler.at(wait, self._arrive, request, endpoints)
+        elif self._says_when(request) and self._world.is_overtaken():
+            self._world.scheduler.at(RETRY_MS, self._retry, request)
+            self._world.scheduler.at(self._world.scheduler.rng.randint(RETRY_MS, 600), self._arrive_late, request)
         else:
             response = self._world.deliver(self._source, self._target, request)
             delay = self._world.network_delay_ms("late replies")
@@ -86,6 +89,18 @@ class Channel:
                 self._world.scheduler.at(delay, self._retry, request)
             else:
                 self._world.scheduler.at(delay, self._answered, request, response)
+
+    def _says_when(self, request: ControlRequest) -> bool:
+        """A StopReplica of known leader epochs. Of anything else a broker cannot tell that it was overtaken."""
+        if not isinstance(request, StopReplicaRequest) or not self._has_stop_epochs:
+            return False
+        return all(state.leader_epoch >= 0 for state in request.partitions)
+
+    def _arrive_late(self, request: ControlRequest) -> None:
+        """Over a connection that its sender has given up: nobody waits for the answer."""
+        target = self._world.nodes[self._target]
+        if target.alive and target.broker.broker_epoch >= 0:
+            self._world.deliver(self._source, self._target, request)
 
     def _retry(self, request: ControlRequest) -> None:
         if not self.closed:

@@ -112,8 +112,8 @@ class Checkers:
         require(ctx.epoch > 0, f"broker {node.id} is active without an epoch")
         decides_isr = ctx.config.inter_broker_protocol.has_alter_partition  # else leaders write it as they like
         if decides_isr and isinstance(event, BrokerChange | AlterPartition):
-            for tp, state in ctx.leadership.items():
-                isr = state.leader_and_isr.isr
+            for tp in ctx.leadership if isinstance(event, BrokerChange) else _asked_for(event):
+                isr = ctx.leadership[tp].leader_and_isr.isr if tp in ctx.leadership else ()
                 dead = [r for r in isr if r not in ctx.live_or_shutting_down]
                 fine = not dead or len(isr) == 1 or ctx.is_queued_for_deletion(tp.topic)
                 require(fine, f"after {event} the ISR of {tp} is {isr}, of which {dead} are dead")
@@ -192,3 +192,7 @@ class Checkers:
         require(step in (0, 1), f"the leader epoch of {tp} went from {old.leader_epoch} to {now.leader_epoch}")
         if step == 0:
             require(now.leader == old.leader, f"{tp} changed its leader within epoch {now.leader_epoch}")
+
+
+def _asked_for(event: AlterPartition) -> list[TopicPartition]:
+    return [TopicPartition(item.topic, item.partition) for item in event.partitions]

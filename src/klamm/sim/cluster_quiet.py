@@ -29,6 +29,7 @@ def check_quiet(cluster: SimCluster, topics: Sequence[TopicPartition], consumers
     for broker in brokers.values():
         _check_cache(cluster, broker, states)
         _check_replicas(broker, states)
+        _check_strays(broker, states)
     for tp, state in states.items():
         _check_logs(tp, brokers[state.leader], [brokers[replica] for replica in state.isr])
     for consumer in consumers:
@@ -122,6 +123,12 @@ def _check_replicas(broker: Broker, states: States) -> None:
         if partition.is_leader:
             own = (set(partition.isr), partition.partition_epoch)
             require(own == (set(state.isr), state.partition_epoch), f"the leader of {tp} has {own}, not {state}")
+
+
+def _check_strays(broker: Broker, states: States) -> None:
+    """All replicas are in the ISR, so any other log was moved away and left behind."""
+    strays = [tp for tp in broker.logs.logs if tp not in states or broker.id not in states[tp].isr]
+    require(not strays, f"broker {broker.id} still has {strays}, which were moved away")
 
 
 def _check_logs(tp: TopicPartition, leader: Broker, members: Sequence[Broker]) -> None:

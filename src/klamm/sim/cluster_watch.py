@@ -1,7 +1,8 @@
 """What must hold in a whole cluster at every moment, whatever goes wrong.
 
 Every member of an ISR has all that any client knows to be committed; what was acknowledged is on as many brokers as
-`min.insync.replicas` says; nobody obeys a controller after it has heard of a newer one.
+`min.insync.replicas` says; nobody obeys a controller after it has heard of a newer one, and no leader epoch that a
+broker knows goes back.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from klamm.broker import Broker
 from klamm.model import TopicPartition
 from klamm.sim.checkers import require
 from klamm.sim.loop import SimProcess
@@ -24,6 +26,7 @@ class ClusterWatch:
         self._cluster = cluster
         self._needed = min(min_insync_replicas, len(cluster.nodes))
         self._controller_epochs: dict[SimProcess, int] = {}
+        self._leader_epochs: dict[tuple[SimProcess, TopicPartition, str], int] = {}
         cluster.history.on_committed = self.check_copies
 
     def check(self) -> None:
@@ -64,3 +67,15 @@ class ClusterWatch:
             before = self._controller_epochs.setdefault(node.process, epoch)
             require(epoch >= before, f"broker {node.id} obeys the controller of epoch {epoch} after that of {before}")
             self._controller_epochs[node.process] = epoch
+            for tp in self._cluster.partitions:
+                self._check_leader_epochs(node.process, node.broker, tp)
+
+    def _check_leader_epochs(self, process: SimProcess, broker: Broker, tp: TopicPartition) -> None:
+        hosted, cached = broker.replicas.partitions.get(tp), broker.metadata.snapshot.partition(*tp)
+        for what, found in (("hosts", hosted), ("knows", cached)):
+            if found is not None and found.leader_epoch >= 0:
+                key = (process, tp, what)
+                before = self._leader_epochs.get(key, 0)
+                told = f"broker {broker.id} {what} {tp} in leader epoch {found.leader_epoch} after {before}"
+                require(found.leader_epoch >= before, told)
+                self._leader_epochs[key] = found.leader_epoch

@@ -8,23 +8,35 @@ from klamm.sim.violation import require
 
 
 class DeliveryTwins:
-    """Whenever nothing waits, both must know the same and host the same."""
+    """Whenever something was merged and nothing waits, both must know the same and host the same.
+
+    Until then requests are only kept: of most channels nothing is ever merged.
+    """
 
     def __init__(self, broker_id: int, *, stop_epochs: bool) -> None:
         self._plain = BrokerModel(broker_id, Disk(), lambda *_: None, stop_epochs=stop_epochs)
         self._merged = BrokerModel(broker_id, Disk(), lambda *_: None, stop_epochs=stop_epochs)
+        self._put: list[ControlRequest] = []
+        self._taken: list[ControlRequest] = []
         self._compared = 0
 
     def put(self, request: ControlRequest) -> None:
-        self._plain.handle(request)
+        self._put.append(request)
 
     def taken(self, request: ControlRequest, *, is_last: bool, coalesced: int) -> None:
         """`coalesced` counts what was merged so far: without anything merged there is nothing to compare."""
-        self._merged.handle(request)
+        self._taken.append(request)
         if is_last and coalesced > self._compared:
             self._compared = coalesced
-            plain, merged = _state(self._plain), _state(self._merged)
+            plain, merged = _told(self._plain, self._put), _told(self._merged, self._taken)
             require(plain == merged, f"coalescing changed what broker {self._plain.id} has: {plain} became {merged}")
+
+
+def _told(broker: BrokerModel, requests: list[ControlRequest]) -> tuple[object, ...]:
+    for request in requests:
+        broker.handle(request)
+    requests.clear()
+    return _state(broker)
 
 
 def _state(broker: BrokerModel) -> tuple[object, ...]:

@@ -169,6 +169,8 @@ class Faults:
 
     def _cut(self) -> None:
         """One direction, or both."""
+        if len(self._cluster.nodes) < 2:
+            return
         one, other = self._rng.sample(list(self._cluster.nodes.values()), 2)
         until_s = self._until(4.0)
         self._cluster.note(f"cut {one.host} to {other.host} until {until_s:.3f}")

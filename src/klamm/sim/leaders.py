@@ -1,4 +1,8 @@
-"""What leaders do all the time: replicas that follow join the ISR, through the controller or in ZooKeeper itself."""
+"""What leaders do all the time: who follows joins the ISR, who does not leaves it; as `klamm.replica` does it.
+
+A change goes through the controller, or into ZooKeeper itself with older protocols. One that is proposed stays the only
+one until it is decided: it is sent again as it is when no answer comes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from klamm.controller.events import AlterPartition, AlterPartitionItem
 from klamm.controller.replies import AlterPartitionResults, EventReply
 from klamm.errors import ErrorCode
 from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
+from klamm.replica.alter_partition_manager import REJECTED, WAIT_FOR_CONTROLLER
 from klamm.sim.broker_model import Hosted
 from klamm.sim.node import Node
 from klamm.zk import paths
@@ -18,6 +23,8 @@ if TYPE_CHECKING:
     from klamm.sim.workload import Workload
 
 EVERY_MS = 80
+OUT_OF_SYNC = 0.3
+"""How often a look at a member that does not follow finds that it has not for too long."""
 
 
 class Leaders:
@@ -26,48 +33,85 @@ class Leaders:
         self._world = work.world
 
     def tick(self) -> None:
-        """Every leader that sees a replica follow in its epoch asks for it to join the ISR."""
+        """Every leader looks after its replicas, and after what it has proposed."""
         for node in self._world.nodes.values():
-            awake = node.alive and node.paused_until_ms <= self._world.scheduler.time_ms
-            if awake:
+            if node.alive and self._is_awake(node):
                 for tp, mine in list(node.broker.hosted.items()):
                     if mine.leader == node.id:
-                        self._maybe_expand(node, tp, mine)
+                        self._look_after(node, tp, mine)
         self._world.scheduler.at(EVERY_MS, self.tick)
 
-    def _maybe_expand(self, node: Node, tp: TopicPartition, mine: Hosted) -> None:
-        followers = tuple(r for r in mine.replicas if r in mine.isr or self._follows(r, tp, mine))
-        if set(followers) == set(mine.isr):
-            return
-        if not self._world.protocol.has_alter_partition:
-            self._write_isr(tp, mine, followers)
-            return
+    def _is_awake(self, node: Node) -> bool:
+        return node.paused_until_ms <= self._world.scheduler.time_ms
+
+    def _look_after(self, node: Node, tp: TopicPartition, mine: Hosted) -> None:
+        if mine.pending_isr is None:
+            isr = self._in_sync(node, tp, mine)
+            if set(isr) == set(mine.isr):
+                return
+            if not self._world.protocol.has_alter_partition:
+                self._write_isr(tp, mine, isr)
+                return
+            mine.pending_isr = isr
         controller = self._world.nodes.get(node.broker.controller_id)
-        if controller is not None and controller.alive:
-            self._ask(node, controller, tp, mine, followers)
+        if not mine.waits_for_controller and controller is not None and controller.alive:
+            self._ask(node, controller, tp, mine, mine.pending_isr)
+
+    def _in_sync(self, node: Node, tp: TopicPartition, mine: Hosted) -> tuple[int, ...]:
+        """The ISR with one that follows, or without those that do not; as it is when there is nothing to change."""
+        joining = [r for r in mine.replicas if r not in mine.isr and self._follows(r, tp, mine)]
+        if joining:
+            return (*mine.isr, joining[0])
+        rng = self._world.scheduler.rng
+        lost = [r for r in mine.isr if r != node.id and not self._follows(r, tp, mine) and rng.random() < OUT_OF_SYNC]
+        return tuple(r for r in mine.isr if r not in lost)
+
+    def _follows(self, replica: int, tp: TopicPartition, mine: Hosted) -> bool:
+        other = self._world.nodes.get(replica)
+        if other is None or not other.alive or not self._is_awake(other):
+            return False
+        theirs = other.broker.hosted.get(tp)
+        return theirs is not None and theirs.leader_epoch == mine.leader_epoch and theirs.topic_id == mine.topic_id
+
+    # --- through the controller --------------------------------------------------------------------------------------
 
     def _ask(self, node: Node, controller: Node, tp: TopicPartition, mine: Hosted, isr: tuple[int, ...]) -> None:
-        item = AlterPartitionItem(tp.partition, mine.leader_epoch, isr, mine.partition_epoch, topic=tp.topic)
-        event = AlterPartition(node.id, node.broker.broker_epoch, (item,))
         world = self._world
-
-        def take_over(reply: EventReply) -> None:
-            assert isinstance(reply, AlterPartitionResults)
-            if reply.error is not ErrorCode.NONE or node.broker.hosted.get(tp) is not mine:
-                return
-            state = reply.partitions[0].leader_and_isr
-            if state is None or state.leader_epoch != mine.leader_epoch:
-                return
-            if state.partition_epoch > mine.partition_epoch:
-                mine.isr, mine.partition_epoch = state.isr, state.partition_epoch
+        epochs = tuple(-1 if r in mine.isr else world.nodes[r].broker.broker_epoch for r in isr)
+        epochs = epochs if world.protocol.has_topic_ids else ()
+        item = AlterPartitionItem(
+            tp.partition, mine.leader_epoch, isr, mine.partition_epoch, topic=tp.topic, isr_broker_epochs=epochs
+        )
+        event = AlterPartition(node.id, node.broker.broker_epoch, (item,))
 
         def on_reply(reply: EventReply) -> None:
+            assert isinstance(reply, AlterPartitionResults)
             if not world.answer_is_lost():
-                world.later(world.network_delay_ms("late replies"), lambda: take_over(reply))
+                delay = world.network_delay_ms("late replies")
+                world.later(delay, lambda: self._settle(node, tp, mine, isr, reply))
 
         copies = 1 + (not world.calm and world.scheduler.rng.random() < 0.2)
         for _ in range(copies):
             world.later(world.network_delay_ms(), lambda: self._work.ask(event, on_reply, controller))
+
+    @staticmethod
+    def _settle(
+        node: Node, tp: TopicPartition, mine: Hosted, isr: tuple[int, ...], reply: AlterPartitionResults
+    ) -> None:
+        """The controller's word, if it is still waited for. Anything else than these is asked again."""
+        if reply.error is not ErrorCode.NONE or node.broker.hosted.get(tp) is not mine or mine.pending_isr is not isr:
+            return
+        result = reply.partitions[0]
+        state = result.leader_and_isr
+        if result.error in REJECTED:
+            mine.pending_isr = None
+        elif result.error in WAIT_FOR_CONTROLLER:
+            mine.waits_for_controller = True
+        elif state is not None and state.leader_epoch == mine.leader_epoch:
+            assert state.partition_epoch >= mine.partition_epoch
+            mine.isr, mine.partition_epoch, mine.pending_isr = state.isr, state.partition_epoch, None
+
+    # --- into ZooKeeper ----------------------------------------------------------------------------------------------
 
     def _write_isr(self, tp: TopicPartition, mine: Hosted, isr: tuple[int, ...]) -> None:
         """As leaders did before AlterPartition: compare and swap of the state znode, then a note for the controller."""
@@ -79,10 +123,3 @@ class Leaders:
             mine.isr, mine.partition_epoch = isr, mine.partition_epoch + 1
             delay = self._world.scheduler.rng.randint(1, 100)
             self._world.later(delay, lambda: self._work.leave_note("notes an ISR change", note))
-
-    def _follows(self, replica: int, tp: TopicPartition, mine: Hosted) -> bool:
-        other = self._world.nodes.get(replica)
-        if other is None or not other.alive:
-            return False
-        theirs = other.broker.hosted.get(tp)
-        return theirs is not None and theirs.leader_epoch == mine.leader_epoch and theirs.topic_id == mine.topic_id

@@ -158,6 +158,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         200,
     ),
     "moved_replicas_forgotten": Mutant(_C + "broker_changes", "    yield from _delete_strays(ctx, ids)\n", "", 200),
+    "strays_of_deposed_controllers_kept": Mutant(
+        "klamm.sim.stray_replicas", "if told_by > self._told_by and update.topics:", "if False:", 200
+    ),
     "deletions_not_told_to_newcomers": Mutant(
         _C + "broker_changes",
         "everything = list(ctx.leadership)",
@@ -172,6 +175,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "ends_of_topics_lost_when_merged": Mutant(
         _C + "request_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 1000
+    ),
+    "stop_replica_of_any_epoch_obeyed": Mutant(
+        "klamm.sim.broker_model", "if leader_epoch < mine.leader_epoch else", "if False else", 200
     ),
     "zombie_controller_obeyed": Mutant(
         "klamm.sim.broker_model", "if head.controller_epoch < self.controller_epoch:", "if False:"

@@ -46,6 +46,7 @@ from klamm.sim.broker_model import BrokerModel, Disk
 from klamm.sim.channels import Channel
 from klamm.sim.missed_deletions import MissedDeletions
 from klamm.sim.scheduler import Scheduler
+from klamm.sim.stray_replicas import StrayReplicas
 from klamm.sim.transcript import show_effect, show_value
 from klamm.sim.zookeeper import ClientSession
 from klamm.zk.ops import SessionExpired, WatchEvent
@@ -98,6 +99,7 @@ class Node:
         has_stop_epochs = world.protocol.stop_replica_version >= 3
         self.broker = BrokerModel(self.id, self.disk, world.checkers.on_leader, stop_epochs=has_stop_epochs)
         self.deletions = MissedDeletions(self)
+        self.strays = StrayReplicas(self)
         self.queue: deque[tuple[ControllerEvent, OnReply | None]] = deque()
         self.channels: dict[int, Channel] = {}
         self.running: Steps[None] | None = None

@@ -30,6 +30,7 @@ def check_quiet(world: World, work: Workload) -> None:
         _check_replicas(node, assignments, states, topics)
         _check_logs(node, assignments, topics)
     check_context(controller.controller.context, assignments, states)
+    _check_strays(world, controller.controller.context)
 
 
 def _topics(world: World) -> dict[str, TopicZnode]:
@@ -181,19 +182,28 @@ def _check_replicas(node: Node, assignments: Assignments, states: States, topics
 
 
 def _check_logs(node: Node, assignments: Assignments, topics: dict[str, TopicZnode]) -> None:
-    """No log is left behind, except where the controller that had to see to it was deposed before it could.
+    """No log is left behind, except of a topic that is gone: who had to see to it was deposed before it could.
 
     A log in a directory that failed is nobody's fault as well.
     """
     last_epoch = max(node.world.checkers.controllers)
     for tp, topic_id in node.disk.logs.items():
         assigned = tp in assignments and node.id in assignments[tp].replicas
-        forgotten = node.world.checkers.left.get((tp, node.id), last_epoch) < last_epoch
+        is_gone = tp.topic not in topics or topics[tp.topic].topic_id not in (None, topic_id)
+        forgotten = is_gone and node.world.checkers.left.get((tp, node.id), last_epoch) < last_epoch
         excused = assigned or forgotten or tp in node.broker.offline
         require(excused, f"broker {node.id} still has the log of {tp}, which was deleted or moved away")
         if assigned and tp not in node.broker.offline:
             mine = topics[tp.topic].topic_id or ZERO_UUID
             require(topic_id == mine, f"the log of {tp} on broker {node.id} belongs to another topic of that name")
+
+
+def _check_strays(world: World, ctx: ControllerContext) -> None:
+    """Every broker has said that it deleted what this controller took away from it, if it can."""
+    for broker, tps in ctx.pending_stray_deletes.items():
+        gone = [tp for tp in tps if broker not in ctx.assignment(tp).replicas]
+        left = [tp for tp in gone if tp not in world.nodes[broker].broker.offline]
+        require(not left, f"broker {broker} was not told to delete {left}, which were moved away")
 
 
 def check_context(ctx: ControllerContext, assignments: Assignments, states: States) -> None:

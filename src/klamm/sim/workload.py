@@ -162,9 +162,9 @@ class Workload:
 
         Without topic ids, or with a log left behind by a move, a name that comes back is what Kafka cannot handle.
         """
-        moved = {tp.topic for tp, _ in self.world.checkers.left}
+        left = {tp.topic for node in self.world.nodes.values() for tp in node.disk.logs}
         nodes = self.world.zookeeper.tree.nodes
-        gone = [name for name in sorted(self.deleted - moved) if paths.topic_path(name) not in nodes]
+        gone = [name for name in sorted(self.deleted - left) if paths.topic_path(name) not in nodes]
         if gone and self.world.protocol.has_topic_ids and self.rng.random() < 0.5:
             name = self.rng.choice(gone)
             self.deleted.discard(name)

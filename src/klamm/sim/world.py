@@ -77,6 +77,12 @@ class World:
         self.faults["requests of a closed channel that come late"] += held_up
         return held_up
 
+    def is_overtaken(self) -> bool:
+        """A request that stays on its way for so long that its sender sends it again, over another connection."""
+        overtaken = not self.calm and self.scheduler.rng.random() < 0.2
+        self.faults["requests overtaken by what followed them"] += overtaken
+        return overtaken
+
     def is_cut(self, source: int, target: int) -> bool:
         return (source, target) in self._cut
 
