@@ -362,4 +362,4 @@ class KafkaCluster:
                 raise KlammError(f"{problem}: {process.name} has ended by itself.\n{process.log_tail()}")
         if is_late:
             tails = [process.log_tail() for process in self._brokers.values()]
-            raise KlammError("\n".join([f"{problem} in time.", *tails]))
+            raise KlammError("\n".join([f"{problem}.", *tails]))

@@ -7,7 +7,9 @@ Deletion ends a reassignment of the topic: to go on moving what is being deleted
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from klamm.controller import partition_state_machine, replica_state_machine, topic_store
 from klamm.controller.context import ControllerContext, PartitionReplica
@@ -18,6 +20,19 @@ from klamm.controller.requests import RequestHead
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
+
+_LOOKED_AT: Final = 1_000
+"""Partitions of a topic that are looked at to tell a person what its deletion waits for."""
+
+
+def waiting_for(ctx: ControllerContext, topic: str) -> list[int]:
+    """The brokers without which the deletion of a topic cannot end: they have replicas of it and are not there."""
+    left = (
+        replica
+        for replica in ctx.replicas_of(itertools.islice(ctx.partitions_of(topic), _LOOKED_AT))
+        if ctx.replica_state(replica) is not ReplicaState.DELETION_SUCCESSFUL
+    )
+    return sorted({r.replica for r in left if not ctx.is_replica_online(r.replica, r.partition)})
 
 
 def is_current(ctx: ControllerContext, broker_id: int, head: RequestHead) -> bool:

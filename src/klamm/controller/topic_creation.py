@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from klamm.controller import topic_store
+from klamm.controller import deletion, topic_store
 from klamm.controller.context import ControllerContext, PartitionReplica
 from klamm.controller.effects import Enqueue, Reply, Steps
 from klamm.controller.election import INITIAL, initial_leader_and_isr
@@ -118,7 +118,7 @@ def _plan_all(ctx: ControllerContext, event: CreateTopics) -> tuple[dict[str, _P
             rng=ctx.rng,
         )
         if isinstance(planned, Refused):
-            results[spec.name] = TopicResult(spec.name, planned.error, planned.message)
+            results[spec.name] = TopicResult(spec.name, planned.error, _why_refused(ctx, spec.name, planned))
             continue
         plan = _plan(ctx, spec, planned)
         refused = check_size(len(plan.topic_data), len(plan.config_data))
@@ -129,6 +129,15 @@ def _plan_all(ctx: ControllerContext, event: CreateTopics) -> tuple[dict[str, _P
         if keys is not ctx.collision_keys:
             keys[spec.name.replace(".", "_")] = spec.name
     return plans, results
+
+
+def _why_refused(ctx: ControllerContext, topic: str, refused: Refused) -> str:
+    """A topic that is being deleted is in nobody's metadata: who is told that it exists should hear why."""
+    if refused.error != ErrorCode.TOPIC_ALREADY_EXISTS or not ctx.is_queued_for_deletion(topic):
+        return refused.message
+    absent = deletion.waiting_for(ctx, topic)
+    waits = f", and its deletion waits for broker {', '.join(map(str, absent))} to return" if absent else ""
+    return f"Topic '{topic}' already exists: it is marked for deletion{waits}."
 
 
 def _plan(ctx: ControllerContext, spec: CreatableTopic, replicas: dict[int, tuple[int, ...]]) -> _Plan:

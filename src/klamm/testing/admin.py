@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from klamm.errors import ErrorCode, KlammError
@@ -30,13 +30,16 @@ Addresses = Mapping[int, tuple[str, int]]
 
 _REQUEST_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.02
+_LOOKUP_S: Final = 0.5
 _RETRIABLE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
 
 
 class ClusterAdmin:
     """`answering` gives the addresses of the brokers that run now, `on_wait` may raise why waiting is in vain.
 
-    `why_silent` says why nobody answers when that will not change by itself, else None.
+    `on_wait` is told what has not come, and whether the time is over. `why_silent` says why nobody answers when that
+    will not change by itself, else None. `ended` are brokers that nobody need believe in any more, whatever the others
+    still say. `why_unknown` is asked about a partition that no broker knows: why it will not come, else None.
     """
 
     def __init__(
@@ -46,11 +49,16 @@ class ClusterAdmin:
         timeout_s: float,
         on_wait: Callable[[str, bool], None],
         why_silent: Callable[[], str | None],
+        ended: Callable[[], Collection[int]] = lambda: (),
+        why_unknown: Callable[[str, int], str | None] = lambda topic, partition: None,
     ) -> None:
         self._answering = answering
         self._timeout_s = timeout_s
         self._on_wait = on_wait
         self._why_silent = why_silent
+        self._ended = ended
+        self._why_unknown = why_unknown
+        self._next_lookup_s = 0.0
 
     def create_topic(self, name: str, partitions: int, replication_factor: int, config: Mapping[str, object]) -> None:
         configs = [CreatableTopicConfig(name=key, value=str(value)) for key, value in config.items()]
@@ -88,14 +96,19 @@ class ClusterAdmin:
         return {broker.node_id for view in self._views() for broker in view.brokers}
 
     def leader(self, topic: str, partition: int) -> int:
-        def find() -> int | None:
-            found = self._partition(topic, partition)
-            return found.leader_id if found is not None and found.leader_id >= 0 else None
+        """A leader that runs: one that has ended is not told, although the others may not have noticed yet."""
+        problem = f"{topic}-{partition} has no leader"
 
-        return self._ask(find, f"{topic}-{partition} has no leader")
+        def find() -> int | None:
+            found = self._known_partition(topic, partition, problem)
+            is_led = found is not None and found.leader_id >= 0 and found.leader_id not in self._ended()
+            return found.leader_id if found is not None and is_led else None
+
+        return self._ask(find, problem, lambda: self._why_no_leader(topic, partition))
 
     def isr(self, topic: str, partition: int) -> list[int]:
-        found = self._ask(lambda: self._partition(topic, partition), f"{topic}-{partition} is not known")
+        problem = f"{topic}-{partition} is not known"
+        found = self._ask(lambda: self._known_partition(topic, partition, problem), problem)
         return list(found.isr_nodes)
 
     def wait_until_acquainted(self, running: Collection[int], deadline: float) -> None:
@@ -111,15 +124,22 @@ class ClusterAdmin:
 
         self.wait(known, "The brokers did not find each other", deadline)
 
-    def wait(self, condition: Callable[[], T | None], problem: str, deadline: float | None = None) -> T:
+    def wait(
+        self,
+        condition: Callable[[], T | None],
+        problem: str,
+        deadline: float | None = None,
+        why_late: Callable[[], str] = lambda: "",
+    ) -> T:
         """The first result that is neither None nor False."""
         deadline = time.monotonic() + self._timeout_s if deadline is None else deadline
         while (result := condition()) is None or result is False:
-            self._on_wait(problem, time.monotonic() > deadline)
+            is_late = time.monotonic() > deadline
+            self._on_wait(f"{problem} in time{why_late()}" if is_late else problem, is_late)
             time.sleep(_POLL_S)
         return result
 
-    def _ask(self, condition: Callable[[], T | None], problem: str) -> T:
+    def _ask(self, condition: Callable[[], T | None], problem: str, why_late: Callable[[], str] = lambda: "") -> T:
         """`wait` for what only a broker can answer: ends at once when none will."""
 
         def answer() -> T | None:
@@ -127,7 +147,7 @@ class ClusterAdmin:
                 raise KlammError(f"{problem}: {why}.")
             return condition()
 
-        return self.wait(answer, problem)
+        return self.wait(answer, problem, why_late=why_late)
 
     def _metadata(self, broker_id: int, topic: str | None = None) -> MetadataResponse | None:
         topics = [] if topic is None else [MetadataRequestTopic(name=topic)]
@@ -148,6 +168,15 @@ class ClusterAdmin:
         said = [view.controller_id for view in self._views() if view.controller_id in self._answering()]
         return max(set(said), key=lambda broker_id: (said.count(broker_id), broker_id)) if said else None
 
+    def _known_partition(self, topic: str, partition: int, problem: str) -> MetadataResponsePartition | None:
+        """`_partition`; raises when no broker knows it and it is not on its way to them either."""
+        if (found := self._partition(topic, partition)) is not None or time.monotonic() < self._next_lookup_s:
+            return found
+        self._next_lookup_s = time.monotonic() + _LOOKUP_S
+        if (why := self._why_unknown(topic, partition)) is not None:
+            raise KlammError(f"{problem}: {why}.")
+        return None
+
     def _partition(self, topic: str, partition: int) -> MetadataResponsePartition | None:
         """The newest that any running broker knows of a partition: the state with the highest leader epoch."""
         found = [
@@ -158,6 +187,15 @@ class ClusterAdmin:
             if described.error_code == ErrorCode.NONE and candidate.partition_index == partition
         ]
         return max(found, key=lambda candidate: candidate.leader_epoch) if found else None
+
+    def _why_no_leader(self, topic: str, partition: int) -> str:
+        found = self._partition(topic, partition)
+        if found is None:
+            return ": no broker that answers knows it"
+        isr, ended = sorted(found.isr_nodes), self._ended()
+        if not isr or not all(replica in ended for replica in isr):
+            return f": in sync are {', '.join(map(str, isr)) or 'none of its replicas'}"
+        return f": {brokers_are(isr)} not running, and no other replica is in sync"
 
     def _knows_leaders(self, broker_id: int, topic: str, partitions: int) -> bool:
         view = self._metadata(broker_id, topic)
@@ -181,7 +219,14 @@ class ClusterAdmin:
             if code in _RETRIABLE:
                 return None
             if code != ErrorCode.NONE:
-                raise KlammError(f"{problem}: {ErrorCode(code).name}{f' ({message})' if message else ''}.")
+                detail = f" ({message.rstrip('.')})" if message else ""
+                raise KlammError(f"{problem}: {ErrorCode(code).name}{detail}.")
             return True
 
         self._ask(accepted, problem)
+
+
+def brokers_are(ids: Sequence[int]) -> str:
+    """`broker 1 is`, `brokers 1, 2 and 3 are`."""
+    *most, last = map(str, ids)
+    return f"brokers {', '.join(most)} and {last} are" if most else f"broker {last} is"

@@ -10,43 +10,35 @@ Broker ids count from 1. Ports are free ones, and a broker keeps its port over r
 
 from __future__ import annotations
 
-import contextlib
-import json
 import shutil
-import socket
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from klamm.errors import KlammError
-from klamm.testing.admin import ClusterAdmin
+from klamm.testing.admin import ClusterAdmin, brokers_are
+from klamm.testing.launch import broker_process, nothing_left_of, zookeeper_process
+from klamm.testing.lookup import why_unknown
 from klamm.testing.ports import LOOPBACK, ReservedPort
 from klamm.testing.processes import ChildProcess
 from klamm.testing.sessions import expire_session
+from klamm.testing.settings import TEST_DEFAULTS, BrokerConfigs, ClusterSettings, property_text
 
 T = TypeVar("T")
-BrokerConfigs = Mapping[str, object] | Mapping[int, Mapping[str, object]]
 
-TEST_DEFAULTS: Final[Mapping[str, object]] = {
-    "replica.lag.time.max.ms": 2000,
-    "replica.fetch.wait.max.ms": 200,
-    "controlled.shutdown.retry.backoff.ms": 100,
-    "group.initial.rebalance.delay.ms": 0,
-    "offsets.topic.num.partitions": 4,
-    "klamm.control.log.enable": False,
-}
-"""Short times, so that tests of failures take seconds, and no topic of our own. `broker_configs` overrides them."""
+__all__ = ["TEST_DEFAULTS", "LocalCluster"]
 
 
 class LocalCluster:
     """`broker_configs` are Kafka's keys for all brokers, or by broker id; keys of all and of one can be mixed.
 
     Without `data_dir` the data lives in a temporary directory and goes with the cluster. `zookeeper` names a real
-    ensemble (`host:port/chroot`) to use in place of the embedded server.
+    ensemble (`host:port/chroot`) to use in place of the embedded server. An argument that cannot be what it is raises
+    ValueError with its name.
     """
 
     def __init__(
@@ -61,23 +53,24 @@ class LocalCluster:
         start_timeout_s: float = 60.0,
         stop_timeout_s: float = 60.0,
     ) -> None:
-        if brokers < 1:
-            raise KlammError("A cluster needs at least one broker.")
-        self.broker_ids: tuple[int, ...] = tuple(range(1, brokers + 1))
-        self._configs = dict(broker_configs or {})
-        self._defaults = {**_defaults_by_size(brokers), **defaults}
+        self._settings = ClusterSettings(brokers, broker_configs or {}, ports, defaults)
+        self.broker_ids: tuple[int, ...] = self._settings.broker_ids
         self._temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="klamm-") if data_dir is None else data_dir).resolve()
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
-        self._wanted_ports = dict(zip(self.broker_ids, ports, strict=False))
         self._external_zookeeper = zookeeper
         self._ports: dict[int, ReservedPort] = {}
         self._zookeeper_port: ReservedPort | None = None
         self._zookeeper: ChildProcess | None = None
         self._brokers: dict[int, ChildProcess] = {}
         self._admin = ClusterAdmin(
-            self._answering, timeout_s=start_timeout_s, on_wait=self._on_wait, why_silent=self._why_silent
+            self._answering,
+            timeout_s=start_timeout_s,
+            on_wait=self._on_wait,
+            why_silent=self._why_silent,
+            ended=self._ended,
+            why_unknown=self._why_unknown,
         )
 
     def __enter__(self) -> LocalCluster:
@@ -116,15 +109,20 @@ class LocalCluster:
             for broker_id in self.broker_ids:
                 self._brokers[broker_id].wait_ready(deadline)
             self._admin.wait_until_acquainted(self._running(), deadline)
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            try:
+                self.close()
+            except KlammError as problem:
+                error.add_note(str(problem))
             raise
 
     def close(self) -> None:
         """Stops everything, the brokers first and in a controlled way, and removes a temporary data directory."""
         problems: list[str] = []
-        running = [*self._brokers.values(), *([self._zookeeper] if self._zookeeper is not None else [])]
-        for process in running:
+        for process in self._brokers.values():  # all at first: who is stopped may need the controller
+            if process.is_running and process.is_paused:
+                process.resume()
+        for process in self._processes():
             try:
                 process.stop(self._stop_timeout_s)
             except KlammError as error:
@@ -173,6 +171,7 @@ class LocalCluster:
     def stop_zookeeper(self, *, kill: bool = False) -> None:
         """Ends the embedded server, with SIGTERM or with SIGKILL; the brokers go on without it."""
         server = self._embedded_zookeeper()
+        server.must_run()
         if kill:
             server.kill()
         else:
@@ -182,7 +181,8 @@ class LocalCluster:
         """Starts the stopped embedded server on its port and its data; returns when it accepts connections."""
         server = self._embedded_zookeeper()
         server.spawn()
-        server.wait_ready(time.monotonic() + self._start_timeout_s)
+        with nothing_left_of(server):
+            server.wait_ready(time.monotonic() + self._start_timeout_s)
 
     def restart_zookeeper(self, *, kill: bool = False) -> None:
         """Ends the embedded server and starts it again; sessions that come back in time go on."""
@@ -194,8 +194,7 @@ class LocalCluster:
 
         Works with the embedded server and with a real ensemble, also while the broker is paused.
         """
-        if not self.is_running(broker_id):
-            raise KlammError(f"Broker {broker_id} is not running.")
+        self._broker(broker_id).must_run()
 
         def expire() -> bool:
             return expire_session(self.zookeeper_connect, self._log_dirs(broker_id), self._start_timeout_s)
@@ -209,21 +208,30 @@ class LocalCluster:
         self._broker(broker_id).kill()
 
     def stop(self, broker_id: int) -> None:
-        """SIGTERM: leaderships are handed over, logs are flushed."""
-        self._broker(broker_id).stop(self._stop_timeout_s)
+        """SIGTERM: leaderships are handed over, logs are flushed. A paused broker goes on to do so."""
+        process = self._broker(broker_id)
+        process.must_run()
+        process.stop(self._stop_timeout_s)
 
     def start(self, broker_id: int) -> None:
-        """Starts a stopped or killed broker on the port it had; returns when it answers."""
+        """Starts a stopped or killed broker on the port it had; returns when it answers.
+
+        A start that fails leaves no process.
+        """
+        if self._zookeeper is not None and not self._zookeeper.is_running:
+            raise KlammError(f"Broker {broker_id} cannot start: ZooKeeper is not running; use start_zookeeper() first.")
         deadline = time.monotonic() + self._start_timeout_s
-        self._spawn(broker_id)
-        self._brokers[broker_id].wait_ready(deadline)
-        self._admin.wait_until_acquainted(self._running(), deadline)
+        process = self._spawn(broker_id)
+        with nothing_left_of(process):
+            process.wait_ready(deadline)
+            self._admin.wait_until_acquainted(self._running(), deadline)
 
     def pause(self, broker_id: int) -> None:
-        """SIGSTOP: the process is there but does nothing, as in a long stop of the machine."""
+        """SIGSTOP: the process is there but does nothing, as in a long stop of the machine; again is no error."""
         self._broker(broker_id).pause()
 
     def resume(self, broker_id: int) -> None:
+        """SIGCONT: a paused broker goes on where it was."""
         self._broker(broker_id).resume()
 
     def is_running(self, broker_id: int) -> bool:
@@ -268,7 +276,10 @@ class LocalCluster:
         return self._admin.live_brokers()
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """The leader of a partition now; waits for an election to end."""
+        """The leader of a partition now; waits for an election to end, and never names a broker that was ended.
+
+        Raises KlammError at once for a topic or partition that does not exist, and when no broker can be asked.
+        """
         return self._admin.leader(topic, partition)
 
     def isr(self, topic: str, partition: int = 0) -> list[int]:
@@ -279,7 +290,7 @@ class LocalCluster:
 
     def _reserve_ports(self) -> None:
         for broker_id in self.broker_ids:
-            wanted = self._wanted_ports.get(broker_id, 0)
+            wanted = self._settings.ports.get(broker_id, 0)
             try:
                 self._ports[broker_id] = ReservedPort(wanted)
             except OSError as error:
@@ -291,55 +302,37 @@ class LocalCluster:
         if self._zookeeper_port is None:
             return
         port = self._zookeeper_port.number
-        arguments = ["--data-dir", str(self.data_dir / "zookeeper"), "--host", LOOPBACK, "--port", str(port)]
-        arguments += ["--min-session-timeout-ms", "200", *(["--no-fsync"] if self._temporary else [])]
-        self._zookeeper = ChildProcess(
-            "ZooKeeper",
-            "klamm.zk.main",
-            arguments,
-            self.data_dir / "zookeeper.log",
-            lambda: _accepts_connections(port),
-        )
+        self._zookeeper = zookeeper_process(self.data_dir, port, is_temporary=self._temporary)
         self._zookeeper.spawn()
 
-    def _spawn(self, broker_id: int) -> None:
+    def _spawn(self, broker_id: int) -> ChildProcess:
         process = self._brokers.get(broker_id)
         if process is None:
             self._brokers[broker_id] = process = self._new_broker(broker_id)
-        self._ready_file(broker_id).unlink(missing_ok=True)
-        self._write_config(broker_id)
+        if not process.is_running:
+            self._ready_file(broker_id).unlink(missing_ok=True)
+            self._write_config(broker_id)
         process.spawn()
+        return process
 
     def _new_broker(self, broker_id: int) -> ChildProcess:
         if broker_id not in self.broker_ids:
             raise KlammError(f"There is no broker {broker_id}: the cluster has {', '.join(map(str, self.broker_ids))}.")
-        ready = self._ready_file(broker_id)
-        arguments = ["--config", str(self._config_file(broker_id)), "--ready-file", str(ready)]
-        return ChildProcess(
-            f"Broker {broker_id}",
-            "klamm.server",
-            arguments,
-            self.logs(broker_id),
-            lambda: _is_json(ready),
-        )
+        files = self._config_file(broker_id), self._ready_file(broker_id), self.logs(broker_id)
+        return broker_process(broker_id, *files)
 
     def _write_config(self, broker_id: int) -> None:
-        text = "".join(f"{key}={_property(value)}\n" for key, value in self._properties(broker_id).items())
+        text = "".join(f"{key}={property_text(value)}\n" for key, value in self._properties(broker_id).items())
         self._config_file(broker_id).write_text(text, encoding="utf-8")
 
     def _properties(self, broker_id: int) -> dict[str, object]:
-        shared = {key: value for key, value in self._configs.items() if isinstance(key, str)}
-        own = self._configs.get(broker_id, {})  # type: ignore[call-overload]
-        assert isinstance(own, Mapping)
         return {
             "broker.id": broker_id,
             "listeners": f"PLAINTEXT://{LOOPBACK}:{self.port(broker_id)}",
             "log.dirs": self.data_dir / f"broker-{broker_id}",
             "zookeeper.connect": self.zookeeper_connect,
             "zookeeper.connection.timeout.ms": int(self._start_timeout_s * 1000),
-            **self._defaults,
-            **shared,
-            **own,
+            **self._settings.of_broker(broker_id),
         }
 
     def _log_dirs(self, broker_id: int) -> list[Path]:
@@ -362,8 +355,16 @@ class LocalCluster:
             raise KlammError(f"Broker {broker_id} was not started; brokers are {', '.join(map(str, self.broker_ids))}.")
         return self._brokers[broker_id]
 
+    def _processes(self) -> list[ChildProcess]:
+        """The brokers, and then ZooKeeper if it is ours."""
+        return [*self._brokers.values(), *([self._zookeeper] if self._zookeeper is not None else [])]
+
     def _running(self) -> list[int]:
         return [broker_id for broker_id, process in self._brokers.items() if process.is_running]
+
+    def _ended(self) -> list[int]:
+        """Brokers of ours that were stopped or killed, or have ended by themselves."""
+        return [broker_id for broker_id, process in self._brokers.items() if not process.is_running]
 
     def _answering(self) -> dict[int, tuple[str, int]]:
         """Where the brokers are that run and are not paused."""
@@ -375,40 +376,23 @@ class LocalCluster:
         }
 
     def _why_silent(self) -> str | None:
-        paused = [broker_id for broker_id in self._running() if self._brokers[broker_id].is_paused]
-        return f"broker {' and '.join(map(str, paused))} is paused" if paused else None
+        """None while somebody answers, and when a broker has ended by itself: `_on_wait` has more to say of that."""
+        if self._answering() or any(process.has_crashed for process in self._brokers.values()):
+            return None
+        if not self._brokers:
+            return "the cluster is not started"
+        silent = {"paused": self._running(), "not running": self._ended()}
+        return " and ".join(f"{brokers_are(ids)} {why}" for why, ids in silent.items() if ids)
+
+    def _why_unknown(self, topic: str, partition: int) -> str | None:
+        if self._zookeeper is not None and not self._zookeeper.is_running:
+            return None
+        return why_unknown(self.zookeeper_connect, topic, partition)
 
     def _on_wait(self, problem: str, is_late: bool) -> None:
-        for process in [*self._brokers.values(), *([self._zookeeper] if self._zookeeper is not None else [])]:
+        for process in self._processes():
             if process.has_crashed:
                 raise KlammError(f"{problem}: {process.name} has ended by itself.\n{process.log_tail()}")
         if is_late:
             tails = [process.log_tail() for process in self._brokers.values()]
-            raise KlammError("\n".join([f"{problem} in time.", *tails]))
-
-
-def _defaults_by_size(brokers: int) -> dict[str, object]:
-    """A lone broker has nobody who must soon notice its death, and should outlive a busy machine's pauses."""
-    return {
-        "offsets.topic.replication.factor": min(3, brokers),
-        "klamm.control.log.replication.factor": min(3, brokers),
-        "zookeeper.session.timeout.ms": 6000 if brokers == 1 else 2000,
-    }
-
-
-def _accepts_connections(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), 1.0):
-        return True
-    return False
-
-
-def _is_json(path: Path) -> bool:
-    """Whether the file is there and written to its end."""
-    with contextlib.suppress(OSError, ValueError):
-        json.loads(path.read_text())
-        return True
-    return False
-
-
-def _property(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+            raise KlammError("\n".join([f"{problem}.", *tails]))

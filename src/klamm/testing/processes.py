@@ -84,7 +84,7 @@ class ChildProcess:
 
     def spawn(self) -> None:
         if self.is_running:
-            raise KlammError(f"{self.name} is running already.")
+            raise KlammError(f"{self.name} is {'paused: use resume()' if self._paused else 'running already'}.")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         env = {**_with_bytecode_cache(os.environ), PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
 
@@ -120,6 +120,7 @@ class ChildProcess:
 
     def kill(self) -> None:
         """SIGKILL: nothing is flushed, nothing is said."""
+        self.must_run()
         self._signal(signal.SIGKILL)
         self._reap(timeout_s=None)
 
@@ -134,12 +135,26 @@ class ChildProcess:
         try:
             self._reap(timeout_s)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self.discard()
             raise KlammError(f"{self.name} did not stop within {timeout_s:g} s.\n{self.log_tail()}") from None
+
+    def discard(self) -> None:
+        """Nothing is left of it, whatever its state."""
+        if self.is_running:
+            self._signal(signal.SIGKILL)
+        self._reap(timeout_s=None)
+
+    def must_run(self) -> None:
+        """Raises KlammError when it does not."""
+        if self.has_crashed:
+            raise KlammError(f"{self.name} is not running: it has ended by itself.\n{self.log_tail()}")
+        if not self.is_running:
+            raise KlammError(f"{self.name} is not running.")
 
     def pause(self) -> None:
         """SIGSTOP; returns when the process really stands still. A paused process stays paused."""
-        if self._paused and self.is_running:
+        self.must_run()
+        if self._paused:
             return
         self._signal(signal.SIGSTOP)
         self._paused = True
@@ -147,14 +162,17 @@ class ChildProcess:
             time.sleep(_POLL_S)
 
     def resume(self) -> None:
+        """SIGCONT, for a paused process only."""
+        self.must_run()
+        if not self._paused:
+            raise KlammError(f"{self.name} is not paused.")
         self._signal(signal.SIGCONT)
         self._paused = False
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process is None:
-            raise KlammError(f"{self.name} is not running.")
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
 
     def _reap(self, timeout_s: float | None) -> None:
         if self._process is not None:

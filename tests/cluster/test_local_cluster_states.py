@@ -1,0 +1,109 @@
+"""LocalCluster after something was done to its brokers: what is told, and what is refused with which words."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from klamm.errors import ErrorCode, KlammError
+from klamm.testing import LocalCluster
+from klamm.testing.processes import ChildProcess
+from tests.support.raw_client import RawClient
+
+KLAMM_CLUSTER = {"brokers": 3}
+
+
+def refused(ask: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(KlammError) as raised:
+        ask()
+    assert str(raised.value).splitlines()[0] == sentence
+
+
+def test_the_leader_right_after_a_kill_is_one_that_lives(klamm_cluster: LocalCluster) -> None:
+    cluster = klamm_cluster
+    cluster.create_topic("moving", replication_factor=3)
+    victim = cluster.leader("moving")
+    cluster.kill(victim)
+    assert cluster.leader("moving") != victim
+    cluster.start(victim)
+
+
+def test_what_is_not_there_is_told_at_once(klamm_cluster: LocalCluster) -> None:
+    cluster = klamm_cluster
+    cluster.create_topic("one")
+    refused(lambda: cluster.leader("none"), "none-0 has no leader: there is no topic none.")
+    cluster._admin._next_lookup_s = 0.0
+    refused(lambda: cluster.isr("one", 1), "one-1 is not known: topic one has 1 partitions, counted from 0.")
+    cluster._admin._next_lookup_s = 0.0
+    refused(lambda: cluster.isr("no/name"), "no/name-0 is not known: 'no/name' is not a topic's name.")
+    for number in range(5):  # another client's new topic is found by whoever asks next
+        name = f"new-{number}"
+        assert RawClient(cluster.port(cluster.controller_id)).create_topic(name) == ErrorCode.NONE
+        assert cluster.leader(name) in cluster.broker_ids
+
+
+def test_a_topic_whose_deletion_waits_for_a_broker(klamm_cluster: LocalCluster) -> None:
+    cluster = klamm_cluster
+    cluster.create_topic("dying", replication_factor=3)
+    absent = next(each for each in cluster.broker_ids if each != cluster.controller_id)
+    cluster.stop(absent)
+    cluster.wait_for(lambda: absent not in cluster.live_brokers, what="Two brokers")
+    cluster.delete_topic("dying")
+    refused(lambda: cluster.leader("dying"), "dying-0 has no leader: topic dying is being deleted.")
+    refused(
+        lambda: cluster.create_topic("dying"),
+        "Topic dying was not created: TOPIC_ALREADY_EXISTS (Topic 'dying' already exists: it is marked for deletion, "
+        f"and its deletion waits for broker {absent} to return).",
+    )
+    cluster.start(absent)
+    cluster.wait_for(lambda: _is_created(cluster, "dying"), what="The topic once more")
+
+
+def _is_created(cluster: LocalCluster, name: str) -> bool:
+    try:
+        cluster.create_topic(name)
+    except KlammError as error:
+        assert "TOPIC_ALREADY_EXISTS" in str(error)
+        return False
+    return True
+
+
+def test_a_start_that_fails_leaves_no_process(klamm_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, pids = klamm_cluster, list[int]()
+
+    def never_ready(process: ChildProcess, deadline: float) -> None:
+        pids.append(process.pid)
+        raise KlammError("It did not become ready in time.")
+
+    cluster.stop(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(ChildProcess, "wait_ready", never_ready)
+        refused(lambda: cluster.start(1), "It did not become ready in time.")
+    assert not cluster.is_running(1)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+    cluster.start(1)
+
+
+def test_wrong_states_are_named(klamm_cluster: LocalCluster) -> None:
+    cluster = klamm_cluster
+    cluster.create_topic("asked")
+    refused(lambda: cluster.resume(2), "Broker 2 is not paused.")
+    refused(lambda: cluster.start(2), "Broker 2 is running already.")
+    cluster.pause(2)
+    refused(lambda: cluster.start(2), "Broker 2 is paused: use resume().")
+    cluster.pause(3)
+    cluster.kill(1)
+    for ask in (cluster.stop, cluster.kill, cluster.pause, cluster.resume, cluster.expire_session):
+        refused(lambda ask=ask: ask(1), "Broker 1 is not running.")  # type: ignore[misc]
+    why = "brokers 2 and 3 are paused and broker 1 is not running"
+    refused(lambda: cluster.leader("asked"), f"asked-0 has no leader: {why}.")
+    cluster.kill(2)
+    cluster.kill(3)
+    refused(lambda: cluster.isr("asked"), "asked-0 is not known: brokers 1, 2 and 3 are not running.")
+    refused(lambda: cluster.controller_id, "There is no controller: brokers 1, 2 and 3 are not running.")
+    cluster.stop_zookeeper()
+    refused(cluster.stop_zookeeper, "ZooKeeper is not running.")
+    refused(lambda: cluster.start(1), "Broker 1 cannot start: ZooKeeper is not running; use start_zookeeper() first.")
