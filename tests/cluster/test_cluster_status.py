@@ -22,13 +22,11 @@ def cluster() -> Any:
         yield running
 
 
-def status(cluster: LocalCluster, *options: str) -> str:
+def status(cluster: LocalCluster, *options: str, code: int = 0) -> str:
+    """The brokers took any port for their metrics, and tell which."""
     arguments = ["cluster", "status", "--timeout", "1", "-b", f"127.0.0.1:{cluster.port(cluster.controller_id)}"]
-    for broker_id in cluster.broker_ids:
-        ready = json.loads((cluster.data_dir / f"broker-{broker_id}.ready").read_text())
-        arguments += ["--metrics", f"{broker_id}=127.0.0.1:{ready['metrics_port']}"]
     done = CliRunner().invoke(app, [*arguments, *options])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == code, done.output
     return done.stdout
 
 
@@ -68,14 +66,43 @@ def test_a_broker_that_stands_still_lags_and_catches_up(cluster: LocalCluster) -
     eventually(is_well, "the broker that stood still lags for ever")
     text = status(cluster)
     assert f"Controller  broker {controller}, epoch " in text
-    assert "1 of 1 topics, 0 under-replicated, 0 offline" in text
+    assert "1 of 1 topics, 0 under-replicated, 0 under min ISR, 0 offline" in text
+    without_metrics_the_views_are_compared(cluster)
+    what_a_stopped_broker_leaves_behind(cluster)
 
 
-def test_without_metrics_the_brokers_views_are_compared(cluster: LocalCluster) -> None:
-    done = CliRunner().invoke(app, ["cluster", "status", "-b", cluster.bootstrap_servers, "-f", "json"])
-    brokers = json.loads(done.stdout)["brokers"]
+def without_metrics_the_views_are_compared(cluster: LocalCluster) -> None:
+    nowhere = [word for broker_id in cluster.broker_ids for word in ("--metrics", f"{broker_id}=127.0.0.1:1")]
+    brokers = json.loads(status(cluster, "-f", "json", *nowhere))["brokers"]
     assert [b["unacknowledged_requests"] for b in brokers] == [None] * 3
     assert all(b["answers"] and b["partitions_behind"] == 0 for b in brokers)
+
+
+def what_a_stopped_broker_leaves_behind(cluster: LocalCluster) -> None:
+    """Partitions are named, with what is wrong with them, and the broker that they miss."""
+    stopped = next(broker for broker in cluster.broker_ids if broker != cluster.controller_id)
+    others = [broker for broker in cluster.broker_ids if broker != stopped]
+    cluster.create_topic("alone", partitions=3)
+    cluster.create_topic("strict", partitions=25, replication_factor=3, config={"min.insync.replicas": 3})
+    lost = next(partition for partition in range(3) if cluster.leader("alone", partition) == stopped)
+    cluster.stop(stopped)
+
+    def is_seen() -> dict[str, Any] | None:
+        done = CliRunner().invoke(app, ["cluster", "status", "-b", cluster.bootstrap_servers, "-f", "json"])
+        found: dict[str, Any] = json.loads(done.stdout)
+        counts = (found["offline_partitions"], found["under_min_isr_partitions"])
+        return found if (done.exit_code, counts) == (3, (1, 25)) else None
+
+    found = eventually(is_seen, "the stopped broker is never missed")
+    assert [broker["id"] for broker in found["missing_brokers"]] == [stopped]
+    first, second = found["unwell_partitions"][:2]
+    assert (first["topic"], first["partition"], first["leader"], first["isr"]) == ("alone", lost, -1, [stopped])
+    assert first["states"][0] == "offline"
+    assert (second["topic"], second["isr"], second["min_isr"]) == ("strict", others, 3)
+    assert second["states"] == ["under min ISR", "under-replicated"]
+    text = status(cluster, code=3)
+    assert f"Missing     broker {stopped}, which has " in text
+    assert f"alone-{lost} " in text and "and 6 more: --format json has all of them" in text
 
 
 @pytest.mark.parametrize(

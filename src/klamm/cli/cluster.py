@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -14,7 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_pairs, unreachable
-from klamm.cli.output import fail, say, table
+from klamm.cli.cluster_partitions import (
+    OFFLINE,
+    UNDER_MIN_ISR,
+    UNDER_REPLICATED,
+    MissingBroker,
+    PartitionStatus,
+    ask_min_isrs,
+    missing_brokers,
+    unwell_partitions,
+)
+from klamm.cli.output import fail, note, say, table
 
 if TYPE_CHECKING:
     from klamm.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
@@ -25,6 +36,8 @@ _LAG: Final = "klamm_controller_controllerchannelmanager_metadatalag"
 _AGE: Final = "kafka_controller_controllerchannelmanager_oldestitemagems"
 _EPOCH: Final = "klamm_server_metadatacache_controllerepoch"
 _ANYWHERE: Final = ("", "0.0.0.0", "::")
+EXIT_OFFLINE: Final = 3
+SHOWN_PARTITIONS: Final = 20
 
 Address: TypeAlias = tuple[str, int]
 PartitionView: TypeAlias = dict[tuple[str, int], tuple[int, int, frozenset[int]]]
@@ -64,8 +77,11 @@ class ClusterStatus:
     topics: int = 0
     partitions: int = 0
     under_replicated_partitions: int = 0
+    under_min_isr_partitions: int = 0
     offline_partitions: int = 0
     brokers: list[BrokerStatus] = field(default_factory=list)
+    missing_brokers: list[MissingBroker] = field(default_factory=list)
+    unwell_partitions: list[PartitionStatus] = field(default_factory=list)
 
 
 @app.callback()
@@ -80,14 +96,31 @@ def status(
         typer.Option(
             "--metrics",
             metavar="BROKER=HOST:PORT",
-            help="Where a broker's metrics are. Without it: where its klamm.metrics.port says.",
+            help="Where a broker's metrics are. Without it: where the broker itself says.",
         ),
     ] = [],  # noqa: B006
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a broker has to answer.")] = 3.0,
     format_: Annotated[Format, typer.Option("--format", "-f", help="How to print it.")] = Format.TEXT,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Show the brokers, the controller, partitions that are not well, and how far each broker's metadata lags."""
+    """Show the brokers, the controller, partitions that are not well, and how far each broker's metadata lags.
+
+    Exit code 3: partitions are offline. 1: no broker answers.
+
+    \b
+    MISSING         brokers that have replicas and are not alive
+    ANSWERS         whether the broker answered within --timeout
+    CONTROLLER      who is the controller, as this broker knows it
+    EPOCH           the controller epoch of the metadata it has (*)
+    BEHIND          partitions that it knows otherwise than the controller
+    UNACKNOWLEDGED  what the controller told it and it has not answered (*)
+    FOR MS          for how long the oldest of these (*)
+    STATE           offline: nobody leads it. under min ISR: fewer replicas
+                    are in sync than min.insync.replicas, acks=all is refused.
+                    under-replicated: not all replicas are in sync
+
+    (*) from the brokers' metrics: `-` for those without klamm.metrics.port.
+    """
     found = look(_addresses(bootstrap_server.split(",")), _metrics_addresses(metrics), timeout)
     if found is None:
         fail(unreachable(bootstrap_server))
@@ -95,6 +128,8 @@ def status(
         say(json.dumps(asdict(found), indent=2))
     else:
         _show(found)
+    if found.offline_partitions:
+        raise typer.Exit(EXIT_OFFLINE)
 
 
 def look(bootstrap: Iterable[Address], metrics: Mapping[int, Address], timeout_s: float) -> ClusterStatus | None:
@@ -110,18 +145,26 @@ def look(bootstrap: Iterable[Address], metrics: Mapping[int, Address], timeout_s
         }
         values = {broker_id: future.result() for broker_id, future in read.items()}
     truth = views.get(first.controller_id, first)
-    return _status(truth, views, values)
+    nodes = sorted(first.brokers, key=lambda node: (node.node_id not in views, node.node_id != first.controller_id))
+    names = [str(topic.name) for topic in truth.topics]
+    min_isrs = ask_min_isrs((nodes[0].host, nodes[0].port), names, timeout_s) if nodes else {}
+    return _status(truth, views, values, min_isrs)
 
 
 def _status(
-    truth: MetadataResponse, views: Mapping[int, MetadataResponse], values: Mapping[int, Mapping[str, float]]
+    truth: MetadataResponse,
+    views: Mapping[int, MetadataResponse],
+    values: Mapping[int, Mapping[str, float]],
+    min_isrs: Mapping[str, int],
 ) -> ClusterStatus:
     known, told = _partitions(truth), values.get(truth.controller_id, {})
     result = ClusterStatus(truth.cluster_id, truth.controller_id, topics=len(truth.topics), partitions=len(known))
-    for topic in truth.topics:
-        for partition in topic.partitions:
-            result.under_replicated_partitions += len(partition.isr_nodes) < len(partition.replica_nodes)
-            result.offline_partitions += partition.leader_id < 0
+    result.missing_brokers = missing_brokers(truth)
+    result.unwell_partitions = unwell_partitions(truth, min_isrs)
+    counts = Counter(state for each in result.unwell_partitions for state in each.states)
+    result.offline_partitions = counts[OFFLINE]
+    result.under_min_isr_partitions = counts[UNDER_MIN_ISR]
+    result.under_replicated_partitions = counts[UNDER_REPLICATED]
     for node in sorted(truth.brokers, key=lambda node: node.node_id):
         broker = BrokerStatus(node.node_id, node.host, node.port, node.rack)
         if (view := views.get(broker.id)) is not None:
@@ -181,7 +224,7 @@ def _read_metrics(
 
 
 def _metrics_address(node: MetadataResponseBroker, timeout_s: float) -> Address | None:
-    """A port that the broker took because it was free is not in its configuration."""
+    """Where the broker says it is; a port that it took because it was free is told, too."""
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
@@ -231,11 +274,35 @@ def _show(found: ClusterStatus) -> None:
     say(f"Controller  {controller}")
     say(
         f"Partitions  {found.partitions} of {found.topics} topics, {found.under_replicated_partitions} "
-        f"under-replicated, {found.offline_partitions} offline"
+        f"under-replicated, {found.under_min_isr_partitions} under min ISR, {found.offline_partitions} offline"
     )
+    for broker in found.missing_brokers:
+        say(f"Missing     broker {broker.id}, which has {broker.replicas} replica{'' if broker.replicas == 1 else 's'}")
     say()
     columns = ("BROKER", "ADDRESS", "RACK", "ANSWERS", "CONTROLLER", "EPOCH", "BEHIND", "UNACKNOWLEDGED", "FOR MS")
     table(columns, map(_row, found.brokers))
+    if found.unwell_partitions:
+        say()
+        _show_partitions(found.unwell_partitions)
+    if found.controller_id >= 0 and found.controller_epoch is None:
+        note("The controller has no metrics, or they cannot be read: set klamm.metrics.port, 0 for any free port.")
+
+
+def _show_partitions(unwell: Sequence[PartitionStatus]) -> None:
+    rows = (
+        (
+            f"{each.topic}-{each.partition}",
+            ", ".join(each.states),
+            each.leader if each.leader >= 0 else "none",
+            ",".join(map(str, each.replicas)),
+            ",".join(map(str, each.isr)),
+            each.min_isr,
+        )
+        for each in unwell[:SHOWN_PARTITIONS]
+    )
+    table(("PARTITION", "STATE", "LEADER", "REPLICAS", "ISR", "MIN ISR"), rows)
+    if len(unwell) > SHOWN_PARTITIONS:
+        say(f"and {len(unwell) - SHOWN_PARTITIONS} more: --format json has all of them")
 
 
 def _row(broker: BrokerStatus) -> tuple[object, ...]:

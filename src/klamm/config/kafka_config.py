@@ -128,6 +128,10 @@ class KafkaConfig(
         known = {name: value for name, value in dynamic.items() if name in BROKER_KEYS}
         return KafkaConfig(self.static, sources=self.__dict__["_sources"], dynamic=known)
 
+    def with_static(self, settled: Mapping[str, str]) -> KafkaConfig:
+        """The same broker after something that its file left open, such as a port of 0, was decided."""
+        return KafkaConfig({**self.static, **settled}, sources=self.__dict__["_sources"], dynamic=self.dynamic)
+
     def __getitem__(self, name: str) -> Value:
         value: Value = getattr(self, BROKER_KEYS[name].attribute)
         return value

@@ -119,6 +119,10 @@ class ConfigRepository:
             self._rebuild()
         return changed
 
+    def settle(self, name: str, value: str) -> None:
+        """From now on this is the value that the broker's file left open: whoever asks is told what really holds."""
+        self._config = self._config.with_static({name: value})
+
     def _rebuild(self) -> None:
         old = self._config
         before, self._dynamic = self._dynamic, usable(old, {**self._default, **self._own})

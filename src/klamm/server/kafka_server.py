@@ -237,6 +237,7 @@ class KafkaServer:
         if config.klamm_metrics_port >= 0:
             self._metrics_server = MetricsServer(broker.metrics, config.klamm_metrics_host, config.klamm_metrics_port)
             await self._metrics_server.start()
+            broker.configs.settle("klamm.metrics.port", str(self.metrics_port))
 
     async def _join(self, wait_ms: int) -> EndPoint:
         """Registers, competes for the controller's role, and begins to read requests; where the controller connects."""
