@@ -114,3 +114,14 @@ def test_a_stop_while_zookeeper_stands_still(zookeeper: tuple[ZooKeeper, LocalCl
     server.resume()
     cluster.start(1)
     assert client.read_all("t") == [(0, b"0")]
+
+
+def test_all_of_three_brokers_stop_during_the_outage() -> None:
+    """Those that are not the controller ask one that cannot decide anything."""
+    with LocalCluster(brokers=3) as cluster:
+        cluster.create_topic("t", partitions=3, replication_factor=3)
+        controller = cluster.controller_id
+        cluster.stop_zookeeper(kill=True)
+        for broker_id in sorted(cluster.broker_ids, key=lambda each: each == controller):
+            cluster.stop(broker_id)
+            assert "Leaving without a controlled shutdown: " in cluster.logs(broker_id).read_text()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +17,7 @@ import typer
 
 from klamm.cli.client import parse_pairs
 from klamm.cli.output import Failure, bold, fail, note, say, yellow
+from klamm.errors import KlammError
 
 if TYPE_CHECKING:
     from klamm.testing import LocalCluster
@@ -33,6 +36,9 @@ _OWN_KEYS: Final = {
     "zookeeper.connect": "; use --zookeeper",
 }
 _ZOOKEEPER_WAIT_S: Final = 5.0
+_SLOW_STOP_S: Final = 2.0
+_PARTITION: Final = re.compile(r".+-\d+")
+"""The directory of a replica."""
 
 
 def up(
@@ -62,6 +68,7 @@ def up(
         _must_answer(zookeeper)
     signals = _Signals()
     with DirectoryLock(data_dir):
+        _warn_of_absent_brokers(data_dir, brokers)
         cluster = LocalCluster(
             brokers,
             data_dir=data_dir,
@@ -76,8 +83,7 @@ def up(
             _announce(cluster, time.monotonic() - started)
             _watch(cluster, signals)
         finally:
-            note("Stopping.")
-            cluster.close()
+            _stop(cluster)
     note("Stopped; the data stays in " + str(data_dir) + ".")
 
 
@@ -118,6 +124,49 @@ def _watch(cluster: LocalCluster, signals: _Signals) -> None:
             if not running:
                 fail(sentence)
             note(f"{yellow('Warning:', sys.stderr)} {sentence} Still running: {', '.join(map(str, running))}.")
+
+
+def _warn_of_absent_brokers(data_dir: Path, brokers: int) -> None:
+    """Data of brokers that this start leaves out: their replicas are missed."""
+    absent = {}
+    for path in data_dir.glob("broker-*/"):
+        name = path.name.removeprefix("broker-")
+        if path.is_dir() and name.isdecimal() and int(name) > brokers:
+            absent[int(name)] = sum(_PARTITION.fullmatch(each.name) is not None for each in path.iterdir())
+    for broker_id, partitions in sorted(absent.items()):
+        if partitions:
+            note(
+                f"{yellow('Warning:', sys.stderr)} broker {broker_id} is not started, but {data_dir} holds "
+                f"{partitions} partition{'' if partitions == 1 else 's'} of it: they are under-replicated, and those "
+                f"that nobody else has in sync are offline. --brokers {max(absent)} starts it, too."
+            )
+
+
+def _stop(cluster: LocalCluster) -> None:
+    """One broker after the other, so that the next one takes over; says what it waits for when that takes long."""
+    note("Stopping.")
+    problems = []
+    for broker_id in [each for each in cluster.broker_ids if cluster.is_running(each)]:
+        waits = threading.Timer(_SLOW_STOP_S, _tell_of_slow_stop, (broker_id, cluster.logs(broker_id)))
+        waits.daemon = True
+        waits.start()
+        try:
+            cluster.stop(broker_id)
+        except KlammError as error:
+            problems.append(str(error))
+        finally:
+            waits.cancel()
+    cluster.close()
+    if problems:
+        fail("\n".join(problems))
+
+
+def _tell_of_slow_stop(broker_id: int, log_path: Path) -> None:
+    lines = log_path.read_text(errors="replace").splitlines()
+    said = next((line for line in reversed(lines) if " WARNING " in line), "")
+    note(
+        f"Waiting for broker {broker_id} to hand over what it leads; see {log_path}.{f' It says: {said}' * bool(said)}"
+    )
 
 
 class _Signals:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.cli.up import DirectoryLock
+from klamm.cli.up import DirectoryLock, _tell_of_slow_stop, _warn_of_absent_brokers
 from klamm.testing.ports import ReservedPort
 
 
@@ -58,3 +58,24 @@ def test_a_directory_stays_when_it_was_there_or_holds_something(tmp_path: Path) 
     with DirectoryLock(tmp_path / "data"):
         (tmp_path / "data" / "broker-1.log").touch()
     assert (tmp_path / "data" / "broker-1.log").exists()
+
+
+def test_data_of_brokers_that_are_not_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("broker-2/t-0", "broker-3/t-0", "broker-3/t-1", "broker-4/empty", "broker-x/t-0"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "broker-9").touch()
+    _warn_of_absent_brokers(tmp_path, 2)
+    assert capsys.readouterr().err == (
+        f"Warning: broker 3 is not started, but {tmp_path} holds 2 partitions of it: they are under-replicated, and "
+        "those that nobody else has in sync are offline. --brokers 4 starts it, too.\n"
+    )
+    _warn_of_absent_brokers(tmp_path, 3)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_slow_stop_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "broker-1.log"
+    log.write_text("[now] INFO all is well (klamm)\n[now] WARNING nobody can lead t-0 (klamm)\n[now] INFO on (klamm)\n")
+    _tell_of_slow_stop(1, log)
+    told = f"Waiting for broker 1 to hand over what it leads; see {log}. It says: [now] WARNING nobody can lead t-0"
+    assert capsys.readouterr().err == f"{told} (klamm)\n"

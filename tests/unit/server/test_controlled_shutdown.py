@@ -1,4 +1,4 @@
-"""What is said when the controller does not answer: an exception without a text is no reason."""
+"""What is said and done when the controller does not answer, or cannot let the broker go."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 
 from klamm.broker import Broker
 from klamm.config import KafkaConfig
-from klamm.metadata import MetadataCache, MetadataUpdate
-from klamm.model import BrokerEndPoints, EndPoint
+from klamm.controller.replies import ControlledShutdownResult
+from klamm.metadata import MetadataCache, MetadataUpdate, PartitionState, TopicUpdate
+from klamm.model import BrokerEndPoints, EndPoint, TopicPartition
 from klamm.network.client import BrokerConnection
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
+from klamm.server import controlled_shutdown as module
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.controller_channel import ControllerChannel
 from klamm.zk.session import SessionListener, SessionState
@@ -83,3 +85,50 @@ def test_zookeeper_goes_while_the_controller_is_asked(caplog: pytest.LogCaptureF
 
     assert not asyncio.run(scenario())
     assert "this broker is the controller and ZooKeeper is away" in caplog.text
+
+
+def test_zookeeper_is_away_and_the_controller_is_another(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would wait for minutes: the controller has no ZooKeeper either, and answers when it has."""
+
+    async def never(*_: object, **__: object) -> BrokerConnection:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    async def scenario() -> bool:
+        zk = Session()
+        zk.state = SessionState.SUSPENDED
+        return await controlled_shutdown(broker(zk, SimpleNamespace(is_active=False)))
+
+    monkeypatch.setattr(BrokerConnection, "connect", never)
+    monkeypatch.setattr(module, "_WITHOUT_ZOOKEEPER_S", 0.01)
+    assert not asyncio.run(scenario())
+    assert "Leaving without a controlled shutdown: ZooKeeper is away, and the controller does not answer" in caplog.text
+
+
+@pytest.mark.parametrize(("replicas", "asked"), [((1, 3), 1), ((1, 2), 2)], ids=["nobody", "a live broker"])
+def test_partitions_remain(
+    replicas: tuple[int, ...], asked: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It asks again only while there is a broker that could take over what remains."""
+    times: list[object] = []
+
+    async def scenario() -> bool:
+        def submit(event: object) -> asyncio.Future[Any]:
+            times.append(event)
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            answer.set_result(ControlledShutdownResult(remaining=tuple(TopicPartition("t", p) for p in range(7))))
+            return answer
+
+        leaving = broker(Session(), SimpleNamespace(is_active=True, submit=submit))
+        states = tuple(PartitionState("t", p, 2, 1, 0, (1,), 0, replicas) for p in range(7))
+        live = (BrokerEndPoints(2, (EndPoint("PLAINTEXT", "a", 9092),)),)
+        leaving.metadata.update(MetadataUpdate(2, 2, live, (TopicUpdate("t", states),)))
+        return await controlled_shutdown(leaving)
+
+    monkeypatch.setattr(module, "_LOOK_S", 0.001)
+    assert not asyncio.run(scenario())
+    assert len(times) == asked
+    said = "Leaving: no other live broker has a replica of" if asked == 1 else "No other replica in sync can lead"
+    assert f"{said} t-0, t-1, t-2, t-3, t-4 and 2 more partitions" in caplog.text
