@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from klamm.cli.output import fail
+
 
 def simulate(
     seeds: Annotated[
@@ -14,15 +16,20 @@ def simulate(
     seed: Annotated[
         int | None, typer.Option("--seed", "-s", min=0, help="Only this one; a failure is told in full.")
     ] = None,
-    first: Annotated[int, typer.Option("--first", min=0, help="The first seed.")] = 0,
+    first: Annotated[int | None, typer.Option("--first", min=0, help="The first of --seeds (0).")] = None,
     brokers: Annotated[int, typer.Option("--brokers", min=1, help="Brokers of each simulated cluster.")] = 3,
     level: Annotated[int, typer.Option("--level", min=1, max=2, help="1: the controller; 2: whole brokers.")] = 1,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that share the seeds of level 1.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes that share the seeds of level 1 (1).")
+    ] = None,
     mutant: Annotated[
-        str | None, typer.Option("--mutant", help="Build this bug in, which must be found; a wrong name lists them.")
+        str | None,
+        typer.Option(
+            "--mutant", help="Build this bug in, which must be found; each level has its own, `?` lists them."
+        ),
     ] = None,
     transcript: Annotated[
-        bool, typer.Option("--transcript", help="With --seed: the whole transcript, also when nothing is wrong.")
+        bool, typer.Option("--transcript", help="With --seed, level 1: the transcript, also when nothing is wrong.")
     ] = False,
 ) -> None:
     """Try to break the control plane, or whole brokers with clients; a seed repeats its run exactly.
@@ -31,6 +38,36 @@ def simulate(
     """
     from klamm.sim import command
 
+    _refuse_contradictions(seed, level, mutant, seeds=seeds, first=first, jobs=jobs, transcript=transcript)
+    if mutant is not None and mutant not in (names := command.mutant_names(level)):
+        fail(f"There is no mutant {mutant!r} of level {level}. There are: {', '.join(names)}.")
     all_lines = seed is not None and (transcript or level == 2)
-    code = command.run(level, seeds, seed, brokers, first=first, mutant=mutant, all_lines=all_lines, jobs=jobs)
+    code = command.run(
+        level, seeds, seed, brokers, first=first or 0, mutant=mutant, all_lines=all_lines, jobs=jobs or 1
+    )
     raise typer.Exit(code)
+
+
+def _refuse_contradictions(
+    seed: int | None,
+    level: int,
+    mutant: str | None,
+    *,
+    seeds: int | None,
+    first: int | None,
+    jobs: int | None,
+    transcript: bool,
+) -> None:
+    """Options that would be ignored beside the others."""
+    if seed is not None:
+        for option, value in (("--seeds", seeds), ("--first", first), ("--jobs", jobs)):
+            if value is not None:
+                fail(f"--seed runs one seed: leave out {option}, or --seed.")
+    elif transcript:
+        fail("--transcript is of one seed: name it with --seed.")
+    if level == 2 and jobs is not None:
+        fail("--jobs is for --level 1 only: a run of level 2 is one process.")
+    if level == 2 and transcript:
+        fail("--transcript is for --level 1 only: level 2 shows a transcript when something fails.")
+    if mutant is not None and jobs is not None:
+        fail("--jobs cannot be used with --mutant: a mutant lives in one process.")

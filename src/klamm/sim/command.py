@@ -61,6 +61,14 @@ def run(
     return simulate(seeds or 200, seed, brokers, first=first, mutant=mutant, all_lines=all_lines, jobs=jobs)
 
 
+def mutant_names(level: int) -> list[str]:
+    """The bugs that can be built in, of a level."""
+    from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
+    from klamm.sim.mutants import MUTANTS
+
+    return list(MUTANTS if level == 1 else CLUSTER_MUTANTS)
+
+
 def simulate(
     seeds: int,
     seed: int | None = None,
@@ -152,7 +160,7 @@ def _print_failure(
 ) -> None:
     hidden = 0 if all_lines else max(0, len(transcript) - SHOWN_LINES)
     if hidden:
-        print(f"... {hidden} lines before (--all-lines shows them)")
+        print(f"... {hidden} lines before; the replay shows them")
     print("\n".join(transcript[hidden:]))
     print(f"seed {seed}: {error}")
     extra = (" --level 2" if level == 2 else "") + (f" --mutant {mutant}" if mutant else "")

@@ -1,0 +1,32 @@
+"""`klamm simulate`: options that would be ignored beside each other are refused, by name."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from klamm.cli.app import app
+from klamm.cli.output import Failure
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--transcript", "--transcript is of one seed: name it with --seed."),
+        ("-s 1 -n 5", "--seed runs one seed: leave out --seeds, or --seed."),
+        ("-s 1 --first 5", "--seed runs one seed: leave out --first, or --seed."),
+        ("-s 1 -j 2", "--seed runs one seed: leave out --jobs, or --seed."),
+        ("--level 2 -j 2", "--jobs is for --level 1 only: a run of level 2 is one process."),
+        (
+            "--level 2 -s 1 --transcript",
+            "--transcript is for --level 1 only: level 2 shows a transcript when something fails.",
+        ),
+        ("--mutant no_controller_fence -j 2", "--jobs cannot be used with --mutant: a mutant lives in one process."),
+        ("--mutant foo", "There is no mutant 'foo' of level 1. There are: "),
+        ("--mutant foo --level 2", "There is no mutant 'foo' of level 2. There are: high_watermark_too_early, "),
+    ],
+)
+def test_what_is_refused(options: str, told: str) -> None:
+    done = CliRunner().invoke(app, ["simulate", *options.split()])
+    assert done.exit_code == 1 and isinstance(done.exception, Failure)
+    assert str(done.exception).startswith(told)
