@@ -39,7 +39,7 @@ _REFUSED: Final = {
     "kafka.enable.auto.commit": "offsets are kept in the checkpoint; 'commitGroup' shows them to Kafka's tools",
     "kafka.interceptor.classes": "there are no Java interceptors in a Python client",
 }
-_SECURITY_PREFIXES: Final = ("kafka.sasl.", "kafka.ssl.")
+_SECURITY_PREFIXES: Final = ("kafka.sasl.", "kafka.ssl.", "kafka.security.providers")
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?", re.I)
 _DURATION_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -190,6 +190,16 @@ def _own_options(given: _Options) -> dict[str, Any]:
     }
 
 
+def refuse_security(options: Mapping[str, str]) -> None:
+    """OptionError for what asks for TLS or SASL. Names are in lower case, with their prefix."""
+    protocol = options.get("kafka.security.protocol", "PLAINTEXT").strip().upper()
+    if protocol != "PLAINTEXT":
+        raise OptionError(f"Option 'kafka.security.protocol' is {protocol}: only PLAINTEXT is supported.")
+    for name in options:
+        if name.startswith(_SECURITY_PREFIXES):
+            raise OptionError(f"Option '{name}' is not supported: connections are plain text.")
+
+
 class _Options:
     """The raw options by lower-case name, with a reader for each kind of value."""
 
@@ -262,12 +272,7 @@ class _Options:
         for name, why in _REFUSED.items():
             if self.has(name):
                 raise OptionError(f"Option '{name}' is not supported: {why}.")
-        protocol = self._values.get("kafka.security.protocol", "PLAINTEXT").strip().upper()
-        if protocol != "PLAINTEXT":
-            raise OptionError(f"Option 'kafka.security.protocol' is {protocol}: only PLAINTEXT is supported.")
-        for name in self._values:
-            if name.startswith(_SECURITY_PREFIXES):
-                raise OptionError(f"Option '{name}' is not supported: connections are plain text.")
+        refuse_security(self._values)
 
     def client(self) -> dict[str, str]:
         return {name[len("kafka.") :]: value for name, value in self._values.items() if name.startswith("kafka.")}

@@ -7,6 +7,7 @@ one key keep their order within a task.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -83,11 +84,12 @@ def write_rows(options: WriterOptions, batches: Iterator[pa.RecordBatch]) -> Wri
     """Sends all rows and waits for the brokers. Raises KlammError with topic, partition and reason of what failed."""
     sender = _sender(options.producer)
     prepare()
+    chunk_bytes = min(CHUNK_BYTES, (options.buffer_memory or sys.maxsize) // CHUNKS_ON_THE_WAY)
     rows = 0
     try:
         for batch in batches:
             for topic, part in _by_topic(batch, options.topic):
-                sender.send(topic, part)
+                sender.send(topic, part, chunk_bytes)
             rows += batch.num_rows
         sender.wait()
     except BaseException:
@@ -125,9 +127,9 @@ class Sender:
             }
         )
 
-    def send(self, topic: str, rows: pa.RecordBatch) -> None:
+    def send(self, topic: str, rows: pa.RecordBatch, chunk_bytes: int = CHUNK_BYTES) -> None:
         for partition, part in _by_partition(rows):
-            for chunk in _chunks(part):
+            for chunk in _chunks(part, chunk_bytes):
                 self._on_the_way.append(chunk.num_rows)
                 if "headers" in chunk.schema.names:
                     self._produce_each(topic, partition, chunk)
@@ -224,9 +226,9 @@ def _by_partition(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield partition, rows.filter(pc.equal(column, partition))
 
 
-def _chunks(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _chunks(rows: pa.RecordBatch, chunk_bytes: int) -> Iterator[pa.RecordBatch]:
     size = max(1, rows.nbytes // rows.num_rows)
-    step = max(1, min(CHUNK_ROWS, CHUNK_BYTES // size))
+    step = max(1, min(CHUNK_ROWS, chunk_bytes // size))
     for start in range(0, rows.num_rows, step):
         yield rows.slice(start, step)
 

@@ -133,6 +133,21 @@ def test_a_delivery_that_fails_names_topic_partition_and_reason(cluster: LocalCl
         ({"kafka.bootstrap.servers": "a:1", "guarantee": "exactly_once"}, "needs transactions"),
         ({"kafka.bootstrap.servers": "a:1", "guarantee": "perhaps"}, "'guarantee' is at_least_once or exactly_once"),
         ({"kafka.bootstrap.servers": "a:1", "topic": " "}, "'topic' is empty"),
+        (
+            {"kafka.bootstrap.servers": "a:1", "kafka.ssl.ca.location": "/ca"},
+            "'kafka.ssl.ca.location' is not supported",
+        ),
+        (
+            {"kafka.bootstrap.servers": "a:1", "Kafka.Security.Protocol": "SSL"},
+            "'kafka.security.protocol' is SSL: only",
+        ),
+        (
+            {"kafka.bootstrap.servers": "a:1", "kafka.sasl.mechanism": "PLAIN"},
+            "'kafka.sasl.mechanism' is not supported",
+        ),
+        ({"kafka.bootstrap.servers": "a:1", "kafka.partitioner.class": "com.x.Mine"}, "com.x.Mine is a class of Java"),
+        ({"kafka.bootstrap.servers": "a:1", "kafka.buffer.memory": "much"}, "'kafka.buffer.memory' is a number"),
+        ({"kafka.bootstrap.servers": "a:1", "kafka.acks": "2x"}, "Option 'kafka.acks' is all, -1, 0 or 1"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, str], reason: str) -> None:
@@ -147,7 +162,42 @@ def test_options_reach_the_producer_under_its_names() -> None:
     assert parsed.topic == "t"
     assert settings["message.max.bytes"] == "5000"
     assert (settings["acks"], settings["enable.idempotence"]) == ("1", "false")
-    assert dict(parse({"kafka.bootstrap.servers": "a:1"}).producer)["enable.idempotence"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"enable.idempotence": "true", "acks": "all", "partitioner": "murmur2_random"}),
+        ({"kafka.acks": "ALL "}, {"enable.idempotence": "true", "acks": "all"}),
+        ({"kafka.acks": "-1"}, {"enable.idempotence": "true"}),
+        ({"kafka.retries": "0"}, {"enable.idempotence": "false"}),
+        ({"kafka.max.in.flight.requests.per.connection": "6"}, {"enable.idempotence": "false"}),
+        ({"kafka.partitioner.ignore.keys": "true"}, {"partitioner": "random"}),
+        ({"kafka.compression.type": "zstd", "kafka.compression.zstd.level": "7"}, {"compression.level": "7"}),
+        ({"kafka.compression.type": "lz4", "kafka.compression.zstd.level": "7"}, {"compression.type": "lz4"}),
+        (
+            {
+                "kafka.max.block.ms": "1000",
+                "kafka.partitioner.class": "org.apache.kafka.clients.producer.internals.DefaultPartitioner",
+                "kafka.metric.reporters": "",
+                "kafka.security.protocol": "plaintext",
+            },
+            {"partitioner": "murmur2_random"},
+        ),
+    ],
+)
+def test_settings_of_kafkas_producer_are_understood(options: dict[str, str], expected: dict[str, str]) -> None:
+    settings = dict(parse({"kafka.bootstrap.servers": "a:1", **options}).producer)
+    assert settings | expected == settings
+    assert "compression.zstd.level" not in settings and "max.block.ms" not in settings
+
+
+def test_buffer_memory_bounds_what_is_on_the_way(cluster: LocalCluster, topic: TopicFactory) -> None:
+    name = topic()
+    rows = pa.record_batch({"value": pa.array([b"%05d" % number * 20 for number in range(2000)])})
+    assert max(chunk.nbytes for chunk in writer._chunks(rows, 4000)) <= 4000
+    written = write(cluster, {"value": rows.column("value")}, topic=name, **{"kafka.buffer.memory": "16000"})
+    assert written == 2000 and len(read(cluster, name, 1, 2000)) == 2000
 
 
 @pytest.mark.parametrize(
