@@ -51,7 +51,9 @@ class TopicTables:
         if not wanted:
             return []
         known = set(self._topics())
-        return [relation.name for relation in wanted if self._is_topic(relation, known)]
+        names = [relation.name for relation in wanted if self._is_topic(relation, known)]
+        refuse_same_names(names)
+        return names
 
     def _is_topic(self, relation: Relation, known: set[str]) -> bool:
         if len(relation.parts) == 1 and relation.name in known:
@@ -124,6 +126,14 @@ def distinct_fields(schema: StructType) -> list[str]:
     for field in schema.fields:
         names.setdefault(field.name.lower(), field.name)
     return list(names.values())
+
+
+def refuse_same_names(topics: Iterable[str]) -> None:
+    """Topics may differ in case only; tables of one query may not, and Spark would read one of them twice."""
+    seen: dict[str, str] = {}
+    for topic in topics:
+        if (other := seen.setdefault(topic.lower(), topic)) != topic:
+            raise KlammError(f"The topics {other!r} and {topic!r} differ in case only: SQL cannot tell them apart.")
 
 
 def unknown_topic(relation: Relation, known: Iterable[str]) -> str:

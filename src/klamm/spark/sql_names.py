@@ -16,7 +16,7 @@ from klamm.errors import KlammError
 _TOKEN: Final = re.compile(
     r"""
       (?P<space>\s+ | --[^\n]*)
-    | (?P<comment>/\*.*?\*/)
+    | (?P<comment>/\*)
     | (?P<string>[rR]'[^']*' | [rR]"[^"]*" | '(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*")
     | (?P<quoted>`(?:[^`]|``)*`)
     | (?P<word>[^\W\d]\w*)
@@ -25,6 +25,10 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_COMMENT_EDGE: Final = re.compile(r"/\*(?!\+)|\*/")
+"""Comments nest; a hint, which looks like one that begins with a plus, does not open another."""
+_NAME_WITH_DIGITS: Final = re.compile(r"\d+(?!(?:[LSYDF]|BD|E\d+)$)[^\W\d]\w*", re.IGNORECASE)
+"""Not the numbers among which SQL has letters: 5L, 1.5BD, 1e3."""
 _CLAUSES: Final = frozenset(
     {
         *("WHERE", "GROUP", "ORDER", "HAVING", "LIMIT", "OFFSET", "UNION", "INTERSECT", "EXCEPT", "MINUS", "SELECT"),
@@ -32,7 +36,11 @@ _CLAUSES: Final = frozenset(
     }
 )
 _FROM_IS_AN_ARGUMENT: Final = frozenset(["EXTRACT", "TRIM", "SUBSTRING", "SUBSTR", "OVERLAY", "POSITION"])
-_NOT_NAMES: Final = frozenset(["LATERAL", "STREAM", "ONLY"])
+_BEFORE_A_TABLE: Final = frozenset(["LATERAL", "STREAM"])
+_AFTER_A_TABLE: Final = _CLAUSES - {"SELECT"} | {
+    *("AS", "JOIN", "INNER", "LEFT", "RIGHT", "FULL", "CROSS", "NATURAL", "SEMI", "ANTI", "ON", "USING", "TABLESAMPLE"),
+    *("LATERAL", "FOR"),
+}
 _FILE_FORMATS: Final = frozenset(["parquet", "json", "csv", "orc", "text", "xml", "binaryfile"])
 
 
@@ -81,29 +89,49 @@ def tokens(sql: str) -> list[Token]:
     """Words, quoted names, strings, numbers and symbols, without space and comments."""
     found: list[Token] = []
     line = 1
-    for match in _TOKEN.finditer(sql):
-        kind, text = match.lastgroup or "symbol", match[0]
+    for kind, text in _pieces(sql):
+        if kind == "open":
+            begin = text[:2] if text.startswith("/*") else text[0]
+            what = {"/*": "comment", "`": "name"}.get(begin, "string")
+            raise SqlTextError(line, f"the {what} that begins with {begin} never ends.")
         if kind not in ("space", "comment"):
-            if kind == "symbol" and text in "'\"`":
-                raise SqlTextError(
-                    line, f"the {'name' if text == '`' else 'string'} that begins with {text} never ends."
-                )
-            if kind == "symbol" and text == "/" and sql.startswith("/*", match.start()):
-                raise SqlTextError(line, "the comment that begins with /* never ends.")
             found.append(Token(kind, text, line))
         line += text.count("\n")
     return found
 
 
+def _pieces(sql: str) -> Iterator[tuple[str, str]]:
+    """The whole text in pieces. A comment, string or quoted name that never ends takes the rest, as kind `open`."""
+    at = 0
+    while match := _TOKEN.match(sql, at):
+        kind, end = match.lastgroup or "symbol", match.end()
+        if kind == "comment":
+            end = _end_of_comment(sql, at) or len(sql) + 1
+        if end > len(sql) or (kind == "symbol" and match[0] in "'\"`"):
+            kind, end = "open", len(sql)
+        yield kind, sql[at:end]
+        at = end
+
+
+def _end_of_comment(sql: str, begin: int) -> int | None:
+    depth = 1
+    for edge in _COMMENT_EDGE.finditer(sql, begin + 2):
+        depth += 1 if edge[0] == "/*" else -1
+        if depth == 0:
+            return edge.end()
+    return None
+
+
 def statements(text: str) -> tuple[list[str], str]:
     """The statements that end with a semicolon, and what is left after the last one."""
     done: list[str] = []
-    begin = 0
-    for match in _TOKEN.finditer(text):
-        if match.lastgroup == "symbol" and match[0] == ";":
-            if statement := text[begin : match.start()].strip():
+    begin = at = 0
+    for kind, piece in _pieces(text):
+        at += len(piece)
+        if kind == "symbol" and piece == ";":
+            if statement := text[begin : at - 1].strip():
                 done.append(statement)
-            begin = match.end()
+            begin = at
     return done, text[begin:]
 
 
@@ -173,6 +201,12 @@ class _Frame:
     argument: bool = False
 
 
+def _may_be_name(word: Token) -> bool:
+    return word.kind in ("word", "quoted") or (
+        word.kind == "number" and _NAME_WITH_DIGITS.fullmatch(word.text) is not None
+    )
+
+
 class _Reader:
     def __init__(self, words: list[Token]) -> None:
         self._words = words
@@ -187,7 +221,7 @@ class _Reader:
             frame = self._frames[-1]
             if word.kind == "symbol":
                 self._symbol(word, frame)
-            elif frame.expects and word.kind in ("word", "quoted") and not self._passes(word, frame):
+            elif frame.expects and _may_be_name(word) and not self._passes(word, frame):
                 frame.expects = False
                 index, relation = self._index, self._name(word.line)
                 if relation is not None:
@@ -201,7 +235,8 @@ class _Reader:
 
     def _describe(self) -> None:
         """`DESCRIBE orders`, `TABLE orders`: the name comes without FROM."""
-        while self._word(self._index) in ("DESCRIBE", "DESC", "TABLE", "EXTENDED", "EXPLAIN", "FORMATTED", "CACHE"):
+        words = ("DESCRIBE", "DESC", "TABLE", "EXTENDED", "EXPLAIN", "FORMATTED", "CACHE")
+        while self._word(self._index) in words and self._index + 1 < len(self._words):
             self._frames[0].expects = self._word(self._index) not in ("EXPLAIN",)
             self._index += 1
         if self._word(self._index) in ("SELECT", "WITH", "FROM", "QUERY"):
@@ -224,13 +259,21 @@ class _Reader:
             frame.expects = True
 
     def _passes(self, word: Token, frame: _Frame) -> bool:
-        """Words between FROM and the table; a SELECT or VALUES there means that no table follows."""
+        """Words between FROM and the table; a SELECT or VALUES there means that no table follows.
+
+        Where nothing follows that such a word could belong to, it is a table's name, as Spark sees it.
+        """
+        if self._ends_table(self._index + 1):
+            return False
         if word.keyword in ("SELECT", "VALUES", "WITH", "FROM"):
             frame.expects = False
             frame.in_from = word.keyword == "VALUES"
             self._keyword(word.keyword, frame)
             return True
-        return word.keyword in _NOT_NAMES and self._word(self._index + 1) != "AS"
+        return word.keyword in _BEFORE_A_TABLE
+
+    def _ends_table(self, index: int) -> bool:
+        return index >= len(self._words) or self._text(index) in (")", ",") or self._word(index) in _AFTER_A_TABLE
 
     def _keyword(self, keyword: str, frame: _Frame) -> None:
         if (

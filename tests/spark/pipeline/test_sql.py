@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
+from klamm.cli.app import app
+from klamm.cli.sql import sql
 from klamm.errors import KlammError
 from klamm.spark.sql import TopicTables, as_json, as_text
 from klamm.testing import LocalCluster
@@ -56,6 +65,93 @@ def test_topics_are_tables(spark: SparkSession, cluster: LocalCluster, topic: To
         tables.query("select * from nothing")
     with pytest.raises(KlammError, match=f"goes into backticks: `{users}`"):
         tables.query(f"select * from {dotted(users)}")
+
+
+def test_topics_that_differ_in_case_only_and_words_of_sql(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory
+) -> None:
+    lower = topic("case")
+    cluster.create_topic(lower.upper(), 1, 1)
+    cluster.create_topic("stream", 1, 1)
+    produce_json(cluster.bootstrap_servers, "stream", [{"x": 1}])
+    tables = TopicTables(spark, cluster.bootstrap_servers, lambda: [lower, lower.upper(), "stream"])
+    with pytest.raises(KlammError, match="differ in case only"):
+        tables.query(f"select * from `{lower}` union all select * from `{lower.upper()}`")
+    for query in ("select x from stream", "select x /* a /* b */ c */ from stream where x = 1", "table stream"):
+        assert tables.query(query).collect()[0]["x"] == 1
+    assert tables.query("select s.x from `stream` s").collect()[0]["x"] == 1
+
+
+@pytest.fixture
+def _shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command uses the tests' session instead of one of its own."""
+
+    @contextmanager
+    def shared(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("klamm.cli.sql.spark_session", shared)
+
+
+@pytest.mark.usefixtures("_shared_session")
+def test_formats(cluster: LocalCluster, topic: TopicFactory) -> None:
+    name, servers = topic("for.mats-1"), cluster.bootstrap_servers
+    produce_json(servers, name, [{"id": n, "tags": ["a", 'b"'], "text": "x,\ny" if n else None} for n in range(3)])
+    query = f"select id, tags, text from `{name}` order by id"
+    expected = {
+        "table": 'id  tags         text\n 0  ["a","b\\""]  -\n 1  ["a","b\\""]  x,\\ny\n',
+        "json": '{"id":0,"tags":["a","b\\""],"text":null}\n{"id":1,"tags":["a","b\\""],"text":"x,\\ny"}\n',
+        "csv": 'id,tags,text\n0,"[""a"",""b\\""""]",\n1,"[""a"",""b\\""""]","x,\ny"\n',
+    }
+    for format_, text in expected.items():
+        done = CliRunner().invoke(app, ["sql", query, "-f", format_, "-n", "2", "-b", servers], catch_exceptions=False)
+        told = [line.rstrip() for line in done.stdout.splitlines()]
+        assert told == text.splitlines(), format_
+        assert done.stderr == ("Only the first 2 rows; --max-rows shows more.\n" if format_ == "table" else "")
+
+
+@pytest.mark.usefixtures("_shared_session")
+def test_the_prompt_on_a_terminal(cluster: LocalCluster, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, servers = topic("prompt"), cluster.bootstrap_servers
+    produce_json(servers, name, [{"id": n} for n in range(4)])
+    person, terminal = pty.openpty()
+    seen, trouble = "", []
+
+    def until(text: str) -> None:
+        nonlocal seen
+        while text not in seen:
+            seen += os.read(person, 4096).decode()
+        seen = seen.partition(text)[2]
+
+    def type_and_read() -> None:
+        try:
+            for typed, answer in (
+                ("show topics;", name),
+                ("select sum(id) as total /* ;", "   -> "),
+                (f"*/ from `{name}`;", "total"),
+                ("select * from nothing;", "There is no topic 'nothing'"),
+                ("select no_column from range(1);", "no_column"),
+                ("select count(*) + 40 as n from range(2);", "42"),
+            ):
+                os.write(person, f"{typed}\n".encode())
+                until(f"{typed}\r\n")
+                until(answer)
+        except BaseException as error:
+            trouble.append(error)
+        finally:
+            until("klamm> ")
+            os.write(person, b"\x04")
+
+    with os.fdopen(os.dup(terminal)) as keyboard, os.fdopen(terminal, "w", buffering=1) as screen:
+        for name_, file in (("stdin", keyboard), ("stdout", screen), ("stderr", screen)):
+            monkeypatch.setattr(sys, name_, file)
+        thread = threading.Thread(target=type_and_read, daemon=True)
+        thread.start()
+        sql(bootstrap_server=servers)
+        thread.join()
+        monkeypatch.undo()
+    os.close(person)
+    assert not trouble, trouble
 
 
 def dotted(name: str) -> str:

@@ -38,6 +38,22 @@ from klamm.spark.sql_names import SqlTextError, relations, statements
         ("explain select * from orders", ["orders"]),
         ("select count(distinct x) from t where exists (select 1 from u where u.id = t.id)", ["t", "u"]),
         ("select case when a then b end as `from` from `select`", ["select"]),
+        ("select /* a /* b */ from c */ 1 from t", ["t"]),
+        ("select /*+ broadcast(b) */ * from a join b", ["a", "b"]),
+        ("select 1 /* /*+ from x */ from t /**/", ["t"]),
+        ("select * from stream", ["stream"]),
+        ("select * from stream where x = 1", ["stream"]),
+        ("select * from stream s, lateral as l, only o join `stream` using (id)", ["s", "lateral", "only", "stream"]),
+        ("select * from stream(t), stream u", ["t", "u"]),
+        ("select * from t, lateral (select * from u)", ["t", "u"]),
+        ("select * from values", ["values"]),
+        ("select * from (select) join from on true", ["select", "from"]),
+        ("select * from order join group on true where exists (select 1 from offset)", ["order", "group", "offset"]),
+        ("describe table", ["table"]),
+        ("describe table extended", ["extended"]),
+        ("select * from 2nd_topic join t", ["2nd_topic", "t"]),
+        ("select * from values 1, 2L, 3e5, 4bd", []),
+        ("select * from `a.b-c`.`d`, `x``y`", ["a.b-c.d", "x`y"]),
     ],
 )
 def test_tables_of_a_query(sql: str, names: list[str]) -> None:
@@ -59,6 +75,7 @@ def test_lines_and_files() -> None:
         ("select (1\nfrom t", 1, "never closed"),
         ("select 1)", 1, "never opened"),
         ("select 1 /* x", 1, "comment"),
+        ("select 1\n/* /* x */ from t", 2, "comment"),
     ],
 )
 def test_text_that_cannot_be_a_query(sql: str, line: int, reason: str) -> None:
@@ -70,3 +87,6 @@ def test_text_that_cannot_be_a_query(sql: str, line: int, reason: str) -> None:
 def test_statements_end_with_a_semicolon_outside_strings() -> None:
     assert statements("select ';'; select 2 -- ; \n; sel") == (["select ';'", "select 2 -- ;"], " sel")
     assert statements("") == ([], "")
+    assert statements("a /* ; /* ; */ ; */ b; c /* ;\n;") == (["a /* ; /* ; */ ; */ b"], " c /* ;\n;")
+    assert statements("select 'it;\nis; open") == ([], "select 'it;\nis; open")
+    assert statements("select `x;") == ([], "select `x;")
