@@ -15,6 +15,7 @@ from klamm.cli.schema import SAMPLE, Sample, infer_topic
 from klamm.cli.spark_session import Conf, Master, require_spark, spark_session
 
 if TYPE_CHECKING:
+    from klamm.spark.progress import Progress
     from klamm.spark.tables.definition import TableDefinition
 
 app = typer.Typer(help="Topics as Delta tables: typed columns, exactly once.", no_args_is_help=True)
@@ -130,30 +131,40 @@ def _follow(query: Any) -> int:
     import signal
     import sys
 
-    from klamm.spark.progress import Progress, watch
+    from klamm.spark.progress import parse_progress, watch
     from klamm.spark.progress_sinks import TerminalTable
 
-    rows = 0
-
-    class Counter:
-        def progress(self, progress: Progress) -> None:
-            nonlocal rows
-            rows += progress.input_rows
-
-        def ended(self, query_id: str, reason: str | None) -> None: ...
-
-        def close(self) -> None: ...
-
+    counter = _Counter()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        watch(query, [Counter(), *([TerminalTable()] if sys.stdout.isatty() else [])])
+        watch(query, [counter, *([TerminalTable()] if sys.stdout.isatty() else [])])
     except KeyboardInterrupt:
         query.stop()
+        for report in query.recentProgress:  # those that nobody has looked at yet
+            counter.progress(parse_progress(report))
     except Exception as error:
         fail(_reason(error))
     finally:
         signal.signal(signal.SIGTERM, before)
-    return rows
+    return counter.rows
+
+
+class _Counter:
+    """How many records the batches read, each counted once however often it is told."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._last = (-1, "")
+
+    def progress(self, progress: Progress) -> None:
+        this = (progress.batch_id, progress.timestamp)
+        if this > self._last:
+            self._last = this
+            self.rows += progress.input_rows
+
+    def ended(self, query_id: str, reason: str | None) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def _reason(error: Exception) -> str:

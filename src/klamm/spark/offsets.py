@@ -3,8 +3,8 @@
 The JSON is that of Spark's Kafka source, `{"topic": {"0": 123}}`, with additions of our own, recognisable by their
 shape: `"_initial": true` marks an offset that `initialOffset` resolved; `"_from"`, `{"topic": {"0": 100}}`, in an end
 offset tells where its batch begins for partitions whose start is not in the offset before; `"_ids"`, `{"topic":
-"<topic id>"}`, tells which topics of these names are meant, where brokers have ids. Spark writes the end of a batch down
-before it runs, so a batch that is run again reads exactly the same range, and of the same topics.
+"<topic id>"}`, tells which topics of these names are meant, where brokers have ids. Spark writes the end of a batch
+down before it runs, so a batch that is run again reads exactly the same range, and of the same topics.
 
 Spark compares offsets as JSON text: keys are always sorted, partitions as numbers.
 """

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
@@ -82,6 +85,39 @@ def test_a_table_is_made_from_a_sample_filled_and_widened(
     shutil.rmtree(checkpoint_of(path))
     with pytest.raises(KlammError, match=r"checkpoint .* is gone"):
         sync(spark, path)
+
+
+@pytest.mark.usefixtures("_shared_session")
+def test_a_sync_goes_on_until_it_is_told_to_end(cluster: LocalCluster, topic: TopicFactory, tmp_path: Path) -> None:
+    name, path, main = topic("on"), tmp_path / "on", threading.get_ident()
+    klamm("table", "create", path, "-t", name, "--schema", "id long", "-b", cluster.bootstrap_servers)
+    trouble: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            for first in (0, 5):
+                produce(cluster, name, first, first + 5)
+                cluster.wait_for(
+                    lambda count=first + 5: len(ids(path)) == count or None, timeout_s=300, what="rows in the table"
+                )
+        except BaseException as error:
+            trouble.append(error)
+        finally:
+            signal.pthread_kill(main, signal.SIGTERM)
+
+    thread = threading.Thread(target=elsewhere, daemon=True)
+    thread.start()
+    before = signal.getsignal(signal.SIGTERM)
+    done = klamm("table", "sync", path, "--every", "200ms")
+    thread.join()
+    assert not trouble, trouble
+    assert done.exit_code == 0 and signal.getsignal(signal.SIGTERM) == before
+    assert "records into" in done.stderr and ids(path) == [*range(10)]
+    assert f"0 records into {path}" in klamm("table", "sync", path).stderr, "where it was stopped it goes on"
+
+
+def ids(path: Path) -> list[int]:
+    return sorted(DeltaTable(str(path)).to_pyarrow_table().column("id").to_pylist())
 
 
 def test_raw_values(spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path) -> None:

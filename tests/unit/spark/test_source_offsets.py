@@ -23,7 +23,9 @@ from klamm.spark.offsets import (
 )
 
 A0, A10, B0 = TopicPartition("a", 0), TopicPartition("a", 10), TopicPartition("b", 0)
-partitions = st.builds(TopicPartition, st.sampled_from(["a", "b", "_from", "_ids", "_initial", "ä"]), st.integers(0, 12))
+partitions = st.builds(
+    TopicPartition, st.sampled_from(["a", "b", "_from", "_ids", "_initial", "ä"]), st.integers(0, 12)
+)
 offset_maps = st.dictionaries(partitions, st.integers(0, 1 << 62), max_size=8)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -71,6 +72,34 @@ def test_a_failed_task_leaves_nothing(tmp_path: Path) -> None:
     )
     made.discard()
     assert not [*tmp_path.rglob("*.parquet")]
+
+
+def test_what_is_committed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    path = tmp_path / "t"
+    log = path / "_delta_log"
+    for batch in range(3):
+        written = write(path, [batch, batch + 1], dated=True, days=2)
+        places = {path / file.path for file in written}
+        assert places | {place.parent for place in places} | {path} <= {*synced}, "before the commit"
+        synced.clear()
+        assert commit(path, BatchOfFiles(ROWS, written, True, "query", batch))
+        assert {log / f"{batch:020}.json", log} <= {*synced}
+        synced.clear()
+    commit(path, BatchOfFiles(ROWS.append(pa.field("more", pa.string())), [], True))
+    assert log / f"{3:020}.json" in synced, "an added column"
+    before = {*path.rglob("*.parquet")}
+    synced.clear()
+    compact(path)
+    assert {*path.rglob("*.parquet")} - before | {log / f"{4:020}.json", log} <= {*synced}
+    assert len({*path.rglob("*.parquet")} - before) == 2
 
 
 def test_what_a_table_does_not_take(tmp_path: Path) -> None:

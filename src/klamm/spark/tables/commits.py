@@ -19,7 +19,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from klamm.errors import KlammError
-from klamm.spark.tables.files import DATE_COLUMN, DataFile, remove
+from klamm.spark.tables.files import DATE_COLUMN, DataFile, remove, sync, sync_log
 
 _CONFLICTS: Final = 4
 """How often a commit is tried again."""
@@ -57,6 +57,7 @@ def _commit(path: Path, batch: BatchOfFiles) -> bool:
         create(path, batch)
         return True
     table = DeltaTable(str(path))
+    before = table.version()
     try:
         if is_committed(table, batch.app_id, batch.batch_id):
             remove(path, list(batch.files))
@@ -73,6 +74,8 @@ def _commit(path: Path, batch: BatchOfFiles) -> bool:
             partition_by=_partition_by(batch.is_partitioned),
             commit_properties=_properties(batch),
         )
+    table.update_incremental()
+    sync_log(path, before + 1, table.version())
     return True
 
 
@@ -86,6 +89,8 @@ def create(path: Path, batch: BatchOfFiles) -> None:
         partition_by=_partition_by(batch.is_partitioned),
         commit_properties=_properties(batch),
     )
+    sync_log(path, 0, 0)
+    sync(path, path.parent)
 
 
 def is_committed(table: DeltaTable, app_id: str | None, batch_id: int) -> bool:

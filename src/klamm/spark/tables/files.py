@@ -1,7 +1,8 @@
 """Rows into Parquet files, on the executor: few files, row groups of some size, one directory a date.
 
 What is written here is not part of the table before the driver commits it; a task that fails removes its files, and
-those of a process that was killed are removed by vacuum.
+those of a process that was killed are removed by vacuum. Files are on the disk, not only in the system's memory, when a
+task ends: a commit that survives a power failure must not name files that did not.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class ParquetFiles:
     def close(self) -> list[DataFile]:
         for date in list(self._open):
             self._finish(date)
+        sync(*{self._root / file.path for file in self._done})
+        sync(*{(self._root / file.path).parent for file in self._done}, self._root if self._done else None)
         return self._done
 
     def discard(self) -> None:
@@ -139,6 +142,23 @@ class _OpenFile:
             self._writer = pq.ParquetWriter(self._place, table.schema, compression="zstd")
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._waiting, self._waiting_bytes = [], 0
+
+
+def sync(*places: Path | None) -> None:
+    """Waits until these files, or the names in these directories, are on the disk."""
+    for place in filter(None, places):
+        fd = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def sync_log(path: Path, first: int, last: int) -> None:
+    """Waits until these commits are on the disk: Spark counts the batch as done when this returns."""
+    log = path / "_delta_log"
+    if first <= last:
+        sync(*(log / f"{version:020}.json" for version in range(first, last + 1)), log)
 
 
 def remove(root: Path, files: list[DataFile]) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from klamm.errors import KlammError
-from klamm.spark.tables.read import open_table
+from klamm.spark.tables.delta import local_path
+from klamm.spark.tables.files import sync, sync_log
+from klamm.spark.tables.read import file_names, open_table
 
 RETENTION_HOURS: Final = 168
 """Delta's own: a reader that started before a compaction, or a task that still writes, has a week to end."""
@@ -21,7 +23,13 @@ class Compacted:
 
 def compact(path: str | Path, target_bytes: int | None = None) -> Compacted:
     """Merges files below the target size, within each date. The old ones stay for readers until vacuum."""
-    metrics = open_table(path).optimize.compact(target_size=target_bytes)
+    table, place = open_table(path), local_path(str(path))
+    before, version = set(file_names(table)), table.version()
+    metrics = table.optimize.compact(target_size=target_bytes)
+    table.update_incremental()
+    merged = [place / name for name in set(file_names(table)) - before]
+    sync(*merged, *{name.parent for name in merged})
+    sync_log(place, version + 1, table.version())
     return Compacted(int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]))
 
 

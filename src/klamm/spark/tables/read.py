@@ -33,10 +33,10 @@ def open_table(path: str | Path, version: int | None = None) -> DeltaTable:
 def table_files(path: str | Path, version: int | None = None) -> list[str]:
     """The Parquet files that are the table, for readers that know nothing of Delta."""
     place = local_path(str(path))
-    return [str(place / name) for name in _files(open_table(path, version))]
+    return [str(place / name) for name in file_names(open_table(path, version))]
 
 
-def _files(found: DeltaTable) -> list[str]:
+def file_names(found: DeltaTable) -> list[str]:
     return [str(name) for name in found.get_add_actions(flatten=True).column("path").to_pylist()]
 
 
@@ -47,7 +47,7 @@ def table(spark: SparkSession, path: str | Path, version: int | None = None) -> 
     found = open_table(path, version)
     schema = StructType.fromJson(json.loads(found.schema().to_json()))
     place = local_path(str(path))
-    files = [str(place / name) for name in _files(found)]
+    files = [str(place / name) for name in file_names(found)]
     if not files:
         return spark.createDataFrame([], schema)
     reader = spark.read.schema(schema).option("basePath", str(place))

@@ -65,7 +65,12 @@ def to_table(
 
 
 def register_tables(spark: Any) -> None:
-    """Makes `format("klamm_delta")` known to the session."""
+    """Makes `format("klamm_delta")` known to the session.
+
+    Spark looks for such formats in the session that is active in the JVM's thread. Of a new Python thread, and after a
+    Ctrl-C that broke a call off, there is none.
+    """
+    spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
     spark.dataSource.register(delta.DeltaTableSource)
 
 
