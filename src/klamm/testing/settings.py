@@ -8,7 +8,7 @@ from typing import Final
 from klamm.config import KafkaConfig
 from klamm.errors import ConfigError
 
-BrokerConfigs = Mapping[str, object] | Mapping[int, Mapping[str, object]]
+BrokerConfigs = Mapping[str, object] | Mapping[int, Mapping[str, object]] | Mapping[str | int, object]
 Properties = dict[str, object]
 
 TEST_DEFAULTS: Final[Mapping[str, object]] = {
