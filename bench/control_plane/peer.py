@@ -15,6 +15,7 @@ from typing import Final
 from bench.clusters import BenchCluster
 from bench.control_plane.observe import (
     Connections,
+    Leaders,
     ZnodeWatch,
     create_topics,
     elect_preferred,
@@ -33,13 +34,21 @@ CREATION_GOAL, FAILOVER_GOAL = 0.3, 0.25
 CONFIGS: Final = {"zookeeper.session.timeout.ms": 6_000, "auto.leader.rebalance.enable": False}
 
 
+def _topic(number: int) -> str:
+    return f"t-{number:05d}"
+
+
+SAMPLE: Final = tuple(_topic(number) for number in range(QUICK_TOPICS))[::10]
+"""Topics of every run."""
+
+
 def whole_life(cluster: BenchCluster, quick: bool) -> Iterator[Row]:
     """Creation, a leader's death, its return and the moves back, the controller's death, on one cluster."""
     yield from run(cluster, QUICK_TOPICS if quick else TOPICS)
 
 
 def run(cluster: BenchCluster, topics: int) -> Iterator[Row]:
-    names = [f"t-{number:05d}" for number in range(topics)]
+    names = [_topic(number) for number in range(topics)]
     what = f"{topics:,} topics x {PARTITIONS} partitions, RF {REPLICATION}"
     yield Row(
         f"Create {what}, until every broker's metadata has them", _create(cluster, names), "s", goal=CREATION_GOAL
@@ -63,11 +72,16 @@ def _create(cluster: BenchCluster, names: Sequence[str]) -> float:
 
 
 def _wait_for_new_leaders(cluster: BenchCluster, dead: int, partitions: int) -> float:
-    """Until every living broker knows all partitions to be led by somebody who lives."""
+    """Until every living broker knows all partitions to be led by somebody who lives.
+
+    A few topics are looked at first: to ask for the metadata of all of them again and again would be a load of its own.
+    """
 
     def settled(broker_id: int) -> bool:
-        known = leaders(cluster, broker_id)
-        return len(known) >= partitions and all(leader >= 0 and leader != dead for leader in known.values())
+        return _all_led(leaders(cluster, broker_id, SAMPLE)) and _all_led(leaders(cluster, broker_id), partitions)
+
+    def _all_led(known: Leaders, least: int = 1) -> bool:
+        return len(known) >= least and all(leader >= 0 and leader != dead for leader in known.values())
 
     return wait_everywhere(cluster, [b for b in cluster.brokers if b != dead], settled, "new leaders everywhere")
 
