@@ -21,6 +21,7 @@ from klamm.spark.pipeline import Pipeline
 
 LAKE = os.environ.get("LAKE", "lake")
 SMALL, LARGE = 5.0, 500.0
+TTL_MS = 24 * 60 * 60 * 1000
 
 pipeline = Pipeline("orders", checkpoint=os.environ.get("CHECKPOINTS", "checkpoints") + "/orders", trigger="2s")
 
@@ -42,19 +43,32 @@ def paid_orders(orders: DataFrame, payments: DataFrame) -> DataFrame:
 
 
 class TestPurchase(StatefulProcessor):
-    """A thief tries a card with something small, then buys something large: remembers small orders of a customer."""
+    """A thief tries a card with something small, then buys something large: remembers a customer's last small order.
+
+    For a day, in the time of the orders: a timer of each small order removes it when the watermark has passed its end,
+    so the state holds the customers of a day and not all that there ever were.
+    """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._small = handle.getValueState("small", "id long, amount double")
+        self._handle = handle
+        self._small = handle.getValueState("small", "id long, at_ms long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
-        for row in sorted(rows, key=lambda row: row["at"]):
+        for row in sorted(rows, key=lambda row: row["at_ms"]):
             before = self._small.get() if self._small.exists() else None
-            if before is not None and row["amount"] >= LARGE:
+            is_recent = before is not None and row["at_ms"] - before[1] < TTL_MS
+            if before is not None and is_recent and row["amount"] >= LARGE:
                 yield Row(customer=key[0], small_id=before[0], large_id=row["id"], amount=row["amount"])
                 self._small.clear()
             elif row["amount"] <= SMALL:
-                self._small.update((row["id"], row["amount"]))
+                self._small.update((row["id"], row["at_ms"]))
+                self._handle.registerTimer(row["at_ms"] + TTL_MS)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        # A newer small order has a timer of its own.
+        if self._small.exists() and self._small.get()[1] + TTL_MS <= expiredTimerInfo.getExpiryTimeInMs():
+            self._small.clear()
+        return iter(())
 
     def close(self) -> None:
         pass
@@ -62,11 +76,12 @@ class TestPurchase(StatefulProcessor):
 
 @pipeline.view
 def suspicious(orders: DataFrame) -> DataFrame:
-    return orders.groupBy("customer").transformWithState(
+    timed = orders.withColumn("at_ms", F.unix_millis("at"))
+    return timed.groupBy("customer").transformWithState(
         statefulProcessor=TestPurchase(),
         outputStructType="customer string, small_id long, large_id long, amount double",
         outputMode="Append",
-        timeMode="None",
+        timeMode="EventTime",
     )
 
 

@@ -45,6 +45,20 @@ def decoder(value_format: str, value_schema: ValueSchema | str | None = None, me
     raise KlammError(f"There is nothing to decode in the format {value_format!r}.")
 
 
+class RowDecoder:
+    """A decoder that looks at one value after the other: `row` makes a row of it, or says why it cannot."""
+
+    arrow_fields: list[pa.Field]
+
+    def row(self, value: bytes) -> tuple[list[object] | None, str | None]:
+        """The values of the columns, or None and what is wrong."""
+        raise NotImplementedError
+
+    def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.StringArray]:
+        decoded = [(None, None) if value is None else self.row(value) for value in values.to_pylist()]
+        return assemble(self.arrow_fields, [row for row, _ in decoded], [error for _, error in decoded])
+
+
 class StringDecoder:
     """One column, `value`: the text. Bytes that are not UTF-8 are an error of their row."""
 

@@ -13,7 +13,7 @@ from fastavro import parse_schema, schemaless_reader
 from fastavro.schema import SchemaParseException
 
 from klamm.errors import KlammError
-from klamm.spark.formats import assemble
+from klamm.spark.formats import RowDecoder
 from klamm.spark.value_schema import ValueSchema
 
 _PRIMITIVE: Final[Mapping[str, pa.DataType]] = {
@@ -35,7 +35,7 @@ _LOGICAL: Final[Mapping[str, pa.DataType]] = {
 }
 
 
-class AvroDecoder:
+class AvroDecoder(RowDecoder):
     """A column a field of the record that the schema describes."""
 
     def __init__(self, schema: ValueSchema) -> None:
@@ -50,16 +50,7 @@ class AvroDecoder:
         self.arrow_fields = [pa.field(f["name"], types.arrow(f["type"], f["name"])) for f in self._schema["fields"]]
         self._names = [field.name for field in self.arrow_fields]
 
-    def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.StringArray]:
-        rows: list[list[object] | None] = []
-        errors: list[str | None] = []
-        for value in values.to_pylist():
-            row, error = (None, None) if value is None else self._row(value)
-            rows.append(row)
-            errors.append(error)
-        return assemble(self.arrow_fields, rows, errors)
-
-    def _row(self, value: bytes) -> tuple[list[object] | None, str | None]:
+    def row(self, value: bytes) -> tuple[list[object] | None, str | None]:
         data = io.BytesIO(value)
         try:
             record: Any = schemaless_reader(data, self._schema, None)

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from klamm.errors import KlammError
-from klamm.spark.formats import assemble
+from klamm.spark.formats import RowDecoder
 from klamm.spark.value_schema import ValueSchema, descriptor_set
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _TIMESTAMP: Final = "google.protobuf.Timestamp"
 Convert = Callable[[Any], Any]
 
 
-class ProtobufDecoder:
+class ProtobufDecoder(RowDecoder):
     """A column a field of the message. A field with presence that is not set is null; others have their default."""
 
     def __init__(self, schema: ValueSchema) -> None:
@@ -42,16 +42,7 @@ class ProtobufDecoder:
         self._fields = described
         self.arrow_fields = [pa.field(field.name, field.type) for field in described]
 
-    def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.StringArray]:
-        rows: list[list[object] | None] = []
-        errors: list[str | None] = []
-        for value in values.to_pylist():
-            row, error = (None, None) if value is None else self._row(value)
-            rows.append(row)
-            errors.append(error)
-        return assemble(self.arrow_fields, rows, errors)
-
-    def _row(self, value: bytes) -> tuple[list[object] | None, str | None]:
+    def row(self, value: bytes) -> tuple[list[object] | None, str | None]:
         try:
             message = self._class.FromString(value)
             return [field.read(message) for field in self._fields], None

@@ -87,6 +87,9 @@ def test_orders(spark: SparkSession, cluster: LocalCluster, directories: Path) -
         {"id": 2, "customer": "thief", "amount": 1.0, "at": "2026-07-01T10:01:00Z"},
         {"id": 3, "customer": "thief", "amount": 900.0, "at": "2026-07-01T10:02:00Z"},
         {"id": 4, "customer": "tom", "amount": 700.0, "at": "2026-07-01T10:03:00Z"},
+        {"id": 5, "customer": "slow", "amount": 2.0, "at": "2026-07-01T10:04:00Z"},
+        {"id": 6, "customer": "slow", "amount": 800.0, "at": "2026-07-02T10:04:00Z"},
+        {"id": 7, "customer": "new", "amount": 3.0, "at": "2026-07-02T10:20:00Z"},
     ]
     payments = [
         {"order_id": 1, "card": "a", "at": "2026-07-01T10:05:00Z"},
@@ -100,7 +103,17 @@ def test_orders(spark: SparkSession, cluster: LocalCluster, directories: Path) -
     paid = sorted((row["id"], row["customer"], row["amount"], row["card"]) for row in rows(directories, "paid_orders"))
     assert paid == [(1, "eva", 20.0, "a"), (3, "thief", 900.0, "b")], "order 4 was paid too late, order 1 only once"
     alerts = consume_json(servers, "fraud-alerts", 1)
-    assert alerts == [{"customer": "thief", "small_id": 2, "large_id": 3, "amount": 900.0}]
+    assert alerts == [{"customer": "thief", "small_id": 2, "large_id": 3, "amount": 900.0}], "a day is too late"
+    assert remembered(spark, directories) == {"new"}, "the watermark has passed the day of the others"
+
+
+def remembered(spark: SparkSession, directory: Path) -> set[str]:
+    """The customers in the state of the fraud rule."""
+    checkpoint = str(directory / "checkpoints" / "orders" / "fraud_alerts")
+    operators = spark.read.format("state-metadata").load(checkpoint).collect()
+    (operator,) = {row.operatorId for row in operators if "transformWithState" in row.operatorName}
+    reader = spark.read.format("statestore").option("operatorId", operator).option("stateVarName", "small")
+    return {row.key.customer for row in reader.load(checkpoint).select("key").collect()}
 
 
 def control_record(kind: str, sequence: int, second: int, **fields: Any) -> dict[str, Any]:
