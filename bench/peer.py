@@ -7,6 +7,7 @@ one round and fewer records.
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -48,6 +49,7 @@ class Bench:
         self._rows: dict[str, list[list[Row]]] = {side.name: [] for side in SIDES}
 
     def record(self, side: str, what: str, measure: Callable[[], Iterable[Row]]) -> None:
+        os.sync()  # what the side before has left to be written is not this one's load
         begun = time.perf_counter()
         rows: list[Row] = []
         try:
