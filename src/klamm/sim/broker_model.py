@@ -89,7 +89,16 @@ class BrokerModel:
         self.offline: set[TopicPartition] = set()
         """Partitions in a directory that failed in this process."""
         self._on_leader = on_leader
-        self._stop_epochs = stop_epochs
+        self.has_stop_epochs = stop_epochs
+
+    def copy(self) -> BrokerModel:
+        """Another that knows and hosts the same; neither notices what becomes of the other."""
+        disk = Disk(dict(self.disk.logs), dict(self.disk.dirs), set(self.disk.broken))
+        twin = BrokerModel(self.id, disk, self._on_leader, stop_epochs=self.has_stop_epochs)
+        twin.broker_epoch, twin.controller_epoch = self.broker_epoch, self.controller_epoch
+        twin.metadata.snapshot = self.metadata.snapshot
+        twin.hosted, twin.offline = dict(self.hosted), set(self.offline)
+        return twin
 
     @property
     def controller_id(self) -> int:
@@ -185,7 +194,7 @@ class BrokerModel:
         errors = []
         for state in request.partitions:
             tp = state.partition
-            error = self._check_stop(tp, state.leader_epoch if self._stop_epochs else NO_EPOCH)
+            error = self._check_stop(tp, state.leader_epoch if self.has_stop_epochs else NO_EPOCH)
             errors.append((tp, error))
             if state.delete and error is ErrorCode.NONE:
                 self.hosted.pop(tp, None)

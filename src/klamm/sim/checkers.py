@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from klamm.controller.events import AlterPartition, BrokerChange, ControllerEvent, Reelect
-from klamm.controller.requests import ControlRequest, LeaderAndIsrPartition, RequestHead
+from klamm.controller.requests import ControlRequest, LeaderAndIsrPartition, RequestHead, StopReplicaRequest
 from klamm.errors import ErrorCode
 from klamm.model import NO_LEADER, LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
 from klamm.sim.unclean import UncleanRules
@@ -18,6 +18,7 @@ from klamm.zk.ops import Check, Create, Delete, SetData, WriteOp
 from klamm.zk.znodes import decode_partition_state, decode_topic
 
 if TYPE_CHECKING:
+    from klamm.sim.broker_model import Hosted
     from klamm.sim.channels import Channel
     from klamm.sim.node import Node
 
@@ -90,6 +91,16 @@ class Checkers:
         else:
             stale = head.controller_epoch < epoch or head.broker_epoch < broker_epoch
             require(stale, f"broker {node.id} refused {head} with {error.name}: it has heard of no newer")
+
+    def on_stopped(self, node: Node, request: StopReplicaRequest, before: dict[TopicPartition, Hosted]) -> None:
+        """Nothing is taken from a broker by a request that is older than what it hosts, where requests say so."""
+        if not node.broker.has_stop_epochs:
+            return
+        for state in request.partitions:
+            had = before.get(state.partition)
+            overtaken = had is not None and 0 <= state.leader_epoch < had.leader_epoch
+            obeyed = state.delete and state.partition not in node.broker.hosted
+            require(not (overtaken and obeyed), f"broker {node.id} obeyed {state} and had {had}")
 
     def on_producer_ids(self, broker: int, start: int, length: int) -> None:
         """Blocks of ids: each id is given away once."""

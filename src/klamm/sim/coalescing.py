@@ -10,12 +10,12 @@ from klamm.sim.violation import require
 class DeliveryTwins:
     """Whenever something was merged and nothing waits, both must know the same and host the same.
 
-    Until then requests are only kept: of most channels nothing is ever merged.
+    Until then requests are only kept: of most channels nothing is ever merged. And as long as both are told the same
+    there is one broker for both.
     """
 
     def __init__(self, broker_id: int, *, stop_epochs: bool) -> None:
-        self._plain = BrokerModel(broker_id, Disk(), lambda *_: None, stop_epochs=stop_epochs)
-        self._merged = BrokerModel(broker_id, Disk(), lambda *_: None, stop_epochs=stop_epochs)
+        self._broker = BrokerModel(broker_id, Disk(), lambda *_: None, stop_epochs=stop_epochs)
         self._put: list[ControlRequest] = []
         self._taken: list[ControlRequest] = []
         self._compared = 0
@@ -28,14 +28,22 @@ class DeliveryTwins:
         self._taken.append(request)
         if is_last and coalesced > self._compared:
             self._compared = coalesced
-            plain, merged = _told(self._plain, self._put), _told(self._merged, self._taken)
-            require(plain == merged, f"coalescing changed what broker {self._plain.id} has: {plain} became {merged}")
+            self._compare()
+
+    def _compare(self) -> None:
+        same = 0
+        while same < min(len(self._put), len(self._taken)) and self._put[same] == self._taken[same]:
+            self._broker.handle(self._put[same])
+            same += 1
+        twin = self._broker.copy()
+        plain, merged = _told(self._broker, self._put[same:]), _told(twin, self._taken[same:])
+        require(plain == merged, f"coalescing changed what broker {self._broker.id} has: {plain} became {merged}")
+        self._put, self._taken = [], []
 
 
 def _told(broker: BrokerModel, requests: list[ControlRequest]) -> tuple[object, ...]:
     for request in requests:
         broker.handle(request)
-    requests.clear()
     return _state(broker)
 
 

@@ -60,8 +60,8 @@ class Leaders:
     def _in_sync(self, node: Node, tp: TopicPartition, mine: Hosted) -> tuple[int, ...]:
         """The ISR with one that follows, or without those that do not; as it is when there is nothing to change."""
         joining = [r for r in mine.replicas if r not in mine.isr and self._follows(r, tp, mine)]
-        if joining:
-            return (*mine.isr, joining[0])
+        if joining or self._world.calm:  # nobody is late for long when all is well
+            return (*mine.isr, *joining[:1])
         rng = self._world.scheduler.rng
         lost = [r for r in mine.isr if r != node.id and not self._follows(r, tp, mine) and rng.random() < OUT_OF_SYNC]
         return tuple(r for r in mine.isr if r not in lost)
@@ -123,3 +123,4 @@ class Leaders:
             mine.isr, mine.partition_epoch = isr, mine.partition_epoch + 1
             delay = self._world.scheduler.rng.randint(1, 100)
             self._world.later(delay, lambda: self._work.leave_note("notes an ISR change", note))
+            self._world.notes_due += 1

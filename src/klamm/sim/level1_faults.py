@@ -149,12 +149,14 @@ class Faults:
         self._count("failed log directories")
         if self._world.fail_log_dir(node, self._rng.randrange(LOG_DIRS)):
             note = Create(paths.log_dir_event_path(), encode_log_dir_event(node.id), sequential=True)
-            self._world.later(self._rng.randint(1, 60), lambda: self._note(node, node.generation, note))
+            generation = node.generation
+            self._world.later(self._rng.randint(1, 60), lambda: self._note(node, generation, note))
         else:
             self._world.crash(node, self._rng.randint(5, 80), self._rng.randint(5, 250))
 
     def _note(self, node: Node, generation: int, note: Create) -> None:
         if node.generation == generation and node.alive:
+            self._world.notes_due += 1
             self._work.leave_note(f"broker {node.id} notes a failed log directory", note)
 
     def _jump_clock(self) -> None:

@@ -11,7 +11,13 @@ from klamm.sim.workload import Workload
 from klamm.sim.world import World
 from klamm.zk import paths
 from klamm.zk.broker_znode import decode_broker
-from klamm.zk.znodes import TopicZnode, decode_controller, decode_partition_state, decode_topic
+from klamm.zk.znodes import (
+    TopicZnode,
+    decode_controller,
+    decode_partition_state,
+    decode_reassignment,
+    decode_topic,
+)
 
 States = dict[TopicPartition, LeaderIsrAndControllerEpoch]
 Assignments = dict[TopicPartition, ReplicaAssignment]
@@ -23,7 +29,7 @@ def check_quiet(world: World, work: Workload) -> None:
     assignments = {TopicPartition(t, p): a for t, znode in topics.items() for p, a in znode.assignment.items()}
     controller = _check_controller(world)
     _check_answers(work)
-    _check_work(world, work, topics)
+    _check_work(world, work, topics, states)
     _check_partitions(world, assignments, states)
     for node in world.nodes.values():
         _check_cache(world, node, controller, states, assignments)
@@ -67,7 +73,7 @@ def _check_answers(work: Workload) -> None:
         require(node.generation != generation, f"a {name} at broker {node.id} was never answered")
 
 
-def _check_work(world: World, work: Workload, topics: dict[str, TopicZnode]) -> None:
+def _check_work(world: World, work: Workload, topics: dict[str, TopicZnode], states: States) -> None:
     nodes = world.zookeeper.tree.nodes
     for name, topic_id in work.created.items():
         if name in work.deleted:
@@ -84,8 +90,16 @@ def _check_work(world: World, work: Workload, topics: dict[str, TopicZnode]) -> 
     left = [t for t in nodes[paths.DELETE_TOPICS].children or {} if not _has_unreachable_log(world, t, topics.get(t))]
     require(not left, f"deletions not done: {sorted(left)}")
     require(paths.PREFERRED_REPLICA_ELECTION not in nodes, f"{paths.PREFERRED_REPLICA_ELECTION} is still there")
-    moving = any(a.is_being_reassigned for znode in topics.values() for a in znode.assignment.values())
-    require(moving or paths.REASSIGN_PARTITIONS not in nodes, f"{paths.REASSIGN_PARTITIONS} is still there")
+    if paths.REASSIGN_PARTITIONS in nodes:
+        wanted = decode_reassignment(nodes[paths.REASSIGN_PARTITIONS].data)
+        waiting = [tp for tp in wanted if _is_waiting(tp, topics, states)]
+        require(bool(waiting), f"{paths.REASSIGN_PARTITIONS} is still there")
+
+
+def _is_waiting(tp: TopicPartition, topics: dict[str, TopicZnode], states: States) -> bool:
+    """A move that cannot end yet; one that only changes the order of the replicas waits as well when nobody leads."""
+    moves = tp.topic in topics and topics[tp.topic].assignment[tp.partition].is_being_reassigned
+    return moves or (tp in states and states[tp].leader_and_isr.leader == NO_LEADER)
 
 
 def _has_unreachable_log(world: World, topic: str, znode: TopicZnode | None) -> bool:

@@ -297,7 +297,9 @@ class Workload:
 
     def leave_note(self, what: str, note: Create) -> None:
         """A sequential znode; whoever leaves it tries until ZooKeeper is there."""
-        if not self.tool(what, note):
+        if self.tool(what, note):
+            self.world.notes_due -= 1
+        else:
             self.world.later(50, partial(self.leave_note, what, note))
 
     def _create_topic_by_znode(self) -> None:

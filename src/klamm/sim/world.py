@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from klamm.controller.config import ControllerConfig, InterBrokerProtocol
-from klamm.controller.requests import ControlRequest
+from klamm.controller.requests import ControlRequest, StopReplicaRequest
 from klamm.controller.responses import ControlResponse
 from klamm.model import EndPoint
 from klamm.sim.broker_model import LOG_DIRS
@@ -31,6 +31,8 @@ class World:
         self.lines: list[str] = []
         self.steps = 0
         self.calm = False
+        self.notes_due = 0
+        """Notes for the controller that somebody is about to leave in ZooKeeper."""
         self.faults: Counter[str] = Counter()
         """How often each thing went wrong, or was done to the cluster on purpose."""
         self.checkers = Checkers(self._writer)
@@ -93,7 +95,12 @@ class World:
 
     def deliver(self, source: int, target: int, request: ControlRequest) -> ControlResponse:
         node = self.nodes[target]
-        response = node.broker.handle(request)
+        if isinstance(request, StopReplicaRequest):
+            hosted = dict(node.broker.hosted)
+            response = node.broker.handle(request)
+            self.checkers.on_stopped(node, request, hosted)
+        else:
+            response = node.broker.handle(request)
         if self.tracing:
             outcome = response.error.name if response.error else self._errors(response)
             self.trace(target, f"< {source} {show_request(request)} -> {outcome}")
@@ -188,7 +195,7 @@ class World:
 
     def is_settled(self) -> bool:
         """Nobody is in the middle of something: no event is processed or waits, no request is on its way."""
-        return all(
+        return not self.notes_due and all(
             node.running is None and not node.queue and all(channel.is_idle for channel in node.channels.values())
             for node in self.nodes.values()
         )
