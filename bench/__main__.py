@@ -1,13 +1,16 @@
-"""`make bench`: one broker beside its ceiling and the control plane; with `--peer kafka` klamm beside Apache Kafka."""
+"""`make bench`: one broker beside its ceiling, the control plane, Spark; with `--peer kafka` beside Apache Kafka."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import subprocess
 import sys
+from typing import Final
 
 from bench import one_broker, peer
+
+PROGRAMS: Final = ("bench.control_plane", "bench.spark")
+"""Run after the broker's own, each in a process of its own; one that fails does not keep the others from running."""
 
 
 def main() -> None:
@@ -20,9 +23,9 @@ def main() -> None:
         parts = (args.only,) if args.only else peer.PARTS
         sys.exit(1 if peer.run(args.quick, parts, write=args.only is None) else 0)
     one_broker.run(args.quick)
-    if importlib.util.find_spec("bench.control_plane.__main__") is not None:
-        command = [sys.executable, "-m", "bench.control_plane", *(["--quick"] if args.quick else [])]
-        sys.exit(subprocess.run(command, check=False).returncode)
+    quick = ["--quick"] if args.quick else []
+    codes = [subprocess.run([sys.executable, "-m", name, *quick], check=False).returncode for name in PROGRAMS]
+    sys.exit(max(map(abs, codes)))
 
 
 if __name__ == "__main__":

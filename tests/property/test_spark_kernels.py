@@ -22,12 +22,8 @@ from klamm.protocol.record_batch import (
     build_batch,
     records,
 )
-from klamm.spark.record_columns import (
-    CorruptBatchError,
-    NothingAborted,
-    RecordDecoder,
-    scan,
-)
+from klamm.spark.record_columns import RecordDecoder
+from klamm.spark.record_scan import CorruptBatchError, NothingAborted, scan
 from klamm.spark.schema import ARROW_TYPES
 
 TP = TopicPartition("orders", 3)
@@ -113,6 +109,21 @@ def test_columns_are_what_the_plain_decoder_reads(data: bytes, first: int, last:
     assert decoded(data, first, last, batch_bytes) == expected(data, first, last)
 
 
+near_a_longer_number = st.sampled_from([0, 1, 62, 63, 64, 65, 8190, 8191, 8192, 8193, 20_000])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(*[near_a_longer_number] * 4, st.sampled_from([0, 1, 63, 64])), min_size=1, max_size=4))
+def test_numbers_of_one_byte_two_and_more(shapes: list[tuple[int, ...]]) -> None:
+    """Most records are read by a short way that knows numbers of two bytes at most; the others must be no different."""
+    rows, offset = [], 0
+    for key, value, later, gap, headers in shapes:
+        rows.append(Record(offset, 1_000_000 + later, b"k" * key, b"v" * value, [("h", b"x")] * headers))
+        offset += gap + 1
+    data = build_batch(rows)
+    assert decoded(data, 0, offset, 1 << 20) == expected(data, 0, offset)
+
+
 @settings(max_examples=50, deadline=None)
 @given(logs(), st.sets(st.sampled_from(list(ARROW_TYPES)), min_size=1))
 def test_a_subset_of_the_columns_is_the_same_columns(data: bytes, names: set[str]) -> None:
@@ -166,7 +177,7 @@ def test_any_bytes_are_refused_or_hold_no_batch(data: bytes, magic: int) -> None
     if len(made) > 16:
         made[16] = magic
     with contextlib.suppress(CorruptBatchError):
-        assert scan(memoryview(made), TP).batches == []
+        assert scan(memoryview(made), TP).is_empty
 
 
 @settings(max_examples=300, deadline=None)

@@ -28,15 +28,8 @@ from klamm.spark.direct_files import (
 from klamm.spark.fetch import loss
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import ReadOptions
-from klamm.spark.record_columns import (
-    Aborted,
-    AbortedIntervals,
-    Chunk,
-    CorruptBatchError,
-    NothingAborted,
-    RecordDecoder,
-    scan,
-)
+from klamm.spark.record_columns import RecordDecoder
+from klamm.spark.record_scan import Aborted, AbortedIntervals, Chunk, CorruptBatchError, NothingAborted, scan
 
 _MAX_BATCH_BYTES: Final = 1 << 30
 _TRIES: Final = 50
@@ -137,7 +130,7 @@ class DirectReader:
             view = memoryview(self._buffer)
             size = os.preadv(fd, [view], position)
             chunk = scan(view[:size], self._wanted.tp, check_crcs=self._client.check_crcs)
-            if not chunk.batches:
+            if chunk.is_empty:
                 if not self._grow(size):
                     return
                 continue

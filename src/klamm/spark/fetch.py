@@ -29,15 +29,8 @@ from klamm.spark.client import (
 )
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import ReadOptions
-from klamm.spark.record_columns import (
-    Aborted,
-    AbortedByMarkers,
-    Chunk,
-    CorruptBatchError,
-    NothingAborted,
-    RecordDecoder,
-    scan,
-)
+from klamm.spark.record_columns import RecordDecoder
+from klamm.spark.record_scan import Aborted, AbortedByMarkers, Chunk, CorruptBatchError, NothingAborted, scan
 
 _log = logging.getLogger(__name__)
 
@@ -172,8 +165,8 @@ class _RangeFetcher:
         self._pending = None
         answer = self._client.finish_fetch(pending)
         chunk = scan(_records_of(answer), self._wanted.tp, check_crcs=self._client.check_crcs)
-        if not chunk.batches or chunk.next_offset <= self.offset:
-            if len(chunk.data) and not chunk.batches:
+        if chunk.is_empty or chunk.next_offset <= self.offset:
+            if len(chunk.data) and chunk.is_empty:
                 self._max_bytes = min(2 * self._max_bytes, 1 << 30)
             return None
         self._progress_at = self._clock.monotonic()

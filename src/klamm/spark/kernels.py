@@ -39,12 +39,19 @@ OK, OLD_FORMAT, BAD_LENGTH, BAD_RECORD, BAD_TIMESTAMP, NO_ROOM = range(6)
 
 _HEADER_BYTES: Final = 61
 _INT32_MAX: Final = 0x7FFFFFFF
+_SHORT_BYTES: Final = 16
+"""More than a record takes up to its key when none of its numbers has more than two bytes."""
 _MAX_MS: Final = 9_223_372_036_854_775
 """The most milliseconds that still fit into 64 bits as microseconds."""
 
 
 def _jit(function: Any) -> Any:
     return numba.njit(cache=True, nogil=True)(function)
+
+
+def _inline(function: Any) -> Any:
+    """For what is called for every record: a call that returns several numbers costs more than the work."""
+    return numba.njit(cache=True, nogil=True, inline="always")(function)
 
 
 @_jit
@@ -155,11 +162,8 @@ def _field(data, at, end):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _record(data, at, end):  # type: ignore[no-untyped-def]
-    """(end, timestamp delta, offset delta, key length, key start, value length, value start, header count, headers).
-
-    The first is -1 when the record is broken.
-    """
+def _any_record(data, at, end):  # type: ignore[no-untyped-def]
+    """What `_record` gives, for records of every size."""
     none = np.int64(0)
     length, at = _varint(data, at, end)
     if at < 0 or length < 1 or length > end - at:
@@ -181,6 +185,69 @@ def _record(data, at, end):  # type: ignore[no-untyped-def]
     if at < 0 or count < 0 or count > (end - at) // 2:
         return -1, none, none, none, 0, none, 0, none, 0
     return end, timestamp_delta, offset_delta, key_length, key_start, value_length, value_start, count, at
+
+
+@_inline
+def _short(data, at):  # type: ignore[no-untyped-def]
+    """A number of at most two bytes: (as it is written, position after it, 0 unless it is longer).
+
+    Two bytes must be there.
+    """
+    first, second = np.int64(data[at]), np.int64(data[at + 1])
+    has_second = first >> 7
+    return (first & 0x7F) | ((second * has_second) << 7), at + 1 + has_second, (second & 0x80) * has_second
+
+
+@_inline
+def _record(data, at, end):  # type: ignore[no-untyped-def]
+    """(end, timestamp delta, offset delta, key length, key start, value length, value start, header count, headers).
+
+    The first is -1 when the record is broken. Most records have no number of more than two bytes: those are read here
+    without a branch for each, and whatever looks odd is left to `_any_record`, which decides.
+    """
+    odd = np.int64(1)
+    record_end = key_start = value_start = headers = np.int64(0)
+    timestamp_delta = offset_delta = key_length = value_length = count = np.int64(0)
+    if end - at >= _SHORT_BYTES:
+        raw, p, odd = _short(data, at)
+        record_end = p + (raw >> 1)
+        odd |= raw & 1
+        raw, p, longer = _short(data, p + 1)
+        odd |= longer
+        timestamp_delta = (raw >> 1) ^ -(raw & 1)
+        raw, p, longer = _short(data, p)
+        odd |= longer | (raw & 1)
+        offset_delta = raw >> 1
+        raw, key_start, longer = _short(data, p)
+        odd |= longer
+        key_length = (raw >> 1) ^ -(raw & 1)
+        p = key_start + max(key_length, 0)
+        if key_length < -1 or record_end > end or p + 2 > record_end:
+            odd = np.int64(1)
+        if odd == 0:
+            raw, value_start, odd = _short(data, p)
+            value_length = (raw >> 1) ^ -(raw & 1)
+            p = value_start + max(value_length, 0)
+            if value_length < -1 or p >= record_end or data[p] >= 128 or data[p] & 1:
+                odd = np.int64(1)
+            else:
+                count = np.int64(data[p] >> 1)
+                headers = p + 1
+                if count > (record_end - headers) // 2:
+                    odd = np.int64(1)
+    if odd != 0:
+        return _any_record(data, at, end)
+    return (
+        record_end,
+        timestamp_delta,
+        offset_delta,
+        key_length,
+        key_start,
+        value_length,
+        value_start,
+        count,
+        headers,
+    )
 
 
 @_jit
@@ -226,17 +293,16 @@ def measure_headers(data, bodies, first, last, counters):  # type: ignore[no-unt
     return OK
 
 
-@_jit
-def _put(data, start, length, target, at, ends, valid, n):  # type: ignore[no-untyped-def]
-    """Row `n` of a binary column; returns where the next row begins, -1 when there is no room."""
-    valid[n] = length >= 0
-    if length > 0:
-        if at + length > target.size:
-            return np.int64(-1)
-        _copy(target, at, data, start, length)
-        at += length
-    ends[n + 1] = at
-    return at
+@_inline
+def _timestamp(is_append, append_time, base, delta):  # type: ignore[no-untyped-def]
+    """In milliseconds; more than _MAX_MS when it does not fit into 64 bits as microseconds."""
+    if is_append:
+        found = append_time
+    elif not -_MAX_MS <= base <= _MAX_MS or not -2 * _MAX_MS <= delta <= 2 * _MAX_MS:
+        found = np.int64(_MAX_MS + 1)
+    else:
+        found = base + delta
+    return found if found >= -_MAX_MS else np.int64(_MAX_MS + 1)
 
 
 @_jit
@@ -260,7 +326,8 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901 - one loop, so
 ):
     """Writes the records with offsets from `first` up to `last` into the columns; headers are checked only.
 
-    `*_ends` have a zero in front. Columns that are not wanted may be empty arrays.
+    `*_ends` have a zero in front. Columns that are not wanted may be empty arrays. Keys and values are put in place
+    here: a function that takes five arrays for each of them counts references, which took most of the time.
     """
     counters[:] = 0
     n = np.int64(0)
@@ -273,49 +340,41 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901 - one loop, so
         base_offset, base_timestamp = bodies[b, BODY_BASE_OFFSET], bodies[b, BODY_BASE_TIMESTAMP]
         is_append = bodies[b, BODY_IS_APPEND]
         for _ in range(bodies[b, BODY_COUNT]):
-            (
-                record_end,
-                timestamp_delta,
-                offset_delta,
-                key_length,
-                key_start,
-                value_length,
-                value_start,
-                count,
-                headers_at,
-            ) = _record(data, at, end)
-            if record_end < 0:
+            stop, later, delta, key_length, key_start, length, start, count, headers = _record(data, at, end)
+            if stop < 0:
                 return BAD_RECORD
-            if count == 0:
-                if headers_at != record_end:
-                    return BAD_RECORD
-            else:
-                after, _k, _v = _headers_end(data, headers_at, record_end, count)
-                if after != record_end:
-                    return BAD_RECORD
-            at = record_end
-            offset = base_offset + offset_delta
+            if count > 0:
+                headers, _k, _v = _headers_end(data, headers, stop, count)
+            if headers != stop:
+                return BAD_RECORD
+            at = stop
+            offset = base_offset + delta
             if offset < first or offset >= last:
                 continue
             if n >= rows:
                 return NO_ROOM
-            if is_append:
-                timestamp = bodies[b, BODY_APPEND_TIMESTAMP]
-            elif abs(base_timestamp) > _MAX_MS or abs(timestamp_delta) > 2 * _MAX_MS:
-                return BAD_TIMESTAMP
-            else:
-                timestamp = base_timestamp + timestamp_delta
-            if timestamp > _MAX_MS or timestamp < -_MAX_MS:
+            timestamp = _timestamp(is_append, bodies[b, BODY_APPEND_TIMESTAMP], base_timestamp, later)
+            if timestamp > _MAX_MS:
                 return BAD_TIMESTAMP
             offsets[n] = offset
             timestamps[n] = timestamp * 1000
             append_times[n] = is_append
             if want_keys:
-                key_at = _put(data, key_start, key_length, keys, key_at, key_ends, key_valid, n)
+                key_valid[n] = key_length >= 0
+                if key_length > 0:
+                    if key_at + key_length > keys.size:
+                        return NO_ROOM
+                    _copy(keys, key_at, data, key_start, key_length)
+                    key_at += key_length
+                key_ends[n + 1] = key_at
             if want_values:
-                value_at = _put(data, value_start, value_length, values, value_at, value_ends, value_valid, n)
-            if key_at < 0 or value_at < 0:
-                return NO_ROOM
+                value_valid[n] = length >= 0
+                if length > 0:
+                    if value_at + length > values.size:
+                        return NO_ROOM
+                    _copy(values, value_at, data, start, length)
+                    value_at += length
+                value_ends[n + 1] = value_at
             n += 1
         if at != end:
             return BAD_RECORD

@@ -1,50 +1,27 @@
-"""Record batches into Arrow batches: checksums, transactions and compression here, the records by `kernels`."""
+"""Record batches into Arrow batches: what belongs together and compression here, the records by `kernels`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
-import crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from klamm.errors import KlammError, ProtocolError
+from klamm.errors import ProtocolError
 from klamm.model import TopicPartition
 from klamm.protocol.compression import decompress
-from klamm.protocol.record_batch import (
-    ATTRIBUTES_POSITION,
-    COMPRESSION_MASK,
-    CONTROL_BIT,
-    MAGIC_POSITION,
-    MAGIC_V2,
-    RECORD_BATCH_OVERHEAD,
-    TIMESTAMP_TYPE_BIT,
-    TRANSACTIONAL_BIT,
-    RecordBatch,
-    records,
-)
+from klamm.protocol.record_batch import COMPRESSION_MASK, CONTROL_BIT, RECORD_BATCH_OVERHEAD, TIMESTAMP_TYPE_BIT
 from klamm.spark import kernels as k
-from klamm.spark.legacy import to_batches
+from klamm.spark.record_scan import PROBLEMS, Aborted, Chunk, CorruptBatchError, ScannedBatch, readonly
 
 _MIN_RECORD_BYTES: Final = 7
 _ROW_BYTES: Final = 48
 """About what a row takes beside its key and value."""
-_SCAN_ROWS: Final = 4096
-_ABORT_MARKER: Final = b"\x00\x00\x00\x00"
-_PROBLEMS: Final = {
-    k.OLD_FORMAT: "has a format that is not known",
-    k.BAD_LENGTH: "has an impossible header",
-    k.BAD_RECORD: "holds records that are not what its header promises",
-    k.BAD_TIMESTAMP: "holds a timestamp that Spark cannot hold",
-    k.NO_ROOM: "holds more records than its header promises",
-}
-
-
-class CorruptBatchError(KlammError):
-    """Bytes that are no record batch, or not the one that was written."""
+Bodies = NDArray[np.int64] | list[tuple[int, ...]]
+"""Where the records of batches are: a row of `BODY_COLUMNS` numbers each."""
 
 
 class ValueDecoder(Protocol):
@@ -55,125 +32,6 @@ class ValueDecoder(Protocol):
 
     def decode(self, values: pa.BinaryArray) -> tuple[Sequence[pa.Array], pa.StringArray]:
         """(columns, text of the error or null), a row a value."""
-
-
-class Aborted(Protocol):
-    """Decides, for batch after batch in the order of the log, whether a transaction that failed wrote it."""
-
-    def skips(self, batch: ScannedBatch, data: memoryview) -> bool: ...
-
-
-class ScannedBatch(NamedTuple):
-    """A row of `scan_batches`, in its order of columns."""
-
-    position: int
-    size_bytes: int
-    base_offset: int
-    last_offset: int
-    crc: int
-    attributes: int
-    base_timestamp: int
-    max_timestamp: int
-    producer_id: int
-    record_count: int
-
-
-class Chunk(NamedTuple):
-    """Whole batches, one after the other, checked."""
-
-    data: memoryview
-    batches: list[ScannedBatch]
-    consumed_bytes: int
-
-    @property
-    def next_offset(self) -> int:
-        """The offset after the last batch, which may be greater than that of its last record."""
-        return self.batches[-1].last_offset + 1
-
-
-def scan(data: memoryview, tp: TopicPartition, *, check_crcs: bool = True) -> Chunk:
-    """The whole batches of `data`; an unfinished one at the end is left out. Raises CorruptBatchError.
-
-    Messages of the formats before 2 are rewritten; they come in chunks of their own.
-    """
-    array = _readonly(data)
-    found: list[ScannedBatch] = []
-    at = 0
-    while True:
-        table = np.empty((_SCAN_ROWS, k.SCAN_COLUMNS), np.int64)
-        status, count, at = k.scan_batches(array, at, table)
-        found += map(ScannedBatch._make, table[:count].tolist())
-        if status == k.OLD_FORMAT and not found and data[at + MAGIC_POSITION] < MAGIC_V2:
-            return _scan_old(data, tp)
-        if status == k.OLD_FORMAT and found and data[at + MAGIC_POSITION] < MAGIC_V2:
-            break
-        if status != k.OK:
-            raise CorruptBatchError(f"A batch of {tp} at byte {at} {_PROBLEMS[status]}.")
-        if count < _SCAN_ROWS:
-            break
-    before = -1
-    for batch in found:
-        if batch.base_offset <= before:
-            raise CorruptBatchError(f"A batch of {tp} at offset {batch.base_offset} stands after offset {before}.")
-        before = batch.last_offset
-    if check_crcs:
-        for batch in found:
-            body = data[batch.position + ATTRIBUTES_POSITION : batch.position + batch.size_bytes]
-            if crc32c.crc32c(body) != batch.crc:
-                raise CorruptBatchError(f"The checksum of the batch of {tp} at offset {batch.base_offset} is wrong.")
-    return Chunk(data, found, at)
-
-
-def _scan_old(data: memoryview, tp: TopicPartition) -> Chunk:
-    try:
-        rewritten, consumed_bytes = to_batches(data)
-    except ProtocolError as e:
-        raise CorruptBatchError(f"{tp} has a message set that cannot be read: {e}.") from e
-    if not rewritten:
-        return Chunk(data, [], 0)
-    return scan(memoryview(rewritten), tp, check_crcs=False)._replace(consumed_bytes=consumed_bytes)
-
-
-class NothingAborted:
-    """For read_uncommitted."""
-
-    def skips(self, batch: ScannedBatch, data: memoryview) -> bool:
-        return False
-
-
-class AbortedByMarkers:
-    """The list of a Fetch response: a transaction is skipped from its first offset to its abort marker."""
-
-    def __init__(self, aborted: Sequence[tuple[int, int]]) -> None:
-        """(producer id, first offset), in any order."""
-        self._waiting = sorted(aborted, key=lambda txn: txn[1], reverse=True)
-        self._open: set[int] = set()
-
-    def skips(self, batch: ScannedBatch, data: memoryview) -> bool:
-        while self._waiting and self._waiting[-1][1] <= batch.last_offset:
-            self._open.add(self._waiting.pop()[0])
-        if batch.producer_id not in self._open or not batch.attributes & TRANSACTIONAL_BIT:
-            return False
-        if batch.attributes & CONTROL_BIT:
-            marker = next(iter(records(RecordBatch(data, batch.position))), None)
-            if marker is not None and (marker.key or b"")[:4] == _ABORT_MARKER:
-                self._open.discard(batch.producer_id)
-        return True
-
-
-class AbortedIntervals:
-    """The transaction indexes of a log: (producer id, first offset, last offset), the last being the marker's."""
-
-    def __init__(self, aborted: Sequence[tuple[int, int, int]]) -> None:
-        self._by_producer: dict[int, list[tuple[int, int]]] = {}
-        for producer_id, first, last in aborted:
-            self._by_producer.setdefault(producer_id, []).append((first, last))
-
-    def skips(self, batch: ScannedBatch, data: memoryview) -> bool:
-        if not batch.attributes & TRANSACTIONAL_BIT:
-            return False
-        spans = self._by_producer.get(batch.producer_id, ())
-        return any(first <= batch.base_offset <= last for first, last in spans)
 
 
 class RecordDecoder:
@@ -202,15 +60,18 @@ class RecordDecoder:
 
     def decode(self, chunk: Chunk, first: int, last: int, aborted: Aborted) -> Iterator[pa.RecordBatch]:
         """The records with offsets from `first` up to `last`."""
-        groups = _Groups(self._batch_bytes, chunk, first, last)
-        for group in groups.of(chunk, aborted, self._tp):
-            batch = self._columns(*group, first, last)
+        if chunk.is_plain:
+            groups = _plain_groups(chunk, first, last, self._batch_bytes, self._tp)
+        else:
+            groups = _Groups(self._batch_bytes, chunk, first, last).of(chunk, aborted, self._tp)
+        for data, bodies in groups:
+            batch = self._columns(data, bodies, first, last)
             if batch.num_rows:
                 yield batch
 
-    def _columns(self, data: Any, bodies: list[tuple[int, ...]], first: int, last: int) -> pa.RecordBatch:
-        array = _readonly(data)
-        table = np.array(bodies, np.int64)
+    def _columns(self, data: Any, bodies: Bodies, first: int, last: int) -> pa.RecordBatch:
+        array = readonly(data)
+        table = np.asarray(bodies, np.int64)
         rows = int(table[:, k.BODY_COUNT].sum())
         size = int((table[:, k.BODY_END] - table[:, k.BODY_START]).sum())
         counters = np.zeros(k.COUNTERS, np.int64)
@@ -257,7 +118,7 @@ class RecordDecoder:
     def _check(self, status: int, table: Any, counters: Any) -> None:
         if status != k.OK:
             offset = int(table[int(counters[k.FAILED_BATCH]), k.BODY_BASE_OFFSET])
-            raise CorruptBatchError(f"The batch of {self._tp} at offset {offset} {_PROBLEMS[status]}.")
+            raise CorruptBatchError(f"The batch of {self._tp} at offset {offset} {PROBLEMS[status]}.")
 
     def _assemble(self, columns: dict[str, pa.Array], n: int) -> pa.RecordBatch:
         topics, partitions = self._repeated(n)
@@ -285,24 +146,55 @@ class RecordDecoder:
         return self._constants[0].slice(0, n), self._constants[1].slice(0, n)
 
 
+def _plain_groups(
+    chunk: Chunk, first: int, last: int, batch_bytes: int, tp: TopicPartition
+) -> Iterator[tuple[memoryview | bytes, Bodies]]:
+    """What `_Groups` gives for batches that need no look at each: all at once."""
+    table = chunk.table
+    wanted = (table[:, k.LAST_OFFSET] >= first) & (table[:, k.BASE_OFFSET] < last) & (table[:, k.COUNT] != 0)
+    if not wanted.all():
+        table = table[wanted]
+    ends = table[:, k.POSITION] + table[:, k.SIZE]
+    counts = table[:, k.COUNT]
+    sizes = table[:, k.SIZE] - RECORD_BATCH_OVERHEAD
+    if (wrong := np.flatnonzero((counts < 0) | (counts > sizes // _MIN_RECORD_BYTES))).size:
+        offset = table[wrong[0], k.BASE_OFFSET]
+        raise CorruptBatchError(f"The batch of {tp} at offset {offset} {PROBLEMS[k.BAD_RECORD]}.")
+    bodies = np.empty((len(table), k.BODY_COLUMNS), np.int64)
+    bodies[:, k.BODY_START] = table[:, k.POSITION] + RECORD_BATCH_OVERHEAD
+    bodies[:, k.BODY_END] = ends
+    bodies[:, k.BODY_BASE_OFFSET] = table[:, k.BASE_OFFSET]
+    bodies[:, k.BODY_BASE_TIMESTAMP] = table[:, k.BASE_TIMESTAMP]
+    bodies[:, k.BODY_APPEND_TIMESTAMP] = table[:, k.MAX_TIMESTAMP]
+    bodies[:, k.BODY_IS_APPEND] = (table[:, k.ATTRIBUTES] & TIMESTAMP_TYPE_BIT) != 0
+    bodies[:, k.BODY_COUNT] = counts
+    costs = np.cumsum(sizes + counts * _ROW_BYTES)
+    groups = max(1, -(-int(costs[-1]) // batch_bytes)) if len(costs) else 0
+    begin = 0
+    for number in range(1, groups + 1):
+        end = len(bodies) if number == groups else int(np.searchsorted(costs, costs[-1] * number / groups)) + 1
+        if end > begin:
+            yield chunk.data, bodies[begin:end]
+        begin = max(begin, end)
+
+
 class _Groups:
     """Puts neighbouring batches together until there is enough for an Arrow batch."""
 
     def __init__(self, batch_bytes: int, chunk: Chunk, first: int, last: int) -> None:
         self._first, self._last = first, last
-        wanted = [b for b in chunk.batches if b.last_offset >= first and b.base_offset < last]
+        self._batches = list(chunk.batches())
+        wanted = [b for b in self._batches if b.last_offset >= first and b.base_offset < last]
         cost = sum(_cost(b.size_bytes, b.record_count) for b in wanted)
         self._target = cost / max(1, -(-cost // batch_bytes))
         self._limit = batch_bytes
 
-    def of(
-        self, chunk: Chunk, aborted: Aborted, tp: TopicPartition
-    ) -> Iterator[tuple[memoryview | bytes, list[tuple[int, ...]]]]:
+    def of(self, chunk: Chunk, aborted: Aborted, tp: TopicPartition) -> Iterator[tuple[memoryview | bytes, Bodies]]:
         """(data, bodies) for the kernels: plain batches where they are, unpacked ones joined."""
         bodies: list[tuple[int, ...]] = []
         unpacked: list[bytes | memoryview] = []
         cost = 0
-        for batch in chunk.batches:
+        for batch in self._batches:
             if aborted.skips(batch, chunk.data) or batch.attributes & CONTROL_BIT:
                 continue
             if batch.last_offset < self._first or batch.base_offset >= self._last or batch.record_count == 0:
@@ -317,7 +209,7 @@ class _Groups:
                 start = sum(map(len, unpacked[:-1])) if len(unpacked) < 3 else bodies[-1][k.BODY_END]
                 end = start + len(unpacked[-1])
             if batch.record_count < 0 or batch.record_count * _MIN_RECORD_BYTES > end - start:
-                raise CorruptBatchError(f"The batch of {tp} at offset {batch.base_offset} {_PROBLEMS[k.BAD_RECORD]}.")
+                raise CorruptBatchError(f"The batch of {tp} at offset {batch.base_offset} {PROBLEMS[k.BAD_RECORD]}.")
             bodies.append(_body(batch, start, end))
             cost += _cost(end - start, batch.record_count)
             if cost >= min(self._target, self._limit) and (is_packed or cost >= self._target):
@@ -355,13 +247,6 @@ def _body(batch: ScannedBatch, start: int, end: int) -> tuple[int, ...]:
         int(is_append),
         batch.record_count,
     )
-
-
-def _readonly(data: Any) -> NDArray[np.uint8]:
-    """One type for the kernels, whatever the bytes are in: they are compiled once."""
-    array = np.frombuffer(data, np.uint8)
-    array.flags.writeable = False
-    return array
 
 
 class _Column:

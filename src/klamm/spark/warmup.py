@@ -9,7 +9,8 @@ def warmup() -> int:
 
     from klamm.model import TopicPartition
     from klamm.protocol.record_batch import Header, Record, build_batch
-    from klamm.spark.record_columns import NothingAborted, RecordDecoder, scan
+    from klamm.spark.record_columns import RecordDecoder
+    from klamm.spark.record_scan import NothingAborted, scan
     from klamm.spark.schema import ARROW_TYPES
 
     tp = TopicPartition("warmup", 0)

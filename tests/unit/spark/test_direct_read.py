@@ -22,14 +22,8 @@ from klamm.spark.direct_files import DirectReadError, is_this_machine, list_segm
 from klamm.spark.fetch import DataLossError
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import ReadOptions, parse_read_options
-from klamm.spark.record_columns import (
-    AbortedByMarkers,
-    AbortedIntervals,
-    Chunk,
-    NothingAborted,
-    RecordDecoder,
-    scan,
-)
+from klamm.spark.record_columns import RecordDecoder
+from klamm.spark.record_scan import AbortedByMarkers, AbortedIntervals, Chunk, NothingAborted, scan
 
 TP = TopicPartition("orders", 0)
 TOPIC_ID = UUID(int=77)

@@ -23,7 +23,8 @@ from klamm.spark.client import (
 from klamm.spark.fetch import DataLossError, fetch_batches
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import parse_read_options
-from klamm.spark.record_columns import CorruptBatchError, RecordDecoder
+from klamm.spark.record_columns import RecordDecoder
+from klamm.spark.record_scan import CorruptBatchError
 
 TP = TopicPartition("orders", 0)
 SCHEMA = pa.schema([pa.field("offset", pa.int64())])

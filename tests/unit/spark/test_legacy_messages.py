@@ -11,7 +11,8 @@ import pytest
 from klamm.model import TopicPartition
 from klamm.protocol.compression import CompressionType, compress
 from klamm.protocol.record_batch import Record, build_batch
-from klamm.spark.record_columns import CorruptBatchError, NothingAborted, RecordDecoder, scan
+from klamm.spark.record_columns import RecordDecoder
+from klamm.spark.record_scan import CorruptBatchError, NothingAborted, scan
 from klamm.spark.schema import ARROW_TYPES
 
 TP = TopicPartition("old", 0)
@@ -33,7 +34,7 @@ def rows(data: bytes) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
     while data:
         chunk = scan(memoryview(data), TP)
-        if not chunk.batches:
+        if chunk.is_empty:
             break
         for part in RecordDecoder(TP, SCHEMA, batch_bytes=1 << 20).decode(chunk, 0, 1 << 40, NothingAborted()):
             found += [tuple(row.values()) for row in part.to_pylist()]
