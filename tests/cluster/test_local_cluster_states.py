@@ -6,7 +6,10 @@ import os
 from collections.abc import Callable
 
 import pytest
+from typer.testing import CliRunner
 
+from klamm.cli import produce
+from klamm.cli.app import app
 from klamm.errors import ErrorCode, KlammError
 from klamm.testing import LocalCluster
 from klamm.testing.processes import ChildProcess
@@ -44,7 +47,9 @@ def test_what_is_not_there_is_told_at_once(klamm_cluster: LocalCluster) -> None:
         assert cluster.leader(name) in cluster.broker_ids
 
 
-def test_a_topic_whose_deletion_waits_for_a_broker(klamm_cluster: LocalCluster) -> None:
+def test_a_topic_whose_deletion_waits_for_a_broker(
+    klamm_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = klamm_cluster
     cluster.create_topic("dying", replication_factor=3)
     absent = next(each for each in cluster.broker_ids if each != cluster.controller_id)
@@ -52,11 +57,15 @@ def test_a_topic_whose_deletion_waits_for_a_broker(klamm_cluster: LocalCluster) 
     cluster.wait_for(lambda: absent not in cluster.live_brokers, what="Two brokers")
     cluster.delete_topic("dying")
     refused(lambda: cluster.leader("dying"), "dying-0 has no leader: topic dying is being deleted.")
+    why = "Topic 'dying' already exists: it is marked for deletion, and its deletion waits for broker"
     refused(
         lambda: cluster.create_topic("dying"),
-        "Topic dying was not created: TOPIC_ALREADY_EXISTS (Topic 'dying' already exists: it is marked for deletion, "
-        f"and its deletion waits for broker {absent} to return).",
+        f"Topic dying was not created: TOPIC_ALREADY_EXISTS ({why} {absent} to return).",
     )
+    monkeypatch.setattr(produce, "TIMEOUT_S", 0.2)
+    done = CliRunner().invoke(app, ["produce", "dying", "-b", cluster.bootstrap_servers], input="x\n")
+    told = f"Topic dying cannot be written to: TOPIC_ALREADY_EXISTS: {why} {absent} to return."
+    assert str(done.exception) == told
     cluster.start(absent)
     cluster.wait_for(lambda: _is_created(cluster, "dying"), what="The topic once more")
 

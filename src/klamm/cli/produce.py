@@ -14,15 +14,18 @@ from klamm.cli.client import (
     DEFAULT_BOOTSTRAP,
     TIMEOUT_S,
     BootstrapServer,
+    admin_client,
     client_config,
     cluster_metadata,
     explain,
     parse_pairs,
+    result,
 )
 from klamm.cli.output import Failure, fail, note
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
+    from confluent_kafka.admin import TopicMetadata
 
 _RETRY_S: Final = 0.05
 
@@ -99,14 +102,35 @@ def produce(
 
 
 def _check_topic(producer: Producer, servers: str, topic: str, partition: int | None) -> None:
-    """That the topic, which the broker may just be creating, has the partition."""
+    """That the topic, which the broker may just be creating, is there and has the partition."""
     found = cluster_metadata(producer, servers, topic).topics[topic]
     deadline = time.monotonic() + TIMEOUT_S
-    while partition is not None and not found.partitions and time.monotonic() < deadline:
+    while not found.partitions and (partition is not None or _is_awaited(found)) and time.monotonic() < deadline:
         time.sleep(_RETRY_S)
         found = cluster_metadata(producer, servers, topic).topics[topic]
+    if not found.partitions and _is_awaited(found):
+        fail(f"Topic {topic} cannot be written to: {_why_not_there(servers, topic)}")
     if partition is not None and partition not in found.partitions:
         fail(f"Topic {topic} has no partition {partition}." if found.partitions else f"There is no topic {topic}.")
+
+
+def _is_awaited(found: TopicMetadata) -> bool:
+    """What brokers say of a topic that is on its way, and of one that is being deleted and wanted again."""
+    from confluent_kafka import KafkaError
+
+    return found.error is not None and found.error.code() == KafkaError.LEADER_NOT_AVAILABLE
+
+
+def _why_not_there(servers: str, topic: str) -> str:
+    """The controller's word, which tells of a deletion that waits for a broker."""
+    from confluent_kafka.admin import NewTopic
+
+    admin = admin_client(servers)
+    try:
+        result(admin.create_topics([NewTopic(topic, 1, 1)], validate_only=True)[topic])
+    except Failure as failure:
+        return str(failure)
+    return "it has no leader."
 
 
 def records(

@@ -24,9 +24,7 @@ def simulate(
     ] = None,
     mutant: Annotated[
         str | None,
-        typer.Option(
-            "--mutant", help="Build this bug in, which must be found; each level has its own, `?` lists them."
-        ),
+        typer.Option("--mutant", help="Build this bug in, which must be found; a wrong name lists those of the level."),
     ] = None,
     transcript: Annotated[
         bool, typer.Option("--transcript", help="With --seed, level 1: the transcript, also when nothing is wrong.")

@@ -53,7 +53,8 @@ curl http://127.0.0.1:9404/metrics
 ```
 
 The names are those that Kafka's metrics have behind the usual rules of the JMX exporter, such as
-`kafka_server_replicamanager_underreplicatedpartitions`. With port 0 each broker takes a free one; its ready file
+`kafka_server_replicamanager_underreplicatedpartitions`. With port 0 each broker takes a free one, and says which:
+`klamm config describe --broker 1` shows it as `klamm.metrics.port`, `klamm cluster status` finds it, and the ready file
 (`broker-1.ready` in the data directory of `klamm up`) has it as `metrics_port`. `klamm.metrics.host` is the address to
 listen on, `127.0.0.1` unless set.
 """

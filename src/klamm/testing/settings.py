@@ -35,7 +35,7 @@ class ClusterSettings:
             raise ValueError(f"brokers cannot be {brokers!r}: a cluster needs at least one.")
         self.broker_ids = tuple(range(1, brokers + 1))
         self.ports = _checked_ports(list(ports), brokers)
-        self._defaults = {**_defaults_by_size(brokers), **defaults}
+        self._defaults = {**defaults_by_size(brokers), **defaults}
         self._shared = {key: value for key, value in configs.items() if not isinstance(key, int)}
         self._own = {key: _mapping(key, value) for key, value in configs.items() if isinstance(key, int)}
         self._check_configs()
@@ -77,7 +77,7 @@ def _checked_ports(ports: list[int], brokers: int) -> dict[int, int]:
     return dict(enumerate(ports, start=1))
 
 
-def _defaults_by_size(brokers: int) -> Properties:
+def defaults_by_size(brokers: int) -> Properties:
     """A lone broker has nobody who must soon notice its death, and should outlive a busy machine's pauses."""
     return {
         "offsets.topic.replication.factor": min(3, brokers),

@@ -12,7 +12,7 @@ from klamm.cli.up import UP_DEFAULTS
 from klamm.config import BROKER_KEYS, TOPIC_KEYS, Support, docs
 from klamm.config.definition import AnyKey
 from klamm.errors import ConfigError
-from klamm.testing.local_cluster import TEST_DEFAULTS, _defaults_by_size
+from klamm.testing.settings import TEST_DEFAULTS, defaults_by_size
 from tests.support.source_tree import ROOT, modules
 
 
@@ -26,7 +26,7 @@ def test_the_documentation_is_fresh() -> None:
     [
         ("`klamm up` sets", UP_DEFAULTS),
         ("`LocalCluster` and", TEST_DEFAULTS),
-        ("`LocalCluster` and", {"zookeeper.session.timeout.ms": _defaults_by_size(3)["zookeeper.session.timeout.ms"]}),
+        ("`LocalCluster` and", {"zookeeper.session.timeout.ms": defaults_by_size(3)["zookeeper.session.timeout.ms"]}),
     ],
     ids=["up", "LocalCluster", "LocalCluster of 3"],
 )
