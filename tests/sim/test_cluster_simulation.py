@@ -16,6 +16,7 @@ import pytest
 
 from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
 from klamm.sim.cluster_runner import ClusterSummary, fingerprint, run_cluster_seeds
+from klamm.sim.command import main
 from klamm.sim.loop import Deadlock, SimLoop, SimProcess
 
 FOUND = [line.split("#")[0].split() for line in (Path(__file__).parent / "cluster_seeds.txt").read_text().splitlines()]
@@ -112,6 +113,21 @@ def test_mutant_is_caught(name: str, mutant_runs: dict[str, Future[subprocess.Co
     run = mutant_runs[name].result()
     assert run.returncode == 1, f"{name} survived: {run.stdout[-500:]}{run.stderr[-500:]}"
     assert "\nreplay with: klamm simulate --seed" in run.stdout
+
+
+def test_a_replay_tells_the_whole_story() -> None:
+    command = [sys.executable, "-m", "klamm.sim", "--level", "2", "--mutant", "acks_all_does_not_wait", "--seed", "0"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 1, run.stderr
+    assert "lines before" not in run.stdout and "broker 1 answers" in run.stdout
+    assert "seed 0: Violation: " in run.stdout
+    assert "replay with: klamm simulate --seed 0 --brokers 3 --level 2 --mutant acks_all_does_not_wait" in run.stdout
+
+
+def test_one_seed_is_told_from_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--level", "2", "--seed", "1", "--brokers", "2", "--all-lines"]) == 0
+    shown = capsys.readouterr().out
+    assert "broker 1 answers" in shown and "seed 1 with 2 whole brokers: nothing is wrong" in shown
 
 
 def test_a_seed_repeats_its_run_whatever_the_order_of_sets_is() -> None:

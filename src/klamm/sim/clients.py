@@ -125,7 +125,10 @@ async def create_topic(client: Client, topic: str, partitions: int, replication_
 
 
 class Producer:
-    """Sends to every partition, one batch at a time each, until `may_go_on` says no. What was begun is finished."""
+    """Sends to every partition, one batch at a time each, until `may_go_on` says no. What was begun is finished.
+
+    One batch each is sent in any case: in a cluster that was never there meanwhile, when it is.
+    """
 
     def __init__(
         self, client: Client, tps: Sequence[TopicPartition], history: History, may_go_on: Callable[[], bool]
@@ -156,7 +159,7 @@ class Producer:
 
     async def _produce_all(self, tp: TopicPartition) -> None:
         rng, number = self._client.rng, 0
-        while self._may_go_on():
+        while number == 0 or self._may_go_on():
             values = [value_of(self._client.name, tp, number + i) for i in range(rng.randint(1, 3))]
             base_offset = await self._deliver(tp, values, number)
             self._history.on_acknowledged(tp, base_offset, values)

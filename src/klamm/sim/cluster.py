@@ -202,7 +202,12 @@ class SimCluster:
         """Faults that were injected, and what came of them."""
         self.checkers = Checkers()
         self.history = History()
-        self.settings = {**SETTINGS, "klamm.control.log.enable": seed % 4 == 0}
+        copies = min(3, brokers)
+        self.settings = {
+            **SETTINGS,
+            "klamm.control.log.enable": seed % 4 == 0,
+            "offsets.topic.replication.factor": copies,
+        }
         if seed % 2:
             self.settings["replica.selector.class"] = RACK_AWARE
         self.zookeeper = ZooKeeperServer(self.loop, self._on_written)

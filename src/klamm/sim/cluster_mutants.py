@@ -25,7 +25,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "partition",
         "        self.pending_isr = isr\n",
         "        self.pending_isr = isr\n        self.isr = isr\n",
-        first=3,
+        first=9,
     ),
     "diverging_logs_are_not_told": Mutant(
         _R + "partition_reader",
@@ -44,13 +44,13 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         also=(("            refusal = self.producers.validate(batch, origin)\n", "            refusal = None\n"),),
     ),
     "producers_forgotten_at_restart": Mutant(
-        "klamm.log.producer_rebuild", "    if start >= log_end_offset:\n        return\n", "    return\n"
+        "klamm.log.producer_rebuild", "    if start >= log_end_offset:\n        return\n", "    return\n", first=3
     ),
     "stale_controllers_are_obeyed": Mutant(
         _R + "replica_manager",
         "        if controller_epoch < self.controller_epoch:\n",
         "        if False:\n",
-        first=3,
+        first=9,
     ),
     "watches_are_lost_with_the_connection": Mutant(
         "klamm.zk.session", "            self._watches.restore(self._connection)\n", "            pass\n"
@@ -62,7 +62,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.server.kafka_server",
         "        self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))\n",
         "",
-        first=36,
+        first=39,
     ),
     "min_insync_replicas_is_not_asked": Mutant(
         _R + "partition",
@@ -75,7 +75,10 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "        log.update_high_watermark(log.log_end_offset)\n        return is_new_epoch\n",
     ),
     "end_is_told_before_it_is_known": Mutant(
-        _R + "partition_reader", "    epoch_start = partition.leader_epoch_start_offset\n", "    epoch_start = None\n"
+        _R + "partition_reader",
+        "    epoch_start = partition.leader_epoch_start_offset\n",
+        "    epoch_start = None\n",
+        first=14,
     ),
     "cache_updates_overwrite_each_other": Mutant(
         "klamm.metadata.cache",
@@ -88,6 +91,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "self._replicas.append_records(-1, True,",
         "self._replicas.append_records(1, True,",
         40,
+        first=2,
     ),
     "cut_at_the_high_watermark": Mutant(
         _R + "fetch_state",
@@ -97,7 +101,10 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         40,
     ),
     "torn_tail_is_kept": Mutant(
-        "klamm.log.loader", "            cut_bytes = segment.recover(self._note_epoch)\n", "            cut_bytes = 0\n"
+        "klamm.log.loader",
+        "            cut_bytes = segment.recover(self._note_epoch)\n",
+        "            cut_bytes = 0\n",
+        first=4,
     ),
     "committed_offsets_are_not_loaded": Mutant(
         "klamm.coordinator.offsets_loader",

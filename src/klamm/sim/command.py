@@ -133,9 +133,9 @@ def simulate_cluster(
     """The same for level 2: whole brokers, with clients that produce and consume."""
     from klamm.sim import cluster_runner  # after a mutant was put in place
 
-    started = time.perf_counter()
     if seed is not None:
-        seeds, first = 1, seed
+        return _simulate_one_cluster(seed, brokers, mutant, all_lines)
+    started = time.perf_counter()
     summary = cluster_runner.run_cluster_seeds(first, seeds, brokers)
     seconds = time.perf_counter() - started
     for failure in summary.failures:
@@ -146,6 +146,21 @@ def simulate_cluster(
     )
     print(", ".join(f"{kind}: {count}" for kind, count in sorted(summary.counts.items())))
     return 1 if summary.failures else 0
+
+
+def _simulate_one_cluster(seed: int, brokers: int, mutant: str | None, all_lines: bool) -> int:
+    from klamm.sim import cluster_runner
+
+    cluster, found = cluster_runner.run_cluster(seed, brokers, tracing=True)
+    if found is not None:
+        _print_failure(seed, found.error, found.transcript, brokers, mutant, all_lines=True, level=2)
+        return 1
+    if all_lines:
+        print("\n".join(cluster.lines))
+    records = sum(map(len, cluster.history.acknowledged.values()))
+    print(f"seed {seed} with {brokers} whole brokers: nothing is wrong ({records} records acknowledged)")
+    _print_faults(cluster.counts)
+    return 0
 
 
 def _print_failure(

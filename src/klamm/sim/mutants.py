@@ -24,6 +24,7 @@ class Mutant:
     seeds: int = 60
     """Within so many seeds it must be caught."""
     first: int = 0
+    """Where the search begins: a little before the seed that finds it, so that a run of all costs little."""
     also: tuple[tuple[str, str], ...] = ()
     """Further replacements in the same module."""
 
@@ -31,7 +32,7 @@ class Mutant:
 _C: Final = "klamm.controller."
 MUTANTS: Final[dict[str, Mutant]] = {
     "no_fence": Mutant(_C + "store", "yield ZkMulti((fence, *ops))", "(None, *(yield ZkMulti(tuple(ops))))"),
-    "no_bounce_detection": Mutant(_C + "broker_changes", "now[b].epoch > known[b].epoch", "False", 120),
+    "no_bounce_detection": Mutant(_C + "broker_changes", "now[b].epoch > known[b].epoch", "False", 120, 45),
     "no_leader_epoch_bump": Mutant(
         "klamm.model", "leader_epoch=self.leader_epoch + 1", "leader_epoch=self.leader_epoch"
     ),
@@ -60,7 +61,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "                yield Enqueue(e.Reelect())\n",
         "                pass\n",
         seeds=300,
-        first=305,
+        first=690,
         also=(
             (
                 "yield from self._maybe_resign()\n                yield from self._elect()",
@@ -94,7 +95,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "            if tp in phase.states or tp in phase.stops:\n                break\n",
         "",
         300,
-        first=290,
+        first=300,
     ),
     "older_states_win_when_merged": Mutant(
         _C + "request_queue",
@@ -102,11 +103,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "[partitions.setdefault(state.partition, state) for state in request.body.partitions]",
     ),
     "queued_events_not_answered": Mutant(
-        "klamm.sim.node", "                on_reply(refusal(waiting))", "                pass", 300, first=270
+        "klamm.sim.node", "                on_reply(refusal(waiting))", "                pass", 300, first=300
     ),
     "topic_id_lost_on_rewrite": Mutant(_C + "topic_store", "stored.znode.topic_id or ctx.topic_ids.get(topic)", "None"),
     "dead_broker_joins_isr": Mutant(_C + "isr_changes", "if not _is_eligible(ctx, item, tp):", "if False:", 200),
-    "reassignment_drops_before_sync": Mutant(_C + "reassignment", "set(target) <= set(isr)", "True"),
+    "reassignment_drops_before_sync": Mutant(_C + "reassignment", "set(target) <= set(isr)", "True", 120, 40),
     "shutting_down_broker_elected": Mutant(
         _C + "election", "if r in state.isr and r not in shutting_down", "if r in state.isr", 200
     ),
@@ -125,7 +126,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _C + "partition_state_machine", "config.get(key, default).lower()", 'config.get(key, "true").lower()'
     ),
     "unclean_configuration_ignored": Mutant(
-        _C + "partition_state_machine", "config.get(key, default).lower()", '"false"', 600
+        _C + "partition_state_machine", "config.get(key, default).lower()", '"false"', 600, 50
     ),
     "unclean_election_not_written_down": Mutant(_C + "election", "    if mark_recovering:\n", "    if False:\n"),
     "failed_directories_believed_healthy": Mutant(
@@ -136,6 +137,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "    yield from replica_state_machine.handle_state_changes(ctx, online, ReplicaState.ONLINE)\n",
         "    yield from ()\n",
         200,
+        first=45,
     ),
     "producer_ids_overlap": Mutant(_C + "producer_ids", "last.block_end + 1", "last.block_end"),
     "producer_ids_without_version": Mutant(
@@ -149,7 +151,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "        yield AddChannel(broker)\n        yield from tell_live_brokers(ctx)\n",
         "        yield AddChannel(broker)\n",
         300,
-        first=150,
+        first=315,
     ),
     "new_addresses_not_used": Mutant(
         _C + "broker_changes",
@@ -157,7 +159,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "        yield from tell_live_brokers(ctx)\n",
         200,
     ),
-    "moved_replicas_forgotten": Mutant(_C + "broker_changes", "    yield from _delete_strays(ctx, ids)\n", "", 200),
+    "moved_replicas_forgotten": Mutant(_C + "broker_changes", "    yield from _delete_strays(ctx, ids)\n", "", 200, 70),
     "strays_of_deposed_controllers_kept": Mutant(
         "klamm.sim.stray_replicas", "if told_by > self._told_by and update.topics:", "if False:", 200
     ),
@@ -166,18 +168,20 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "everything = list(ctx.leadership)",
         "everything = [tp for tp in ctx.leadership if not ctx.is_queued_for_deletion(tp.topic)]",
         400,
+        first=260,
     ),
     "deletions_missed_at_a_failover": Mutant(
         "klamm.sim.missed_deletions",
         "if update.controller_epoch > before.controller_epoch and len(before.topics):",
         "if False:",
         600,
+        first=120,
     ),
     "ends_of_topics_lost_when_merged": Mutant(
-        _C + "request_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 1000
+        _C + "request_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 1000, 43
     ),
     "stop_replica_of_any_epoch_obeyed": Mutant(
-        "klamm.sim.broker_model", "if leader_epoch < mine.leader_epoch else", "if False else", 200
+        "klamm.sim.broker_model", "if leader_epoch < mine.leader_epoch else", "if False else", 300, 118
     ),
     "zombie_controller_obeyed": Mutant(
         "klamm.sim.broker_model", "if head.controller_epoch < self.controller_epoch:", "if False:"
