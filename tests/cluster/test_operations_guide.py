@@ -26,8 +26,8 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    racks = {number: {"broker.rack": rack} for number, rack in ((1, "a"), (2, "b"), (3, "c"))}
-    configs: dict[str | int, object] = {"replica.selector.class": SELECTOR, "klamm.metrics.port": 0, **racks}
+    configs: dict[str | int, object] = {"replica.selector.class": SELECTOR, "klamm.metrics.port": 0}
+    configs |= {number: {"broker.rack": rack} for number, rack in ((1, "a"), (2, "b"), (3, "c"))}
     with LocalCluster(brokers=3, broker_configs=configs) as running:
         running.create_topic("orders", partitions=2, replication_factor=2)
         yield running
@@ -45,10 +45,13 @@ def test_commands(cluster: LocalCluster) -> None:
 def test_python(cluster: LocalCluster) -> None:
     names: dict[str, Any] = {"servers": cluster.bootstrap_servers, "time": time}
     move, elect, consume = blocks("python")
-    exec(move, names)
-    assert [sorted(cluster.isr("orders", partition)) for partition in (0, 1)] == [[2, 3], [2, 3]]
-    exec(elect, names)
-    cluster.wait_for(lambda: [cluster.leader("orders", p) for p in (0, 1)] == [2, 3], what="The preferred leaders")
-    exec(consume, names)
-    names["consumer"].close()
-    names["admin"].close()
+    try:
+        exec(move, names)
+        assert [sorted(cluster.isr("orders", partition)) for partition in (0, 1)] == [[2, 3], [2, 3]]
+        exec(elect, names)
+        cluster.wait_for(lambda: [cluster.leader("orders", p) for p in (0, 1)] == [2, 3], what="The preferred leaders")
+        exec(consume, names)
+        names["consumer"].close()
+    finally:
+        if "admin" in names:
+            names["admin"].close()
