@@ -9,6 +9,20 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from klamm.errors import KlammError
+from klamm.testing import LocalCluster
+
+
+def create_anew(cluster: LocalCluster, name: str) -> None:
+    """Creates a topic that was deleted just now: as in Kafka, it has its name for a moment longer."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return cluster.create_topic(name, 1, 1)
+        except KlammError as error:
+            assert "TOPIC_ALREADY_EXISTS" in str(error) and time.monotonic() < deadline, error
+            time.sleep(0.05)
+
 
 def produce_json(
     servers: str, topic: str, values: Iterable[Mapping[str, Any]], key: str | None = None, timestamp: str | None = None

@@ -57,7 +57,7 @@ class LiveTopic:
         source = KlammDataSource(given)
         reader = source.reader(source.schema())
         (partition,) = reader.partitions()
-        found: Iterator[pa.RecordBatch] = iter(reader.read(partition))  # type: ignore[arg-type]
+        found: Iterator[pa.RecordBatch] = iter(reader.read(partition))
         return found
 
     def configure(self, **config: object) -> None:

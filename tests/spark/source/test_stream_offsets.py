@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,11 +13,11 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
-from klamm.errors import KlammError
 from klamm.spark.fetch import DataLossError
 from klamm.spark.source import KlammDataSource
 from klamm.spark.stream import KlammStreamReader
 from klamm.testing import LocalCluster
+from tests.support.topics import create_anew
 
 TopicFactory = Callable[..., str]
 
@@ -201,17 +200,6 @@ def test_lost_records_are_told_or_passed_over(cluster: LocalCluster, topic: Topi
     relaxed = stream(cluster, subscribe=name, failOnDataLoss=False)
     offsets = [o for batch in relaxed.read(partition) for o in batch.column("offset").to_pylist()]
     assert offsets == list(range(12, 20))
-
-
-def create_anew(cluster: LocalCluster, name: str) -> None:
-    """As in Kafka, a topic that was deleted has its name for a moment longer."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return cluster.create_topic(name, 1, 1)
-        except KlammError as error:
-            assert "TOPIC_ALREADY_EXISTS" in str(error) and time.monotonic() < deadline, error
-            time.sleep(0.05)
 
 
 def test_a_topic_created_anew_is_noticed(cluster: LocalCluster, topic: TopicFactory) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from klamm.testing import LocalCluster
+from tests.support.topics import create_anew
 
 TopicFactory = Callable[..., str]
 LIMIT_S = 120
@@ -111,6 +112,23 @@ def test_lost_records_end_the_query_with_their_range(
     query = start(spark, cluster, name, tmp_path / "ck", sink, available_now=True, failOnDataLoss=False)
     assert query.awaitTermination(LIMIT_S)
     assert sink.rows == [(0, o) for o in (*range(10), *range(15, 20))]
+
+
+def test_a_topic_created_anew_between_two_runs_ends_the_query(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, sink, to = topic(), Collected(), producer(cluster)
+    send(to, name, 10, 1)
+    assert start(spark, cluster, name, tmp_path / "ck", sink, available_now=True).awaitTermination(LIMIT_S)
+    cluster.delete_topic(name)
+    create_anew(cluster, name)
+    send(producer(cluster), name, 25, 1)
+    with pytest.raises(StreamingQueryException, match=f"{name}-0.*the topic was deleted and created anew"):
+        start(spark, cluster, name, tmp_path / "ck", sink, available_now=True).awaitTermination(LIMIT_S)
+    sink = Collected()
+    query = start(spark, cluster, name, tmp_path / "ck", sink, available_now=True, failOnDataLoss=False)
+    assert query.awaitTermination(LIMIT_S)
+    assert sink.rows == places(25, 1)
 
 
 def _delete_records(cluster: LocalCluster, topic: str, before: int) -> None:

@@ -97,9 +97,7 @@ def test_a_sync_goes_on_until_it_is_told_to_end(cluster: LocalCluster, topic: To
         try:
             for first in (0, 5):
                 produce(cluster, name, first, first + 5)
-                cluster.wait_for(
-                    lambda count=first + 5: len(ids(path)) == count or None, timeout_s=300, what="rows in the table"
-                )
+                wait_for_rows(cluster, path, first + 5)
         except BaseException as error:
             trouble.append(error)
         finally:
@@ -114,6 +112,10 @@ def test_a_sync_goes_on_until_it_is_told_to_end(cluster: LocalCluster, topic: To
     assert done.exit_code == 0 and signal.getsignal(signal.SIGTERM) == before
     assert "records into" in done.stderr and ids(path) == [*range(10)]
     assert f"0 records into {path}" in klamm("table", "sync", path).stderr, "where it was stopped it goes on"
+
+
+def wait_for_rows(cluster: LocalCluster, path: Path, count: int) -> None:
+    cluster.wait_for(lambda: len(ids(path)) == count or None, timeout_s=300, what=f"{count} rows in the table")
 
 
 def ids(path: Path) -> list[int]:
