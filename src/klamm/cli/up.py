@@ -37,6 +37,7 @@ _OWN_KEYS: Final = {
 }
 _ZOOKEEPER_WAIT_S: Final = 5.0
 _SLOW_STOP_S: Final = 2.0
+_LOG_TAIL_BYTES: Final = 65_536
 _PARTITION: Final = re.compile(r".+-\d+")
 """The directory of a replica."""
 
@@ -162,11 +163,17 @@ def _stop(cluster: LocalCluster) -> None:
 
 
 def _tell_of_slow_stop(broker_id: int, log_path: Path) -> None:
-    lines = log_path.read_text(errors="replace").splitlines()
-    said = next((line for line in reversed(lines) if " WARNING " in line), "")
-    note(
-        f"Waiting for broker {broker_id} to hand over what it leads; see {log_path}.{f' It says: {said}' * bool(said)}"
-    )
+    said = _last_warning(log_path)
+    more = f" It says: {said}" if said else ""
+    note(f"Waiting for broker {broker_id} to hand over what it leads; see {log_path}.{more}")
+
+
+def _last_warning(log_path: Path) -> str | None:
+    with suppress(OSError), log_path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+        lines = log.read().decode(errors="replace").splitlines()
+        return next((line for line in reversed(lines) if " WARNING " in line), None)
+    return None
 
 
 class _Signals:

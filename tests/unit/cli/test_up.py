@@ -79,3 +79,5 @@ def test_what_a_slow_stop_waits_for(tmp_path: Path, capsys: pytest.CaptureFixtur
     _tell_of_slow_stop(1, log)
     told = f"Waiting for broker 1 to hand over what it leads; see {log}. It says: [now] WARNING nobody can lead t-0"
     assert capsys.readouterr().err == f"{told} (klamm)\n"
+    _tell_of_slow_stop(2, tmp_path / "none.log")
+    assert capsys.readouterr().err.endswith("none.log.\n")
