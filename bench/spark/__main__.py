@@ -83,7 +83,7 @@ What the rows say:
   Spark's noop sink. *A query over nothing* is load and count of an empty topic.
 - *Into Parquet* is Spark's own writer and *into Delta* klamm's sink on both sides, so that only the source differs;
   *typed* is `valueFormat=json` beside `from_json`. *Into a topic* is klamm's sink beside the connector's. Streams run
-  with AvailableNow; their start is part of the time.
+  with AvailableNow; their rates are by the time of their batches (`triggerExecution`), without the start of the query.
 - *Micro-batch*: the median of `triggerExecution` of 60 batches without the first third. The *Python sink* is a bare
   Arrow writer.
 - *From produce*: the age of a record (its CreateTime) when its row reaches `write` of the Python sink; trigger as

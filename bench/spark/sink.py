@@ -39,9 +39,6 @@ class AgeWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Ages in milliseconds, a file a task: a task that is empty leaves none."""
-        from klamm.spark.worker import prepare
-
-        prepare()
         found = []
         for batch in iterator:
             written_us = batch.column("timestamp").cast("int64").to_numpy()

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from confluent_kafka import Producer
 
 import klamm.spark as ks
 from bench.spark import sink, sparks, topics
-from bench.spark.figures import CONNECTOR, KLAMM, Figure, Goal
+from bench.spark.figures import CONNECTOR, KLAMM, Figure, Goal, in_turn
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
 from klamm.spark.client import ClusterClient
@@ -108,6 +109,23 @@ class _Streams:
             ends = client.latest(tps)
         return {str(tp.partition): max(0, end - each) for tp, end in ends.items()}
 
+    def start(self) -> Figure:
+        topics.fill(self.bench.cluster, "small-start", 100, 100)
+        found = in_turn({side: partial(self.start_s, side) for side in self.bench.sides}, min(3, self.bench.rounds))
+        name = f"Start of a stream to the end of its first batch, {topics.PARTITIONS} partitions, into noop"
+        return Figure(name, "s", found[KLAMM], found.get(CONNECTOR, ()))
+
+    def start_s(self, side: str) -> float:
+        """From `load` on, with AvailableNow, so that the query ends with the batch."""
+        place = self.place()
+        begun = time.perf_counter()
+        frame = sparks.stream(self.spark, side, self.servers, "small-start", startingOffsets="earliest")
+        query = self.into("noop", side, frame, place)
+        query.awaitTermination()
+        seconds = time.perf_counter() - begun
+        shutil.rmtree(place, ignore_errors=True)
+        return seconds
+
     # --- from the producer to the sink ---
 
     def latencies(self) -> Iterator[Figure]:
@@ -182,5 +200,6 @@ def _register(bench: sparks.Bench) -> None:
 
 def figures(bench: sparks.Bench) -> Iterator[Figure]:
     streams = _Streams(bench)
+    yield streams.start()
     yield from streams.floors()
     yield from streams.latencies()

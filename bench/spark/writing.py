@@ -24,7 +24,7 @@ RAW_ROWS: Final = 2_400_000
 JSON_ROWS: Final = 1_000_000
 JSON_SCHEMA: Final = "id long, amount double, name string, at timestamp"
 JSON_VALUE: Final = "to_json(struct(id, id / 2 as amount, concat('user ', id) as name, timestamp_seconds(id) as at))"
-Run = Callable[[str, str], None]
+Run = Callable[[str, str], "StreamingQuery | None"]
 
 
 class _Writes:
@@ -53,18 +53,21 @@ class _Writes:
         self._places += 1
         place = self.bench.scratch / f"written-{self._places}"
         begun = time.perf_counter()
-        run(side, str(place))
+        query = run(side, str(place))
         seconds = time.perf_counter() - begun
+        if query is not None:
+            query.awaitTermination()
+            seconds = sum(batch["durationMs"]["triggerExecution"] for batch in query.recentProgress) / 1000
         shutil.rmtree(place, ignore_errors=True)
         return seconds
 
     def into_parquet(self, side: str, place: str) -> None:
         sparks.batch(self.spark, side, self.servers, "raw").write.parquet(place)
 
-    def into_delta(self, side: str, place: str) -> None:
-        self.to_table(self.from_start(side, "raw"), place)
+    def into_delta(self, side: str, place: str) -> StreamingQuery:
+        return self.to_table(self.from_start(side, "raw"), place)
 
-    def typed_into_delta(self, side: str, place: str) -> None:
+    def typed_into_delta(self, side: str, place: str) -> StreamingQuery:
         if side == KLAMM:
             frame = ks.topic(
                 self.spark,
@@ -78,27 +81,24 @@ class _Writes:
             origin = "key", "topic AS _topic", "partition AS _partition", "offset AS _offset", "timestamp AS _timestamp"
             parsed = f"from_json(string(value), '{JSON_SCHEMA}') AS parsed"
             frame = self.from_start(side, "json").selectExpr(parsed, *origin).select("parsed.*", "*").drop("parsed")
-        self.to_table(frame, place)
+        return self.to_table(frame, place)
 
-    def to_table(self, frame: DataFrame, place: str) -> None:
-        _finish(ks.to_table(frame, f"{place}/table", checkpoint=f"{place}/c", trigger="available_now"))
+    def to_table(self, frame: DataFrame, place: str) -> StreamingQuery:
+        return ks.to_table(frame, f"{place}/table", checkpoint=f"{place}/c", trigger="available_now")
 
     def rows_into_topic(self, topic: str, rows: int, side: str, place: str) -> None:
         made = self.spark.range(rows).selectExpr("string(id) AS key", f"{JSON_VALUE} AS value")
         options = {"kafka.bootstrap.servers": self.servers, "topic": topic}
         made.write.format(side).mode("append").options(**options).save()
 
-    def topic_into_topic(self, side: str, place: str) -> None:
+    def topic_into_topic(self, side: str, place: str) -> StreamingQuery:
         frame = self.from_start(side, "json").select("key", "value")
         options = {"kafka.bootstrap.servers": self.servers, "topic": "copy", "checkpointLocation": f"{place}/c"}
-        _finish(frame.writeStream.format(side).options(**options).trigger(availableNow=True).start())
+        query: StreamingQuery = frame.writeStream.format(side).options(**options).trigger(availableNow=True).start()
+        return query
 
     def from_start(self, side: str, topic: str) -> DataFrame:
         return sparks.stream(self.spark, side, self.servers, topic, startingOffsets="earliest")
-
-
-def _finish(query: StreamingQuery) -> None:
-    query.awaitTermination()
 
 
 def figures(bench: sparks.Bench) -> Iterator[Figure]:

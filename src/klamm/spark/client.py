@@ -38,7 +38,7 @@ from klamm.spark.client_base import OffsetOutOfRangeError as OffsetOutOfRangeErr
 from klamm.spark.client_base import RetriableError as RetriableError
 from klamm.spark.client_base import UnknownTopicError as UnknownTopicError
 from klamm.spark.client_base import parse_addresses as parse_addresses
-from klamm.spark.client_connection import BrokerSocket
+from klamm.spark.client_connection import BrokerSocket, Room
 from klamm.spark.options import EARLIEST, LATEST
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
@@ -140,9 +140,9 @@ class ClusterClient(BrokerClient):
         connection.send(request, connection.version(FetchRequest, FETCH_BY_NAME))
         return PendingFetch(connection, tp, offset, leader, wait_ms)
 
-    def finish_fetch(self, pending: PendingFetch) -> PartitionData:
-        """The answer. Raises OSError, or what `fetch` raises."""
-        answer = pending.connection.receive(extra_ms=pending.max_wait_ms)
+    def finish_fetch(self, pending: PendingFetch, room: Room | None = None) -> PartitionData:
+        """The answer, read into `room` if it is given. Raises OSError, or what `fetch` raises."""
+        answer = pending.connection.receive(extra_ms=pending.max_wait_ms, room=room)
         assert isinstance(answer, FetchResponse)
         if answer.error_code != ErrorCode.NONE:
             raise RetriableError(f"Fetch: {error_name(answer.error_code)}")

@@ -24,6 +24,22 @@ _FIRST_BYTES: Final = 16 * 1024 * 1024
 """The most that is reserved on the word of the peer; more only when the bytes have come."""
 
 
+class Room:
+    """Memory for one answer after the other, as large as the largest was: fresh memory costs more than to read into it.
+
+    What was read lasts until the room is used again.
+    """
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def take(self, size: int) -> bytearray:
+        """At least that much."""
+        if size > len(self._memory):
+            self._memory = bytearray(size + size // 8)
+        return self._memory
+
+
 class BrokerSocket:
     """Sends requests and reads the answers in their order. Every failure is an OSError and ends the connection."""
 
@@ -86,18 +102,20 @@ class BrokerSocket:
             raise
         self._sent.append((request.KEY, version, correlation_id))
 
-    def receive(self, *, extra_ms: int = 0) -> Message:
+    def receive(self, *, extra_ms: int = 0, room: Room | None = None) -> Message:
         """The answer to the oldest request without one."""
         key, version, expected = self._sent[0]
         try:
             self._socket.settimeout(self._timeout_s + extra_ms / 1000)
-            frame = self._read_frame()
+            frame, size = self._read_frame(room)
             correlation_id, position = decode_response_header(key, version, frame)
             if correlation_id != expected:
                 raise ConnectionError(f"answer {correlation_id} came where {expected} was expected")
             if key == ApiVersionsRequest.KEY and frame[position : position + 2] == b"\x00\x23":
                 version = 0  # an ApiVersions of a version that the broker does not know is answered in v0
-            response, _ = decode(_response_class(key), version, frame, position)
+            response, end = decode(_response_class(key), version, frame, position)
+            if end > size:
+                raise ProtocolError(f"an answer of {size} bytes ends after {end}")
         except ProtocolError as e:
             self.close()
             raise ConnectionError(f"the broker does not speak the protocol: {e}") from e
@@ -115,12 +133,18 @@ class BrokerSocket:
             answer = cast(ApiVersionsResponse, self.receive())
         self._versions = {k.api_key: (k.min_version, k.max_version) for k in answer.api_keys}
 
-    def _read_frame(self) -> bytearray:
+    def _read_frame(self, room: Room | None) -> tuple[bytearray, int]:
+        """(what holds the frame from its beginning, the frame's size)."""
         head = bytearray(4)
         self._read_into(memoryview(head))
         (size,) = _SIZE.unpack(head)
         if not 0 <= size <= _MAX_RESPONSE_BYTES:
             raise ConnectionError(f"a response announces {size} bytes")
+        if room is not None and size <= _FIRST_BYTES:
+            memory = room.take(size)
+            with memoryview(memory) as view:
+                self._read_into(view[:size])
+            return memory, size
         frame = bytearray(min(size, _FIRST_BYTES))
         filled = 0
         while True:
@@ -128,7 +152,7 @@ class BrokerSocket:
                 self._read_into(view[filled:])
             filled = len(frame)
             if filled == size:
-                return frame
+                return frame, size
             frame.extend(bytes(min(size - filled, 3 * filled)))
 
     def _read_into(self, room: memoryview) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from klamm.log.files import OsFileHandle
@@ -45,7 +46,7 @@ class DirectReader:
         self._wanted = wanted
         self._decoder = decoder
         self._options = options
-        self._buffer = bytearray(options.batch_bytes)
+        self._buffer = _memory(options.batch_bytes)
         self.offset = wanted.start
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -127,9 +128,8 @@ class DirectReader:
     def _segment_chunks(self, fd: int, position: int, end: int) -> Iterator[Chunk]:
         """Batches of one file, read into one buffer again and again: a chunk is to be used before the next."""
         while self.offset < end:
-            view = memoryview(self._buffer)
-            size = os.preadv(fd, [view], position)
-            chunk = scan(view[:size], self._wanted.tp, check_crcs=self._client.check_crcs)
+            size = os.preadv(fd, [self._buffer], position)
+            chunk = scan(self._buffer[:size], self._wanted.tp, check_crcs=self._client.check_crcs)
             if chunk.is_empty:
                 if not self._grow(size):
                     return
@@ -144,8 +144,13 @@ class DirectReader:
             return False
         if len(self._buffer) >= _MAX_BATCH_BYTES:
             raise CorruptBatchError(f"A batch of {self._wanted.tp} has more than {_MAX_BATCH_BYTES} bytes.")
-        self._buffer = bytearray(2 * len(self._buffer))
+        self._buffer = _memory(2 * len(self._buffer))
         return True
+
+
+def _memory(size: int) -> memoryview:
+    """Not zeroed, as a bytearray would be: a small range does not pay for what it does not use."""
+    return memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
 
 
 def why_not_direct(client: ClusterClient, tp: TopicPartition, options: ReadOptions) -> str | None:

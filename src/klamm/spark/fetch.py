@@ -27,6 +27,7 @@ from klamm.spark.client import (
     RetriableError,
     UnknownTopicError,
 )
+from klamm.spark.client_connection import Room
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import ReadOptions
 from klamm.spark.record_columns import RecordDecoder
@@ -94,6 +95,7 @@ class _RangeFetcher:
         self._sleep = sleep
         self._isolation = READ_COMMITTED if options.read_committed else READ_UNCOMMITTED
         self._max_bytes = client.partition_fetch_bytes or max(options.batch_bytes, _MIN_FETCH_BYTES)
+        self._room = Room()
         self._pending: PendingFetch | None = None
         self._progress_at = clock.monotonic()
         self._gone_since: float | None = None
@@ -163,7 +165,7 @@ class _RangeFetcher:
         """None when the broker waited in vain."""
         pending = self._pending or self._start()
         self._pending = None
-        answer = self._client.finish_fetch(pending)
+        answer = self._client.finish_fetch(pending, self._room)
         chunk = scan(_records_of(answer), self._wanted.tp, check_crcs=self._client.check_crcs)
         if chunk.is_empty or chunk.next_offset <= self.offset:
             if len(chunk.data) and chunk.is_empty:

@@ -57,7 +57,13 @@ def read_range(
     """The records of a task, as Arrow batches of exactly this schema."""
     if not isinstance(partition, RangePartition):  # Spark makes one without a value when there are no ranges
         return
+    yield from _read_range(options, schema, value_schema, partition)
     worker.prepare()
+
+
+def _read_range(
+    options: ReadOptions, schema: StructType, value_schema: ValueSchema | None, partition: RangePartition
+) -> Iterator[pa.RecordBatch]:
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     decoder = RecordDecoder(
         partition.range.tp,

@@ -1,12 +1,13 @@
 """What a Python worker process of Spark keeps between tasks: connections, and a heap that is not walked again.
 
 Spark's daemon runs a full garbage collection after every task. With pyarrow and numba loaded that is most of what a
-small task costs, so everything that is there after the first imports is frozen once.
+small task costs, so everything that was there when modules were last loaded is frozen.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,16 +16,20 @@ from klamm.spark.options import ReadOptions
 
 _MAX_KEPT = 8
 _kept: dict[tuple[object, ...], list[ClusterClient]] = {}
-_is_prepared = False
+_frozen_modules = 0
 
 
 def prepare() -> None:
-    """Freezes the heap, once a process."""
-    global _is_prepared
-    if not _is_prepared:
-        _is_prepared = True
+    """Freezes the heap, if modules were loaded since it was last frozen.
+
+    To be called at the end of a task, and by short ones at the beginning: numba fills its tables, and loads more of
+    itself, when a kernel is first called.
+    """
+    global _frozen_modules
+    if len(sys.modules) != _frozen_modules:
         gc.collect()
         gc.freeze()
+        _frozen_modules = len(sys.modules)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from klamm.spark.client import (
     RetriableError,
     UnknownTopicError,
 )
+from klamm.spark.client_connection import Room
 from klamm.spark.fetch import DataLossError, fetch_batches
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import parse_read_options
@@ -62,7 +63,7 @@ class ScriptedClient:
     def start_fetch(self, tp: TopicPartition, offset: int, **_: Any) -> int:
         return offset
 
-    def finish_fetch(self, offset: int) -> PartitionData:
+    def finish_fetch(self, offset: int, room: Room) -> PartitionData:
         self.asked.append(offset)
         answer = self._answer(offset, len(self.asked) - 1)
         if isinstance(answer, Exception):

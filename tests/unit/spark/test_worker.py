@@ -1,0 +1,26 @@
+"""What a Python worker process keeps between tasks."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import ModuleType
+
+import pytest
+
+from klamm.spark import worker
+
+
+def test_the_heap_is_frozen_again_when_modules_were_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba loads much of itself in the first task: frozen before only, every task paid for a walk over it."""
+    calls: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
+    monkeypatch.setattr(worker, "_frozen_modules", 0)
+    worker.prepare()
+    worker.prepare()
+    assert calls == ["collect", "freeze"]
+    monkeypatch.setitem(sys.modules, "loaded_by_the_first_task", ModuleType("loaded_by_the_first_task"))
+    worker.prepare()
+    worker.prepare()
+    assert calls == ["collect", "freeze"] * 2
