@@ -94,7 +94,7 @@ def measure(format_: str, mode: str, servers: str, topic: str) -> dict[str, floa
     with Watch(os.getpid()) as watch:
         spark = sparks.session(sparks.connector_jars() if format_ == CONNECTOR else ())
         for _ in range(_ROUNDS):
-            frame = sparks.batch(spark, format_, servers, topic, readMode=mode)
+            frame = sparks.batch(spark, format_, servers, topic, **({"readMode": mode} if mode else {}))
             frame.selectExpr("count(*)", "sum(length(value))").collect()
         watch.look()
         spark.stop()

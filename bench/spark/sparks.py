@@ -82,7 +82,5 @@ def stream(spark: SparkSession, format_: str, servers: str, topic: str, **option
 
 
 def _load(reader: Any, format_: str, servers: str, **options: str) -> DataFrame:
-    if format_ == CONNECTOR:
-        options.pop("readMode", None)
     frame: DataFrame = reader.format(format_).options(**{"kafka.bootstrap.servers": servers, **options}).load()
     return frame

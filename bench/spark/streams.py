@@ -34,7 +34,7 @@ BATCHES: Final = 60
 FLOOR_MS: Final = 120.0
 RATE: Final = 200
 """Records a second."""
-SECONDS: Final = 20.0
+SECONDS: Final = 15.0
 QUICK_SECONDS: Final = 6.0
 LIMIT_S: Final = 120
 

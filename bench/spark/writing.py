@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
+ROUNDS: Final = 3
 RAW_ROWS: Final = 2_400_000
 JSON_ROWS: Final = 1_000_000
 JSON_SCHEMA: Final = "id long, amount double, name string, at timestamp"
@@ -46,7 +47,9 @@ class _Writes:
         yield self.figure("Topic into a topic", rows, self.topic_into_topic)
 
     def figure(self, name: str, rows: int, run: Run) -> Figure:
-        found = in_turn({side: partial(self.seconds, run, side) for side in self.bench.sides}, self.bench.rounds)
+        found = in_turn(
+            {side: partial(self.seconds, run, side) for side in self.bench.sides}, min(ROUNDS, self.bench.rounds)
+        )
         return Figure(name, "M rows/s", rates(rows / 1e6, found, KLAMM), rates(rows / 1e6, found, CONNECTOR))
 
     def seconds(self, run: Run, side: str) -> float:
