@@ -81,8 +81,8 @@ What the rows say:
   connector's.
 - *Read*: `SELECT count(*), sum(length(value))` over 6 partitions, from the action to its result; keys of 12 bytes,
   values that do not repeat, batches of 16 KiB, not compressed. MiB of keys and values. *All columns* goes into
-  Spark's noop sink; *columns=value* is klamm's option, the default is every column. *A query over nothing* is load
-  and count of an empty topic.
+  Spark's noop sink; *columns=value* is klamm's option, the default is every column. *CPU* is one more read each way,
+  by the CPU time of the processes: where the time goes. *A query over nothing* is load and count of an empty topic.
 - *Into Parquet* is Spark's own writer and *into Delta* klamm's sink on both sides, so that only the source differs;
   *typed* is `valueFormat=json` beside `from_json`. *Into a topic* is klamm's sink beside the connector's. Streams run
   with AvailableNow; their rates are by the time of their batches (`triggerExecution`), without the start of the

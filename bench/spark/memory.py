@@ -7,16 +7,17 @@ Each side in a process of its own, because a JVM does not give back what it once
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from threading import Event, Thread
 from typing import Final
 
 from bench.spark import sparks, topics
 from bench.spark.figures import CONNECTOR, KLAMM, Figure
+from bench.spark.processes import JVM, PLANNER, WORKER, descendants, kib
 
 ROWS: Final = 3_000_000
 SIDES: Final = ((KLAMM, "fetch"), (KLAMM, "direct"), (CONNECTOR, ""))
@@ -29,7 +30,7 @@ WHAT: Final = {
 _LIMIT_S: Final = 180.0
 _SAMPLE_S: Final = 0.1
 _ROUNDS: Final = 3
-_WORKER: Final = "pyspark.worker"
+_LARGEST: Final = {JVM: "jvm", WORKER: "worker"}
 
 
 class Watch:
@@ -55,42 +56,22 @@ class Watch:
 
     def look(self) -> None:
         together = 0.0
-        self._keep("driver", _kib(f"/proc/{self._pid}/status", "VmHWM:"))
-        for pid in _descendants(self._pid):
+        self._keep("driver", kib(f"/proc/{self._pid}/status", "VmHWM:"))
+        for pid, kind in descendants(self._pid):
             with suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-                peak = _kib(f"/proc/{pid}/status", "VmHWM:")
-                if "pyspark.daemon" in command or _WORKER in command:
-                    together += _kib(f"/proc/{pid}/smaps_rollup", "Pss:")
-                    if _WORKER in command:
-                        self._keep("worker", peak)
-                elif "java" in command.partition(" ")[0]:
-                    self._keep("jvm", peak)
+                peak = kib(f"/proc/{pid}/status", "VmHWM:")
+                if kind in (WORKER, PLANNER):
+                    together += kib(f"/proc/{pid}/smaps_rollup", "Pss:")
+                if kind in _LARGEST:
+                    self._keep(_LARGEST[kind], peak)
         self._keep("python", together)
 
-    def _keep(self, what: str, kib: float) -> None:
-        self.peaks_mib[what] = max(self.peaks_mib[what], kib / 1024)
-
-
-def _kib(path: str, field: str) -> float:
-    for line in Path(path).read_text().splitlines():
-        if line.startswith(field):
-            return float(line.split()[1])
-    return 0.0
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield int(child)
-                yield from _descendants(int(child))
+    def _keep(self, what: str, amount_kib: float) -> None:
+        self.peaks_mib[what] = max(self.peaks_mib[what], amount_kib / 1024)
 
 
 def measure(format_: str, mode: str, servers: str, topic: str) -> dict[str, float]:
     """Reads the topic a few times in a new session; this is the whole life of a process."""
-    import os
-
     with Watch(os.getpid()) as watch:
         spark = sparks.session(sparks.connector_jars() if format_ == CONNECTOR else ())
         for _ in range(_ROUNDS):

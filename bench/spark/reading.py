@@ -6,6 +6,7 @@ column of every row into Spark's noop sink.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Final
 
 from bench.spark import sparks, topics
 from bench.spark.figures import CONNECTOR, KLAMM, Figure, Goal, in_turn, rates
+from bench.spark.processes import BROKER, JVM, WORKER, cpu_s
 from klamm.errors import KlammError
 
 WAYS: Final[dict[str, dict[str, str]]] = {
@@ -42,10 +44,31 @@ def figures(bench: sparks.Bench) -> Iterator[Figure]:
             goal = Goal(least=GOALS.get((way, value_bytes)), ratio=RATIO) if way in PLAIN else Goal()
             yield _figure(f"Read {size}, {way}", "M rows/s", rows / 1e6, found, way, goal)
             yield _figure(f"Read {size}, {way}", "MiB/s", mib, found, way, Goal())
+        if value_bytes == SIZES[0][0]:
+            yield from _cpu_figures(bench, size, rows, sums)
         if value_bytes == SIZES[0][0] and not bench.is_quick:
             found = _measured(bench, PLAIN, partial(_noop_seconds, bench, topic), min(3, bench.rounds))
             for way in PLAIN:
                 yield _figure(f"Read {size}, {way}, all columns", "M rows/s", rows / 1e6, found, way, Goal())
+
+
+def _cpu_figures(
+    bench: sparks.Bench, size: str, rows: int, seconds: Callable[[str, dict[str, str]], float]
+) -> Iterator[Figure]:
+    """Where the time goes: one more read each way, by the CPU time of the processes."""
+    found = {way: _cpu_ns(rows, partial(seconds, KLAMM, WAYS[way])) for way in PLAIN}
+    beside = _cpu_ns(rows, partial(seconds, CONNECTOR, {})) if bench.has_connector else {}
+    for way in PLAIN:
+        for kind in (JVM, WORKER, BROKER):
+            connector = [beside[kind]] if beside.get(kind) else []
+            yield Figure(f"Read {size}, {way}: CPU of {kind}", "ns a row", [found[way].get(kind, 0.0)], connector)
+
+
+def _cpu_ns(rows: int, run: Callable[[], float]) -> dict[str, float]:
+    before = cpu_s(os.getpid())
+    run()
+    after = cpu_s(os.getpid())
+    return {kind: (used - before.get(kind, 0.0)) / rows * 1e9 for kind, used in after.items()}
 
 
 def _measured(
