@@ -31,6 +31,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "partition_reader",
         "elif epoch < fetch.last_fetched_epoch or end_offset < fetch.fetch_offset:",
         "elif False:",
+        first=1,
     ),
     "leader_epoch_is_not_checked": Mutant(
         _R + "partition_reader",
@@ -56,7 +57,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.zk.session", "            self._watches.restore(self._connection)\n", "            pass\n"
     ),
     "not_registered_again": Mutant(
-        "klamm.controller.runner", "        self._register(self._zk.session_id, 1)\n", "        pass\n"
+        "klamm.controller.runner", "        self._register(self._zk.session_id, 1)\n", "        pass\n", first=1
     ),
     "failed_disk_is_kept_secret": Mutant(
         "klamm.server.kafka_server",

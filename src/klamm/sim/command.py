@@ -136,7 +136,7 @@ def simulate_cluster(
     if seed is not None:
         return _simulate_one_cluster(seed, brokers, mutant, all_lines)
     started = time.perf_counter()
-    summary = cluster_runner.run_cluster_seeds(first, seeds, brokers)
+    summary = cluster_runner.run_cluster_seeds(first, seeds, brokers, tracing=mutant is not None)
     seconds = time.perf_counter() - started
     for failure in summary.failures:
         _print_failure(failure.seed, failure.error, failure.transcript, brokers, mutant, all_lines, level=2)
