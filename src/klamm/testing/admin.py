@@ -101,8 +101,9 @@ class ClusterAdmin:
 
         def find() -> int | None:
             found = self._known_partition(topic, partition, problem)
-            is_led = found is not None and found.leader_id >= 0 and found.leader_id not in self._ended()
-            return found.leader_id if found is not None and is_led else None
+            if found is None or found.leader_id < 0 or found.leader_id in self._ended():
+                return None
+            return found.leader_id
 
         return self._ask(find, problem, lambda: self._why_no_leader(topic, partition))
 
