@@ -159,7 +159,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end is None or (end == began.offsets and not resets and not available(start, end)):
             return None
         resolved = {tp: offset for tp, offset in resolved.items() if tp in end}
-        return source_offset(end, resolved, topic_ids=self._ids)
+        return source_offset(end, resolved, topic_ids={**began.topic_ids, **self._ids})
 
     def _latest_of(self, began: SourceOffset, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
         if self._target is None:

@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -13,6 +14,7 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
+from klamm.spark import plan
 from klamm.spark.fetch import DataLossError
 from klamm.spark.source import KlammDataSource
 from klamm.spark.stream import KlammStreamReader
@@ -244,6 +246,25 @@ def test_a_topic_created_anew_while_the_query_is_down_is_noticed(cluster: LocalC
     assert plain(next_end(stream(cluster, subscribe=name), older)) == {name: {"0": 30}}, "a checkpoint without ids"
 
 
+class NoIds(dict[str, UUID]):
+    """What a client knows of topic ids when the brokers are older than those."""
+
+    def __setitem__(self, topic: str, topic_id: UUID) -> None:
+        pass
+
+
+def test_brokers_without_topic_ids(cluster: LocalCluster, topic: TopicFactory) -> None:
+    name = topic()
+    first, older = (stream(cluster, subscribe=name, startingOffsets="earliest") for _ in range(2))
+    older._planning().client.topic_ids = NoIds()
+    produce(cluster, name, 5)
+    assert next_end(older, through_json(older.initialOffset())) == {name: {"0": 5}, "_from": {name: {"0": 0}}}
+    end = next_end(first, through_json(first.initialOffset()))
+    produce(cluster, name, 5)
+    after = next_end(older, end)
+    assert plain(after) == {name: {"0": 10}} and after["_ids"] == end["_ids"], "what is known stays known"
+
+
 def test_a_topic_created_anew_and_empty_is_told_once(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic()
     first = stream(cluster, subscribe=name, startingOffsets="earliest")
@@ -269,7 +290,8 @@ def test_records_after_a_cut_are_all_read(cluster: LocalCluster, topic: TopicFac
     assert ranges(reader, cut, end) == [(0, 10, 16)]
 
 
-def test_a_deleted_topic_is_told(cluster: LocalCluster, topic: TopicFactory) -> None:
+def test_a_deleted_topic_is_told(cluster: LocalCluster, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_MISSING_WAIT_S", 0.01)
     kept, name = topic("gone-kept"), topic("gone-deleted")
     cluster.delete_topic(name)
     start = {kept: {"0": 0}, name: {"0": 7}}

@@ -87,7 +87,7 @@ def refused(text: str) -> list[tuple[int, str]]:
         ("{column: at,", "{column: ta,", 8, "no column 'ta' for 'watermark'. There are: "),
         ("deduplicate: [user, at]", "deduplicate: [usr, at]", 8, "no column 'usr' for 'deduplicate'"),
         ("schema: user string, page string, at timestamp", "schema_file: /none.ddl", 8, "/none.ddl cannot be read"),
-        ("mode: update", "options: {kafka.acks: seven}", 23, "'kafka.acks' is refused"),
+        ("mode: update", "options: {kafka.acks: seven}", 23, "'kafka.acks' is all, -1, 0 or 1, not 'seven'"),
         ("mode: update", "options: {guarantee: exactly_once}", 23, "needs transactions"),
         ("table: /lake/pages", "table: s3://lake/pages", 22, "s3:// is not supported"),
         ("format: string", "format: strng", 13, "Did you mean 'string'?"),

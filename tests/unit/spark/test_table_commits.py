@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -100,6 +102,21 @@ def test_what_is_committed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     compact(path)
     assert {*path.rglob("*.parquet")} - before | {log / f"{4:020}.json", log} <= {*synced}
     assert len({*path.rglob("*.parquet")} - before) == 2
+
+
+def test_directories_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = errno.EINVAL
+
+    def fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert put(tmp_path / "t", 0, [1]) and put(tmp_path / "t", 1, [2])
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        put(tmp_path / "t", 2, [3])
+    assert ids(tmp_path / "t") == [1, 2]
 
 
 def test_what_a_table_does_not_take(tmp_path: Path) -> None:

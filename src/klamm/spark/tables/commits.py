@@ -19,7 +19,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from klamm.errors import KlammError
-from klamm.spark.tables.files import DATE_COLUMN, DataFile, remove, sync, sync_log
+from klamm.spark.tables.files import DATE_COLUMN, DataFile, remove, sync_log, sync_names
 
 _CONFLICTS: Final = 4
 """How often a commit is tried again."""
@@ -90,7 +90,7 @@ def create(path: Path, batch: BatchOfFiles) -> None:
         commit_properties=_properties(batch),
     )
     sync_log(path, 0, 0)
-    sync(path, path.parent)
+    sync_names(path, path.parent)
 
 
 def is_committed(table: DeltaTable, app_id: str | None, batch_id: int) -> bool:

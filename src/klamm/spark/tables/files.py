@@ -8,6 +8,7 @@ task ends: a commit that survives a power failure must not name files that did n
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ ROW_GROUP_BYTES: Final = 32 << 20
 MAX_OPEN_FILES: Final = 16
 """A task that meets more dates at a time closes the file it opened first, and may open another for that date."""
 
+_NO_SYNC_OF_NAMES: Final = frozenset([errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM])
+"""Some shared file systems sync no directories, and a directory above the table may not be ours to open."""
 _NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
 _FIRST_US: Final = -62_135_596_800_000_000
 _END_US: Final = 253_402_300_800_000_000
@@ -60,7 +63,8 @@ class ParquetFiles:
         for date in list(self._open):
             self._finish(date)
         sync(*{self._root / file.path for file in self._done})
-        sync(*{(self._root / file.path).parent for file in self._done}, self._root if self._done else None)
+        if self._done:
+            sync_names(self._root, *{(self._root / file.path).parent for file in self._done} - {self._root})
         return self._done
 
     def discard(self) -> None:
@@ -144,21 +148,32 @@ class _OpenFile:
         self._waiting, self._waiting_bytes = [], 0
 
 
-def sync(*places: Path | None) -> None:
-    """Waits until these files, or the names in these directories, are on the disk."""
-    for place in filter(None, places):
-        fd = os.open(place, os.O_RDONLY)
+def sync(*files: Path) -> None:
+    """Waits until these files are on the disk."""
+    for file in files:
+        fd = os.open(file, os.O_RDONLY)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
 
 
+def sync_names(*directories: Path) -> None:
+    """Waits until the names in these directories are on the disk, where the file system can do that."""
+    for directory in directories:
+        try:
+            sync(directory)
+        except OSError as error:
+            if error.errno not in _NO_SYNC_OF_NAMES:
+                raise
+
+
 def sync_log(path: Path, first: int, last: int) -> None:
     """Waits until these commits are on the disk: Spark counts the batch as done when this returns."""
     log = path / "_delta_log"
     if first <= last:
-        sync(*(log / f"{version:020}.json" for version in range(first, last + 1)), log)
+        sync(*(log / f"{version:020}.json" for version in range(first, last + 1)))
+        sync_names(log)
 
 
 def remove(root: Path, files: list[DataFile]) -> None:

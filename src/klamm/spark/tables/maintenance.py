@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from klamm.errors import KlammError
 from klamm.spark.tables.delta import local_path
-from klamm.spark.tables.files import sync, sync_log
+from klamm.spark.tables.files import sync, sync_log, sync_names
 from klamm.spark.tables.read import file_names, open_table
 
 RETENTION_HOURS: Final = 168
@@ -28,7 +28,8 @@ def compact(path: str | Path, target_bytes: int | None = None) -> Compacted:
     metrics = table.optimize.compact(target_size=target_bytes)
     table.update_incremental()
     merged = [place / name for name in set(file_names(table)) - before]
-    sync(*merged, *{name.parent for name in merged})
+    sync(*merged)
+    sync_names(*{name.parent for name in merged})
     sync_log(place, version + 1, table.version())
     return Compacted(int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]))
 
