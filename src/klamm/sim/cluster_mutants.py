@@ -101,6 +101,12 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "        self.follow_log()\n\n    @property",
         40,
     ),
+    "strays_of_deposed_controllers_kept": Mutant(
+        "klamm.server.stray_replicas",
+        "if told_by > self._told_by and update.topics and update.is_last_slice:",
+        "if False:",
+        first=16,
+    ),
     "torn_tail_is_kept": Mutant(
         "klamm.log.loader",
         "            cut_bytes = segment.recover(self._note_epoch)\n",
