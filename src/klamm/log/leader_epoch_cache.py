@@ -3,16 +3,19 @@
 Backed by `leader-epoch-checkpoint` in the log's directory. The file is written at every change and forced to the disk
 soon after, at the latest with the data it describes. When a crash takes it, the batches tell the epochs again.
 
-A short file that grows is written over in place: one page, which a killed process leaves old or new, and which after a
-loss of power is either of them or refused. A rename over a file would have the file system write it out at once, and a
-broker that becomes the leader of a thousand partitions waited for that a thousand times.
+A short file that gets one more entry is written over in place: a page, which a killed process leaves old or new, and of
+which a loss of power leaves the old entries, the new ones, or something whose count of entries is wrong. A rename over
+a file would have the file system write it out at once, and a broker that becomes the leader of a thousand partitions
+waited for that a thousand times.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from klamm.errors import KlammError
@@ -49,16 +52,24 @@ class LeaderEpochCache:
         self.is_dirty = False
         self._file_bytes: int | None = None
         """How long the file is; None when that is not known or its content is of no use."""
+        self._is_held = False
 
-    def load(self) -> bool:
+    def load(self, *, exists: bool = True) -> bool:
         """Takes the entries of the file; False when there is none that can be used."""
+        if not exists:
+            self._file_bytes = 0
+            return False
         try:
-            data = self._files.read_bytes(self.path)
+            found = self._files.read_bytes(self.path)
+            data = found.rstrip(b"\0")  # the file had grown, and the power went before its new bytes were written
             if data and not data.endswith(b"\n"):
                 raise KlammError("its last line is not whole")
             rows = decode_checkpoint(data, self.path)
-            self.entries = [EpochEntry(int(epoch), int(start)) for epoch, start in rows]
-            self._file_bytes = len(data)
+            entries = [EpochEntry(int(epoch), int(start)) for epoch, start in rows]
+            if any(b.epoch <= a.epoch or b.start_offset <= a.start_offset for a, b in pairwise(entries)):
+                raise KlammError("its entries do not rise")
+            self.entries = entries
+            self._file_bytes = len(data) if data == found else None
         except FileNotFoundError:
             self._file_bytes = 0
             return False
@@ -120,15 +131,26 @@ class LeaderEpochCache:
         if self.entries:
             self._replace([])
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Changes are written together, at the end: entries that are being collected are no file to be believed."""
+        before, self._is_held = self.entries, True
+        yield
+        self._is_held = False
+        if self.entries != before:
+            self._files.write_atomic(self.path, _encode(self.entries))
+            self._file_bytes = None
+
     def _replace(self, entries: list[EpochEntry]) -> None:
         """The file first: when the disk refuses, memory says what the file does."""
-        self._write(encode_checkpoint(f"{e.epoch} {e.start_offset}" for e in entries))
+        if not self._is_held:
+            self._write(_encode(entries), has_one_more=entries[:-1] == self.entries)
+            self.is_dirty = True
         self.entries = entries
-        self.is_dirty = True
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, *, has_one_more: bool) -> None:
         had, self._file_bytes = self._file_bytes, None
-        if had is None or not had <= len(data) <= PAGE_BYTES:
+        if not has_one_more or had is None or len(data) > PAGE_BYTES:
             self._files.write_atomic(self.path, data, sync=False)
         else:
             handle = self._files.open(self.path, create=True)
@@ -137,3 +159,7 @@ class LeaderEpochCache:
             finally:
                 handle.close()
         self._file_bytes = len(data)
+
+
+def _encode(entries: Iterable[EpochEntry]) -> bytes:
+    return encode_checkpoint(f"{e.epoch} {e.start_offset}" for e in entries)

@@ -81,17 +81,19 @@ class LogLoader:
         infos = self._finish_interrupted(self._files.list_dir(self._dir))
         segments = LogSegments(self._open_segments(infos))
         has_epochs = any(i.name == names.LEADER_EPOCH_CHECKPOINT for i in infos)
-        if not (has_epochs and self._epochs.load()) and segments.size_bytes:
-            self._read_epochs(segments)
+        are_epochs_known = self._epochs.load(exists=has_epochs)
         snapshots = ProducerSnapshots(self._files, self._dir, _offsets(infos, names.SNAPSHOT))
-        if not self._clean:
-            self._recover(segments)
-        log_end_offset = self._end_offset(segments, snapshots)
-        if log_end_offset < self._start_checkpoint:
-            log_end_offset = self._start_over(segments, log_end_offset)
-        log_start_offset = max(self._start_checkpoint, segments.first.base_offset)
-        self._epochs.truncate_from_end(log_end_offset)
-        self._epochs.truncate_from_start(log_start_offset)
+        with self._epochs.held():
+            if not are_epochs_known and segments.size_bytes:
+                self._read_epochs(segments)
+            if not self._clean:
+                self._recover(segments)
+            log_end_offset = self._end_offset(segments, snapshots)
+            if log_end_offset < self._start_checkpoint:
+                log_end_offset = self._start_over(segments, log_end_offset)
+            log_start_offset = max(self._start_checkpoint, segments.first.base_offset)
+            self._epochs.truncate_from_end(log_end_offset)
+            self._epochs.truncate_from_start(log_start_offset)
         snapshots.remove_strays(segments.base_offsets)
         self._check_aborted(segments)
         producers = self._load_producers(segments, snapshots, log_start_offset, log_end_offset)

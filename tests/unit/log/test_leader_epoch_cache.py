@@ -1,11 +1,13 @@
-"""The file of the leader epochs: written over while it grows, replaced where it shrinks, refused when it is torn."""
+"""The file of the leader epochs: written over where an entry is added, else replaced, refused when it is torn."""
 
 from __future__ import annotations
 
 import pytest
 
+from klamm.log import LogConfig
 from klamm.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.log.memory_files import MemoryFiles
+from tests.unit.log.harness import Bench, append, batch
 
 DIRECTORY = "/data/t-0"
 
@@ -60,6 +62,61 @@ def test_a_file_that_was_not_read_is_replaced() -> None:
     assert loaded(files).entries == [EpochEntry(2, 5)]
 
 
+def test_of_a_page_that_was_half_written_nothing_wrong_is_believed() -> None:
+    """Sectors of 512 bytes, old and new ones in any mixture, and a length that was noted before the bytes were."""
+    files = MemoryFiles()
+    cache = loaded(files)
+    known: dict[bytes, list[EpochEntry]] = {}
+    old = b""
+    for epoch in range(1, 150):
+        cache.assign(epoch, 995 + epoch * 137)
+        new = files.read_bytes(cache.path)
+        known[new] = list(cache.entries)
+        for wrong in torn(old, new):
+            files.write_atomic("/elsewhere/leader-epoch-checkpoint", wrong)
+            other = LeaderEpochCache(files, "/elsewhere")
+            if other.load():
+                assert other.entries in (known.get(old), known[new]), (epoch, wrong)
+        old = new
+
+
+def torn(old: bytes, new: bytes) -> list[bytes]:
+    grown = old + bytes(len(new) - len(old))
+    cuts = range(512, len(new), 512)
+    return [grown, *(new[:cut] + grown[cut:] for cut in cuts), *(grown[:cut] + new[cut:] for cut in cuts)]
+
+
+def test_only_one_more_entry_is_written_in_place() -> None:
+    files = Counting()
+    cache = loaded(files)
+    cache.assign(1, 995)
+    cache.assign(2, 2000)
+    cache.truncate_from_start(1100)
+    assert files.replaced == 1
+    assert loaded(files).entries == [EpochEntry(1, 1100), EpochEntry(2, 2000)]
+
+
+def test_entries_that_do_not_rise_are_refused() -> None:
+    files = MemoryFiles()
+    files.write_atomic(f"{DIRECTORY}/leader-epoch-checkpoint", b"0\n2\n1 100\n2 90\n")
+    assert not LeaderEpochCache(files, DIRECTORY).load()
+
+
+def test_held_changes_are_written_once_at_the_end() -> None:
+    files = Counting()
+    cache = LeaderEpochCache(files, DIRECTORY)
+    assert not cache.load(exists=False)
+    with cache.held():
+        cache.assign(1, 0)
+        cache.assign(2, 10)
+        assert not files.exists(cache.path)
+    assert files.replaced == 1
+    assert loaded(files).entries == [EpochEntry(1, 0), EpochEntry(2, 10)]
+    with cache.held():
+        pass
+    assert files.replaced == 1
+
+
 @pytest.mark.parametrize("cut", [1, 2, 4, 9])
 def test_a_torn_file_is_refused_and_replaced(cut: int) -> None:
     files = Counting()
@@ -74,3 +131,45 @@ def test_a_torn_file_is_refused_and_replaced(cut: int) -> None:
     again.assign(31, 1000)
     assert files.replaced == 1
     assert loaded(files).entries == [EpochEntry(31, 1000)]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_start_that_is_killed_while_it_collects_the_epochs_leaves_no_part_of_them() -> None:
+    bench = Bench(LogConfig(segment_bytes=150))
+    log = bench.open()
+    for epoch in range(1, 6):
+        append(log, batch(b"x" * 40), epoch)
+    expected, end = log.leader_epochs.entries, log.log_end_offset
+    assert len(expected) == 5
+    log.close()
+    bench.files.unlink(log.leader_epochs.path)
+    for operations in range(1000):
+        files = bench.files.after_kill()
+        was_killed = open_until(files, operations, end)
+        again = Bench(bench.config, files.after_kill()).open(recovery_point=end)
+        assert again.leader_epochs.entries == expected, operations
+        if not was_killed:
+            return
+    raise AssertionError("a start took more than 1000 operations")
+
+
+def open_until(files: MemoryFiles, operations: int, recovery_point: int) -> bool:
+    """Opens the log of `files`; True when that took more operations than there may be, and the process was killed."""
+    left = iter(range(operations))
+
+    def fault(operation: str, path: str) -> int | None:
+        if next(left, None) is None:
+            raise Killed
+        return None
+
+    files.fault = fault
+    try:
+        Bench(LogConfig(segment_bytes=150), files).open(recovery_point=recovery_point)
+    except Killed:
+        return True
+    finally:
+        files.fault = None
+    return False
