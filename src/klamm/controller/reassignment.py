@@ -57,7 +57,7 @@ def _is_complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignm
 
 def _begin(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:
     """Everyone learns the new replica list under a new leader epoch; added replicas begin to fetch."""
-    if not (yield from _bump_leader_epoch(ctx, tp)):
+    if not (yield from _bump_leader_epoch(ctx, tp, new.replicas)):
         return
     tells = [
         TellLeaderAndIsr(tuple(r for r in new.replicas if r not in new.adding_replicas), tp),
@@ -77,9 +77,11 @@ def _elect_added(ctx: ControllerContext, tp: TopicPartition) -> Steps[None]:
     yield from maybe_complete(ctx, outcome.elected)
 
 
-def _bump_leader_epoch(ctx: ControllerContext, tp: TopicPartition) -> Steps[bool]:
+def _bump_leader_epoch(ctx: ControllerContext, tp: TopicPartition, replicas: tuple[int, ...]) -> Steps[bool]:
+    """A leader that writes its ISR itself may have taken one in that was just dropped: it does not stay."""
+
     def decide(_: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr:
-        return state.with_leader(state.leader, state.isr)
+        return state.with_leader(state.leader, tuple(r for r in state.isr if r in replicas) or state.isr)
 
     updated = yield from store.update_states(ctx, [tp], decide)
     if tp not in updated.changed:
@@ -94,7 +96,7 @@ def _complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment
     added = [PartitionReplica(tp, r) for r in new.adding_replicas]
     yield from replica_state_machine.handle_state_changes(ctx, added, ReplicaState.ONLINE)
     ctx.put_assignment(tp, target)
-    yield from _move_leader(ctx, tp, target)
+    yield from _move_leader(ctx, tp, target, new.replicas)
     yield from _remove_replicas(ctx, tp, new.removing_replicas)
     yield from topic_store.rewrite_topic(ctx, tp.topic, lambda current: {**current, tp.partition: target})
     ctx.reassigning.pop(tp, None)
@@ -104,10 +106,12 @@ def _complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment
         yield Enqueue(ZkPartitionReassignment())
 
 
-def _move_leader(ctx: ControllerContext, tp: TopicPartition, target: ReplicaAssignment) -> Steps[None]:
+def _move_leader(
+    ctx: ControllerContext, tp: TopicPartition, target: ReplicaAssignment, replicas: tuple[int, ...]
+) -> Steps[None]:
     leader = ctx.leadership[tp].leader_and_isr.leader
     if leader in target.replicas and ctx.is_replica_online(leader, tp):
-        if (yield from _bump_leader_epoch(ctx, tp)):
+        if (yield from _bump_leader_epoch(ctx, tp, replicas)):
             tells = [TellLeaderAndIsr(target.replicas, tp)]
             yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
         return

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from klamm.controller.events import ElectionType, ReplicaLeaderElection, TopicUncleanLeaderElectionEnable
 from klamm.model import ReplicaAssignment, TopicPartition
 from klamm.zk import paths
-from klamm.zk.znodes import encode_config
+from klamm.zk.ops import WriteOp
+from klamm.zk.znodes import decode_partition_state, encode_config, encode_partition_state
 from tests.unit.controller.core import Core
 
 TP = TopicPartition("T", 0)
@@ -62,3 +65,21 @@ def test_an_unclean_election_ends_a_move_whose_target_it_puts_in_sync(how: str) 
         core.drain()
     assert state(core) == (2, (2,))
     assert is_moved_to(core, 2)
+
+
+def test_a_replica_that_its_leader_takes_in_while_its_move_is_taken_back_does_not_stay_in_the_isr() -> None:
+    """Before AlterPartition leaders write the ISR themselves: here just when the controller has dropped the replica."""
+    core = Core("protocol 2.7-IV1", "brokers 1 2 3", "controller 0", "create T 1", "reassign T-0 1,2")
+    path = paths.partition_state_path(*TP)
+    written = decode_partition_state(TP, core.tree.nodes[path].data, 0)
+    joined = replace(written, leader_and_isr=replace(written.leader_and_isr, isr=(1, 2)))
+
+    def leader_writes(ops: tuple[WriteOp, ...]) -> None:
+        if any(op.path == path for op in ops):
+            core.before_multi = lambda _: None
+            core.tool_writes(path, encode_partition_state(joined))
+
+    core.before_multi = leader_writes
+    core.run("cancel T-0")
+    assert state(core) == (1, (1,))
+    assert is_moved_to(core, 1)
