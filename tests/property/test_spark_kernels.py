@@ -8,6 +8,7 @@ from typing import Any
 
 import crc32c
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -180,10 +181,32 @@ def test_any_bytes_are_refused_or_hold_no_batch(data: bytes, magic: int) -> None
         assert scan(memoryview(made), TP).is_empty
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.integers(0, 12) | st.sampled_from([8191, 8192, (1 << 31) - 1]), min_size=1, max_size=6),
+    st.integers(0, 12) | st.just((1 << 31) - 1),
+    st.sampled_from([0, 5, (1 << 63) - 14]),
+    st.sampled_from([0, 4]),
+)
+def test_offsets_of_a_batch_rise_and_end_at_its_last(deltas: list[int], last: int, base: int, compression: int) -> None:
+    """Whatever is valid otherwise: the next batch begins after the last offset, so none may be above or there twice."""
+    if base > 1 << 32:
+        last = min(last, 12)
+    rows = [Record(base + delta, 1000, None, b"v") for delta in deltas]
+    data = build_batch(rows, base_offset=base, last_offset_delta=last, compression=compression)
+    offset_column = pa.schema([SCHEMA.field("offset")])
+    if deltas == sorted(set(deltas)) and deltas[-1] <= last:
+        found = decoded(data, 0, (1 << 63) - 1, 1 << 20, offset_column)
+        assert [row["offset"] for row in found] == [row.offset for row in rows]
+    else:
+        with pytest.raises(CorruptBatchError, match="holds records that are not what its header promises"):
+            decoded(data, 0, (1 << 63) - 1, 1 << 20, offset_column)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(min_size=7, max_size=120), st.integers(0, 20), st.integers(0, (1 << 62)))
 def test_any_body_under_a_valid_header_is_safe(body: bytes, count: int, base_timestamp: int) -> None:
-    plain = bytearray(build_batch([], base_timestamp=base_timestamp)) + body
+    plain = bytearray(build_batch([], base_timestamp=base_timestamp, last_offset_delta=(1 << 31) - 1)) + body
     struct.pack_into(">i", plain, 8, len(plain) - 12)
     struct.pack_into(">i", plain, 57, count)
     struct.pack_into(">I", plain, CRC_POSITION, crc32c.crc32c(bytes(plain[ATTRIBUTES_POSITION:])))

@@ -26,10 +26,9 @@ POSITION, SIZE, BASE_OFFSET, LAST_OFFSET, CRC, ATTRIBUTES, BASE_TIMESTAMP, MAX_T
 SCAN_COLUMNS: Final = 10
 
 # columns of the table that tells `decode_records` where bodies are, a row a batch
-BODY_START, BODY_END, BODY_BASE_OFFSET, BODY_BASE_TIMESTAMP, BODY_APPEND_TIMESTAMP, BODY_IS_APPEND, BODY_COUNT = range(
-    7
-)
-BODY_COLUMNS: Final = 7
+BODY_START, BODY_END, BODY_BASE_OFFSET, BODY_LAST_OFFSET = range(4)
+BODY_BASE_TIMESTAMP, BODY_APPEND_TIMESTAMP, BODY_IS_APPEND, BODY_COUNT = range(4, 8)
+BODY_COLUMNS: Final = 8
 
 # what the counters hold after a run
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, FAILED_BATCH = range(7)
@@ -326,6 +325,9 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901 - one loop, so
 ):
     """Writes the records with offsets from `first` up to `last` into the columns; headers are checked only.
 
+    The offsets of a batch rise from record to record and end at its last one at the latest: a batch that says
+    otherwise would give records that are in another batch, or the same offset twice.
+
     `*_ends` have a zero in front. Columns that are not wanted may be empty arrays. Keys and values are put in place
     here: a function that takes five arrays for each of them counts references, which took most of the time.
     """
@@ -339,10 +341,13 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901 - one loop, so
         at, end = bodies[b, BODY_START], bodies[b, BODY_END]
         base_offset, base_timestamp = bodies[b, BODY_BASE_OFFSET], bodies[b, BODY_BASE_TIMESTAMP]
         is_append = bodies[b, BODY_IS_APPEND]
+        last_delta = bodies[b, BODY_LAST_OFFSET] - base_offset
+        before = np.int64(-1)
         for _ in range(bodies[b, BODY_COUNT]):
             stop, later, delta, key_length, key_start, length, start, count, headers = _record(data, at, end)
-            if stop < 0:
+            if stop < 0 or delta <= before or delta > last_delta:
                 return BAD_RECORD
+            before = delta
             if count > 0:
                 headers, _k, _v = _headers_end(data, headers, stop, count)
             if headers != stop:

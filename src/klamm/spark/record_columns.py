@@ -164,6 +164,7 @@ def _plain_groups(
     bodies[:, k.BODY_START] = table[:, k.POSITION] + RECORD_BATCH_OVERHEAD
     bodies[:, k.BODY_END] = ends
     bodies[:, k.BODY_BASE_OFFSET] = table[:, k.BASE_OFFSET]
+    bodies[:, k.BODY_LAST_OFFSET] = table[:, k.LAST_OFFSET]
     bodies[:, k.BODY_BASE_TIMESTAMP] = table[:, k.BASE_TIMESTAMP]
     bodies[:, k.BODY_APPEND_TIMESTAMP] = table[:, k.MAX_TIMESTAMP]
     bodies[:, k.BODY_IS_APPEND] = (table[:, k.ATTRIBUTES] & TIMESTAMP_TYPE_BIT) != 0
@@ -242,6 +243,7 @@ def _body(batch: ScannedBatch, start: int, end: int) -> tuple[int, ...]:
         start,
         end,
         batch.base_offset,
+        batch.last_offset,
         batch.base_timestamp,
         batch.max_timestamp,
         int(is_append),
