@@ -67,7 +67,7 @@ def session(jars: Sequence[Path] = ()) -> SparkSession:
     """Two cores and klamm's settings; nothing is tuned but that Spark keeps quiet."""
     import klamm.spark as ks
 
-    conf = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
+    conf = {"spark.ui.enabled": "false", "spark.log.level": "FATAL"}
     if jars:
         conf["spark.jars"] = ",".join(map(str, jars))
     return ks.session(f"local[{CORES}]", "klamm bench", conf)
