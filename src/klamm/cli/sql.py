@@ -68,8 +68,9 @@ def sql(
 
 def _check_first(query: str, topics: Callable[[], list[str]]) -> None:
     """Names that cannot be topics are told before Spark starts, unless the text makes views of its own."""
-    from klamm.spark.sql import unknown_topic
+    from klamm.spark.sql import refuse_files_of_tables, unknown_topic
     from klamm.spark.sql_names import SqlTextError, relations, tokens
+    from klamm.spark.tables.read import open_table
 
     try:
         if any(word.keyword == "CREATE" for word in tokens(query)):
@@ -77,9 +78,14 @@ def _check_first(query: str, topics: Callable[[], list[str]]) -> None:
         named = relations(query)
     except SqlTextError as error:
         fail(f"Line {error.line} of the query: {error}")
-    known = set(topics()) if named else set()
+    refuse_files_of_tables(named)
     for relation in named:
-        if not relation.is_file and (len(relation.parts) > 1 or relation.name not in known):
+        if relation.is_delta:
+            open_table(relation.parts[1])
+    wanted = [relation for relation in named if not (relation.is_file or relation.is_delta)]
+    known = set(topics()) if wanted else set()
+    for relation in wanted:
+        if len(relation.parts) > 1 or relation.name not in known:
             fail(unknown_topic(relation, known))
 
 

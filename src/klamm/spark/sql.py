@@ -3,16 +3,21 @@
 The columns of a table are the fields of its JSON values, typed by a sample of the newest records, then `key`, `value`
 (both as text), `_topic`, `_partition`, `_offset` and `_timestamp`. Where a value has a field `key` or `value` itself,
 the record's own is called `_key` or `_value`.
+
+``delta.`path` `` is a Delta table, read by the files of its newest version. Spark without Delta's jar does not know it,
+and would count the files of older versions as well if it read the directory as Parquet, so that is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from klamm.errors import KlammError
-from klamm.spark.sql_names import Relation, SqlTextError, relations
+from klamm.spark.sql_names import Relation, SqlTextError, relations, renamed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -39,15 +44,29 @@ class TopicTables:
 
     def query(self, sql: str) -> DataFrame:
         """The result, not computed yet. An unknown topic is refused before Spark sees the query."""
-        for topic in self._named(sql):
-            self._table(topic).createOrReplaceTempView(f"`{topic.replace('`', '``')}`")
-        return self._spark.sql(sql)
-
-    def _named(self, sql: str) -> list[str]:
         try:
-            wanted = [relation for relation in relations(sql) if not relation.is_file]
+            found = relations(sql)
         except SqlTextError as error:
             raise KlammError(f"Line {error.line} of the query: {error}") from None
+        refuse_files_of_tables(found)
+        for topic in self._named(found):
+            self._table(topic).createOrReplaceTempView(f"`{topic.replace('`', '``')}`")
+        return self._spark.sql(renamed(sql, self._delta_views(found)))
+
+    def _delta_views(self, found: list[Relation]) -> dict[tuple[str, ...], str]:
+        """Views of the Delta tables that the query names, as they are now."""
+        from klamm.spark.tables.read import table
+
+        views: dict[tuple[str, ...], str] = {}
+        for relation in found:
+            if relation.is_delta:
+                path = relation.parts[1]
+                views[relation.parts] = f"delta_{hashlib.sha256(path.encode()).hexdigest()[:16]}"
+                table(self._spark, path).createOrReplaceTempView(views[relation.parts])
+        return views
+
+    def _named(self, found: list[Relation]) -> list[str]:
+        wanted = [relation for relation in found if not (relation.is_file or relation.is_delta)]
         if not wanted:
             return []
         known = set(self._topics())
@@ -108,10 +127,10 @@ class TopicTables:
     def _sample_offsets(self, topic: str) -> str | None:
         """Where the newest records begin, some of every partition; None for an empty topic."""
         from klamm.model import TopicPartition
-        from klamm.spark.client import ClusterClient
+        from klamm.spark.client import FIRST_CONTACT_MS, ClusterClient
 
-        client_options = {k: v for k, v in self._options.items() if k.startswith("kafka.")}
-        with ClusterClient(self._options["kafka.bootstrap.servers"], client_options) as client:
+        given = {k.removeprefix("kafka."): v for k, v in self._options.items() if k.startswith("kafka.")}
+        with ClusterClient(given["bootstrap.servers"], given, first_contact_ms=FIRST_CONTACT_MS) as client:
             tps = [TopicPartition(topic, index) for index in client.topics([topic]).get(topic, [])]
             first, last = client.earliest(tps), client.latest(tps)
         if not any(last[tp] > first[tp] for tp in tps):
@@ -134,6 +153,26 @@ def refuse_same_names(topics: Iterable[str]) -> None:
     for topic in topics:
         if (other := seen.setdefault(topic.lower(), topic)) != topic:
             raise KlammError(f"The topics {other!r} and {topic!r} differ in case only: SQL cannot tell them apart.")
+
+
+def refuse_files_of_tables(found: Iterable[Relation]) -> None:
+    """A directory of a Delta table also holds files that are no longer, or not yet, part of it."""
+    for relation in found:
+        is_parquet = relation.is_file and relation.parts[0].lower() == "parquet"
+        if is_parquet and (table := _delta_table_of(relation.parts[1])) is not None:
+            raise KlammError(
+                f"{table} is a Delta table, and parquet.`{relation.parts[1]}` would also read files that it has "
+                f"removed: use delta.`{table}`."
+            )
+
+
+def _delta_table_of(text: str) -> Path | None:
+    """The table that holds this directory or pattern; one file by its name may be looked at."""
+    text = text.removeprefix("file://")
+    path = Path(text)
+    if "://" in text or path.is_file():
+        return None
+    return next((place for place in (path, *path.parents) if (place / "_delta_log").is_dir()), None)
 
 
 def unknown_topic(relation: Relation, known: Iterable[str]) -> str:

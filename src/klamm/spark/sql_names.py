@@ -7,7 +7,7 @@ defines, table functions, and the FROM of EXTRACT, TRIM and their like. Spark st
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,6 +57,8 @@ class Token:
     kind: str
     text: str
     line: int
+    at: int
+    """Where it begins in the text."""
 
     @property
     def keyword(self) -> str:
@@ -74,6 +76,9 @@ class Relation:
 
     parts: tuple[str, ...]
     line: int
+    begin: int
+    end: int
+    """Where the name stands in the query."""
 
     @property
     def name(self) -> str:
@@ -84,19 +89,25 @@ class Relation:
         """Spark reads files by `parquet.`/path``."""
         return len(self.parts) == 2 and self.parts[0].lower() in _FILE_FORMATS
 
+    @property
+    def is_delta(self) -> bool:
+        """``delta.`path` ``: a Delta table by its directory."""
+        return len(self.parts) == 2 and self.parts[0].lower() == "delta"
+
 
 def tokens(sql: str) -> list[Token]:
     """Words, quoted names, strings, numbers and symbols, without space and comments."""
     found: list[Token] = []
-    line = 1
+    line, at = 1, 0
     for kind, text in _pieces(sql):
         if kind == "open":
             begin = text[:2] if text.startswith("/*") else text[0]
             what = {"/*": "comment", "`": "name"}.get(begin, "string")
             raise SqlTextError(line, f"the {what} that begins with {begin} never ends.")
         if kind not in ("space", "comment"):
-            found.append(Token(kind, text, line))
+            found.append(Token(kind, text, line, at))
         line += text.count("\n")
+        at += len(text)
     return found
 
 
@@ -137,13 +148,28 @@ def statements(text: str) -> tuple[list[str], str]:
 
 def relations(sql: str) -> list[Relation]:
     """The tables that the query reads, in the order in which it names them, each once."""
+    found: dict[tuple[str, ...], Relation] = {}
+    for relation in _all_relations(sql):
+        found.setdefault(relation.parts, relation)
+    return list(found.values())
+
+
+def renamed(sql: str, names: Mapping[tuple[str, ...], str]) -> str:
+    """The query with other names for some of its tables, wherever it reads them."""
+    pieces, at = [], 0
+    for relation in _all_relations(sql):
+        if (name := names.get(relation.parts)) is not None:
+            pieces += [sql[at : relation.begin], f"`{name}`"]
+            at = relation.end
+    return "".join([*pieces, sql[at:]])
+
+
+def _all_relations(sql: str) -> Iterator[Relation]:
     words = tokens(sql)
     defined = list(_defined(words))
-    found: dict[tuple[str, ...], Relation] = {}
     for index, relation in _Reader(words).read():
         if len(relation.parts) > 1 or not any(name.is_meant(relation.parts[0], index) for name in defined):
-            found.setdefault(relation.parts, relation)
-    return list(found.values())
+            yield relation
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,12 +311,16 @@ class _Reader:
 
     def _name(self, line: int) -> Relation | None:
         """`a`, `` `a.b` `` or `a.b`, with the index behind it; None for a table function."""
-        parts = [self._words[self._index].identifier]
+        first = last = self._words[self._index]
+        parts = [first.identifier]
         self._index += 1
         while self._text(self._index) == "." and self._index + 1 < len(self._words):
-            parts.append(self._words[self._index + 1].identifier)
+            last = self._words[self._index + 1]
+            parts.append(last.identifier)
             self._index += 2
-        return None if self._text(self._index) == "(" else Relation(tuple(parts), line)
+        if self._text(self._index) == "(":
+            return None
+        return Relation(tuple(parts), line, first.at, last.at + len(last.text))
 
     def _text(self, index: int) -> str:
         return self._words[index].text if index < len(self._words) and self._words[index].kind == "symbol" else ""

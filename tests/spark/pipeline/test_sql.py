@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import shlex
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from typer.testing import CliRunner
 
 from klamm.cli.app import app
 from klamm.cli.sql import sql
 from klamm.errors import KlammError
 from klamm.spark.sql import TopicTables, as_json, as_text
+from klamm.spark.tables.maintenance import compact
 from klamm.testing import LocalCluster
 from tests.spark.conftest import TopicFactory
 from tests.support.topics import produce_json
@@ -80,6 +86,34 @@ def test_topics_that_differ_in_case_only_and_words_of_sql(
     for query in ("select x from stream", "select x /* a /* b */ c */ from stream where x = 1", "table stream"):
         assert tables.query(query).collect()[0]["x"] == 1
     assert tables.query("select s.x from `stream` s").collect()[0]["x"] == 1
+
+
+@pytest.mark.usefixtures("_shared_session")
+def test_the_query_of_the_readme(cluster: LocalCluster) -> None:
+    lines = (Path(__file__).parents[3] / "README.md").read_text().splitlines()
+    said = next(shlex.split(line)[1] for line in lines if line.endswith(" | klamm produce sales"))
+    (query,) = [shlex.split(line)[2] for line in lines if line.startswith("klamm sql ")]
+    cluster.create_topic("sales", 1, 1)
+    produce_json(cluster.bootstrap_servers, "sales", [json.loads(said)])
+    done = CliRunner().invoke(app, ["sql", query, "-f", "csv", "-b", cluster.bootstrap_servers], catch_exceptions=False)
+    assert done.stdout == "city,total\nWien,12.5\n"
+
+
+def test_a_delta_table_is_read_by_its_live_files(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "it's `a` shop"
+    for number in range(3):
+        write_deltalake(path, pa.table({"id": [number]}), mode="append")
+    compact(path)
+    tables = TopicTables(spark, "127.0.0.1:1", list)
+    name = f"delta.`{str(path).replace('`', '``')}`"
+    query = f"with d as (select * from {name}) select count(*) as n, sum(d.id) from d join {name} s on d.id = s.id"
+    assert tuple(tables.query(query).collect()[0]) == (3, 3)
+    write_deltalake(path, pa.table({"id": [3]}), mode="append")
+    assert tables.query(query).collect()[0]["n"] == 4
+    with pytest.raises(KlammError, match="is a Delta table"):
+        tables.query(f"select * from {name.replace('delta', 'parquet', 1)}")
+    with pytest.raises(KlammError, match="There is no table at"):
+        tables.query("select * from delta.`none/such`")
 
 
 @pytest.fixture

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from klamm.spark.sql_names import SqlTextError, relations, statements
+from klamm.errors import KlammError
+from klamm.spark.sql import refuse_files_of_tables
+from klamm.spark.sql_names import SqlTextError, relations, renamed, statements
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,27 @@ def test_lines_and_files() -> None:
     assert [(relation.name, relation.line) for relation in found] == [("a", 2), ("b", 3)]
     assert relations("select * from csv.`x`")[0].is_file
     assert not relations("select * from db.x")[0].is_file
+    assert relations("select * from Delta.`lake/shop`")[0].is_delta
+
+
+def test_tables_get_other_names() -> None:
+    text = "select delta.`a`, 'delta.`a`' -- delta.`a`\nfrom {} x, t join {} where 1 in (select 1 from {})"
+    sql = text.format("delta.`a`", "delta . `b``c`", "Delta.`a`")
+    names: dict[tuple[str, ...], str] = {("delta", "a"): "v1", ("delta", "b`c"): "v2", ("Delta", "a"): "v1"}
+    assert renamed(sql, names) == text.format("`v1`", "`v2`", "`v1`")
+    assert renamed("from delta.`a`", {("delta", "a"): "v"}) == "from `v`"
+    assert renamed(sql, {}) == sql
+
+
+def test_files_of_a_delta_table_are_not_read_as_parquet(tmp_path: Path) -> None:
+    (tmp_path / "shop" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "shop" / "part-0.parquet").touch()
+    for place in ("shop", "shop/", "shop/*.parquet", "shop/_date=2025-01-02"):
+        for path in (f"{tmp_path}/{place}", f"file://{tmp_path}/{place}"):
+            with pytest.raises(KlammError, match=f"{tmp_path}/shop is a Delta table, .*: use delta.`{tmp_path}/shop`"):
+                refuse_files_of_tables(relations(f"select * from Parquet.`{path}`"))
+    for name in (f"parquet.`{tmp_path}`", f"parquet.`{tmp_path}/shop/part-0.parquet`", f"text.`{tmp_path}/shop`"):
+        refuse_files_of_tables(relations(f"select * from {name}"))
 
 
 @pytest.mark.parametrize(
