@@ -31,12 +31,14 @@ from klamm.protocol.messages.offset_commit import (
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
 )
+from klamm.spark.client_base import FIRST_CONTACT_MS as FIRST_CONTACT_MS
 from klamm.spark.client_base import BrokerClient, error_code, error_name
 from klamm.spark.client_base import ClientError as ClientError
 from klamm.spark.client_base import ClusterState as ClusterState
 from klamm.spark.client_base import OffsetOutOfRangeError as OffsetOutOfRangeError
 from klamm.spark.client_base import RetriableError as RetriableError
 from klamm.spark.client_base import UnknownTopicError as UnknownTopicError
+from klamm.spark.client_base import UnreachableError as UnreachableError
 from klamm.spark.client_base import parse_addresses as parse_addresses
 from klamm.spark.client_connection import BrokerSocket, Room
 from klamm.spark.options import EARLIEST, LATEST

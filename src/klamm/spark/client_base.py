@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Self, TypeVar
@@ -18,11 +19,17 @@ from klamm.spark.options import OptionError
 
 T = TypeVar("T")
 
+FIRST_CONTACT_MS: Final = 5_000
+"""How long a driver asks for a first broker where all of them refuse: about what one takes to start."""
 _UNKNOWN: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class ClientError(KlammError):
     """The cluster refused, or did not answer in time."""
+
+
+class UnreachableError(ClientError):
+    """No broker has ever been reached: another try is not worth the wait."""
 
 
 class RetriableError(Exception):
@@ -35,6 +42,10 @@ class UnknownTopicError(ClientError):
 
 class OffsetOutOfRangeError(ClientError):
     """The leader has no record at the offset: it is before the start or after the end of the log."""
+
+
+class _AllRefused(ConnectionError):
+    """Nothing listens at any address, or its name does not exist: unlike silence, this is known at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +78,14 @@ class BrokerClient:
         bootstrap_servers: str,
         client_options: Mapping[str, str] | None = None,
         *,
+        first_contact_ms: int | None = None,
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """With `first_contact_ms`, UnreachableError after that time when every bootstrap server refuses connections.
+
+        Without it the API timeout holds from the start: a task may begin just when the brokers are away.
+        """
         options = {key.lower(): value for key, value in (client_options or {}).items()}
         self._bootstrap = parse_addresses(bootstrap_servers)
         self._client_id = options.get("client.id") or "klamm-spark"
@@ -82,6 +98,8 @@ class BrokerClient:
         self.fetch_max_wait_ms = _number(options, "fetch.max.wait.ms", 500)
         self.fetch_min_bytes = _number(options, "fetch.min.bytes", 1)
         self.check_crcs = options.get("check.crcs", "true").strip().lower() != "false"
+        self._first_contact_ms = first_contact_ms
+        self._was_reached = False
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._sockets: dict[tuple[str, int], BrokerSocket] = {}
@@ -174,12 +192,16 @@ class BrokerClient:
     def retry(self, what: str, attempt: Callable[[], T], timeout_ms: int | None = None) -> T:
         """Tries until the API timeout is over; errors that stay leave at once."""
         timeout_ms = self._api_timeout_ms if timeout_ms is None else timeout_ms
-        deadline = self._clock.monotonic() + timeout_ms / 1000
+        began = self._clock.monotonic()
         while True:
             try:
                 return attempt()
             except (RetriableError, OSError) as e:
-                if self._clock.monotonic() >= deadline:
+                waited_ms = (self._clock.monotonic() - began) * 1000
+                if self._first_contact_ms is not None and not self._was_reached:
+                    wait_ms = min(self._first_contact_ms, timeout_ms) if isinstance(e, _AllRefused) else timeout_ms
+                    _give_up_first_contact(e, waited_ms, wait_ms)
+                if waited_ms >= timeout_ms:
                     raise ClientError(f"The cluster did not give {what} within {timeout_ms} ms: {e}.") from e
                 if isinstance(e, OSError):
                     self._close_broken()
@@ -188,6 +210,7 @@ class BrokerClient:
     def _any_broker(self) -> BrokerSocket:
         """A connection that is there, else the first address that answers."""
         problems: list[str] = []
+        all_refused = True
         for connection in self._sockets.values():
             if not connection.is_closed and connection.in_flight == 0:
                 return connection
@@ -196,7 +219,9 @@ class BrokerClient:
                 return self._connection(address)
             except OSError as e:
                 problems.append(f"{address[0]}:{address[1]}: {e}")
-        raise ConnectionError("no broker can be reached: " + "; ".join(problems))
+                all_refused &= isinstance(e, ConnectionRefusedError | socket.gaierror)
+        kind = _AllRefused if all_refused else ConnectionError
+        raise kind("no broker answers: " + "; ".join(problems))
 
     def _broker(self, broker_id: int) -> BrokerSocket:
         if broker_id not in self._brokers:
@@ -214,6 +239,7 @@ class BrokerClient:
                 timeout_ms=self._request_timeout_ms,
                 receive_buffer_bytes=self._receive_buffer_bytes,
             )
+            self._was_reached = True
         return connection
 
     def _drop(self, broker_id: int) -> None:
@@ -226,6 +252,13 @@ class BrokerClient:
             if connection.is_closed:
                 del self._sockets[address]
         self._leaders = {tp: i for tp, i in self._leaders.items() if self._brokers.get(i) in self._sockets}
+
+
+def _give_up_first_contact(problem: Exception, waited_ms: float, limit_ms: int) -> None:
+    if waited_ms >= limit_ms:
+        raise UnreachableError(
+            f"The cluster cannot be reached: {problem}. Is it up, and is kafka.bootstrap.servers right?"
+        ) from problem
 
 
 def parse_addresses(text: str) -> list[tuple[str, int]]:

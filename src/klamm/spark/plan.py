@@ -10,7 +10,14 @@ from uuid import UUID
 
 from klamm.clock import Clock, SystemClock
 from klamm.model import TopicPartition
-from klamm.spark.client import READ_COMMITTED, READ_UNCOMMITTED, ClientError, ClusterClient, UnknownTopicError
+from klamm.spark.client import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    ClientError,
+    ClusterClient,
+    UnknownTopicError,
+    UnreachableError,
+)
 from klamm.spark.fetch import loss
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import EARLIEST, LATEST, OffsetSpec, OptionError, ReadOptions
@@ -106,6 +113,15 @@ class Planner:
             )
         return self._filled(found, late)
 
+    def starting_stream(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
+        """As `starting`, and OptionError for offsets that the log has not come to."""
+        starts = self.starting(tps)
+        if self._options.starting.offsets is not None:
+            last = self.latest(tps)
+            for tp, offset in starts.items():
+                self._refuse_beyond(tp, offset, last[tp], "startingOffsets")
+        return starts
+
     def ending(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
         """Where a batch query ends; a timestamp that no record has reached means the end of the log."""
         spec = self._options.ending
@@ -122,10 +138,9 @@ class Planner:
         first, last = self.earliest(tps), self.latest(tps)
         ranges: list[OffsetRange] = []
         for tp in tps:
-            start, end = starts[tp], ends[tp]
-            if end > last[tp] and start < end:
-                loss(OffsetRange(tp, max(start, last[tp]), end), f"the log ends at {last[tp]}", self._options)
-                end = last[tp]
+            self._refuse_beyond(tp, starts[tp], last[tp], "startingOffsets")
+            self._refuse_beyond(tp, ends[tp], last[tp], "endingOffsets")
+            start, end = starts[tp], min(ends[tp], last[tp])
             if start < first[tp] and start < end:
                 why = f"retention or DeleteRecords removed them, the log begins at {first[tp]}"
                 loss(OffsetRange(tp, start, min(first[tp], end)), why, self._options)
@@ -133,6 +148,16 @@ class Planner:
             if start < end:
                 ranges.append(OffsetRange(tp, start, end))
         return ranges
+
+    def _refuse_beyond(self, tp: TopicPartition, offset: int, last: int, name: str) -> None:
+        """An offset that the log has not come to is a wrong option, not a loss; who can live with losses is warned."""
+        if offset <= last:
+            return
+        ends = f"the last stable offset is {last}" if self._options.read_committed else f"the log ends at {last}"
+        sentence = f"Option '{name}' names offset {offset} of {tp}, which is beyond its end: {ends}."
+        if self._options.fail_on_data_loss:
+            raise OptionError(f"{sentence} -1 means the end. failOnDataLoss=false reads what there is.")
+        _log.warning("%s The query reads what there is.", sentence)
 
     def _specified(self, spec: OffsetSpec, tps: tuple[TopicPartition, ...], name: str) -> dict[TopicPartition, int]:
         wanted = spec.offsets if spec.offsets is not None else dict.fromkeys(tps, spec.offset)
@@ -151,6 +176,8 @@ class Planner:
         for _ in range(self._options.offset_retries):
             try:
                 return ask()
+            except UnreachableError:
+                raise
             except UnknownTopicError:
                 self._sleep(_MISSING_WAIT_S)
             except ClientError as e:

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from klamm.model import TopicPartition
 from klamm.spark import worker
-from klamm.spark.client import ClusterClient
+from klamm.spark.client import FIRST_CONTACT_MS, ClusterClient
 from klamm.spark.direct import DirectReader
 from klamm.spark.direct_files import DirectReadError
 from klamm.spark.fetch import fetch_batches
@@ -95,7 +95,8 @@ class KlammReader(DataSourceReader):
         self._value_schema = value_schema
 
     def partitions(self) -> list[RangePartition]:
-        with ClusterClient(self._options.bootstrap_servers, self._options.client) as client:
+        servers, client_options = self._options.bootstrap_servers, self._options.client
+        with ClusterClient(servers, client_options, first_contact_ms=FIRST_CONTACT_MS) as client:
             ranges = self._ranges(Planner(self._options, client).batch_ranges(), client)
             return input_partitions(ranges, self._options, client.topic_ids)
 

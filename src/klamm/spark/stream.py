@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from klamm.clock import SystemClock
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
-from klamm.spark.client import ClusterClient
+from klamm.spark.client import FIRST_CONTACT_MS, ClusterClient
 from klamm.spark.fetch import loss
 from klamm.spark.offsets import (
     OffsetRange,
@@ -73,7 +73,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
             planner = self._planning()
-            offsets = planner.starting(planner.partitions())
+            offsets = planner.starting_stream(planner.partitions())
             self._remember_ids()
             self._initial = source_offset(offsets, is_initial=True, topic_ids=self._ids)
         return self._initial.to_dict()
@@ -245,7 +245,8 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _planning(self) -> Planner:
         if self._planner is None:
-            client = ClusterClient(self._options.bootstrap_servers, self._options.client)
+            servers, client_options = self._options.bootstrap_servers, self._options.client
+            client = ClusterClient(servers, client_options, first_contact_ms=FIRST_CONTACT_MS)
             self._planner = Planner(self._options, client)
         return self._planner
 

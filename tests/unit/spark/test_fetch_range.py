@@ -19,6 +19,7 @@ from klamm.spark.client import (
     OffsetOutOfRangeError,
     RetriableError,
     UnknownTopicError,
+    UnreachableError,
 )
 from klamm.spark.client_connection import Room
 from klamm.spark.fetch import DataLossError, fetch_batches
@@ -186,3 +187,8 @@ def test_nobody_at_the_address() -> None:
     client = ClusterClient(address, {"default.api.timeout.ms": "200"})
     with pytest.raises(ClientError, match=f"metadata within 200 ms.*{address}"):
         client.topics(["orders"])
+    time = Time()
+    driver = ClusterClient(address, first_contact_ms=5000, clock=time, sleep=time.sleep)
+    with pytest.raises(UnreachableError, match=rf"cannot be reached: .*{address}.*kafka\.bootstrap\.servers"):
+        driver.topics(["orders"])
+    assert time.monotonic() == pytest.approx(5.0, abs=0.2)

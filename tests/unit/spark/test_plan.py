@@ -7,6 +7,8 @@ from typing import Any, cast
 import pytest
 
 from klamm.model import TopicPartition
+from klamm.spark.client import UnreachableError
+from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import OptionError, parse_read_options
 from klamm.spark.plan import Planner
 
@@ -22,6 +24,29 @@ class FakeClient:
     def topics(self, names: Any, pattern: str | None) -> dict[str, list[int]]:
         self.late -= 1
         return {} if self.late >= 0 else {"orders": [0]}
+
+
+class OldClient(FakeClient):
+    """One that has the offsets 5 to 9."""
+
+    def __init__(self) -> None:
+        super().__init__(late=0)
+
+    def earliest(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(tps, 5)
+
+    def latest(self, tps: tuple[TopicPartition, ...], isolation: int) -> dict[TopicPartition, int]:
+        return dict.fromkeys(tps, 10)
+
+
+class AwayClient(FakeClient):
+    def __init__(self) -> None:
+        super().__init__(late=0)
+        self.asked = 0
+
+    def topics(self, names: Any, pattern: str | None) -> dict[str, list[int]]:
+        self.asked += 1
+        raise UnreachableError("nobody there")
 
 
 def planner(client: FakeClient, waits: list[float]) -> Planner:
@@ -41,3 +66,39 @@ def test_a_topic_that_does_not_exist_is_told_soon() -> None:
     with pytest.raises(OptionError, match="'subscribe' names topic 'orders', which does not exist"):
         planner(FakeClient(late=1000), waits).partitions()
     assert sum(waits) <= 1.01
+
+
+def test_a_cluster_that_was_never_reached_is_asked_once() -> None:
+    client = AwayClient()
+    with pytest.raises(UnreachableError):
+        planner(client, []).partitions()
+    assert client.asked == 1
+
+
+def planned(given: dict[str, str], *, streaming: bool = False) -> Planner:
+    options = {"kafka.bootstrap.servers": "b:1", "subscribe": "orders"} | given
+    return Planner(parse_read_options(options, streaming=streaming), cast(Any, OldClient()))
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
+def test_an_offset_beyond_the_end_is_a_wrong_option(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    given = {name: '{"orders":{"0":11}}'}
+    told = f"Option '{name}' names offset 11 of orders-0, which is beyond its end: the log ends at 10"
+    with pytest.raises(OptionError, match=told):
+        planned(given).batch_ranges()
+    ranges = [] if name == "startingOffsets" else [OffsetRange(TP, 5, 10)]
+    assert planned({**given, "failOnDataLoss": "false"}).batch_ranges() == ranges
+    assert told in caplog.text
+    with pytest.raises(OptionError, match="the last stable offset is 10"):
+        planned({**given, "kafka.isolation.level": "read_committed"}).batch_ranges()
+    assert len(planned({name: '{"orders":{"0":10}}'}).batch_ranges()) == (name == "endingOffsets")
+
+
+def test_a_stream_does_not_begin_beyond_the_end() -> None:
+    for offset in (11, 10):
+        stream = planned({"startingOffsets": f'{{"orders":{{"0":{offset}}}}}'}, streaming=True)
+        if offset == 10:
+            assert stream.starting_stream((TP,)) == {TP: 10}
+            continue
+        with pytest.raises(OptionError, match="'startingOffsets' names offset 11 of orders-0"):
+            stream.starting_stream((TP,))
