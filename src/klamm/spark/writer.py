@@ -3,6 +3,9 @@ have acknowledged all of them. A task that is tried again sends its rows again, 
 
 The columns are those of that sink: `value`, and if they are there `key`, `topic`, `partition` and `headers`. Rows of
 one key keep their order within a task.
+
+What would fail again (a record that is too large, a partition that is not there, a row without a topic) is not raised
+by the task, which Spark would try again, but returned to the driver, where the commit raises it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from pyspark.sql.datasource import (
 
 from klamm.errors import KlammError
 from klamm.spark.worker import prepare
+from klamm.spark.writer_errors import DeliveryError, PermanentWriteError, delivery_error, is_unknown_partition
 from klamm.spark.writer_options import WriterOptions, check_schema, parse
 
 if TYPE_CHECKING:
@@ -37,20 +41,24 @@ CHUNKS_ON_THE_WAY: Final = 4
 
 _ANY_PARTITION: Final = -1
 _WAIT_S: Final = 1.0
+_ASK_S: Final = 10.0
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """How many rows a task wrote."""
+    """How many rows a task wrote, or why it could not and never will."""
 
     rows: int
+    failure: str | None = None
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
     """`df.write.format("klamm")`: mode append only, because a log is not overwritten."""
     if overwrite:
         raise KlammError("Save mode overwrite is not allowed for topics: use append.")
-    return BatchWriter(_checked(options, schema), schema)
+    parsed = _checked(options, schema)
+    _check_reachable(dict(parsed.producer)["bootstrap.servers"])
+    return BatchWriter(parsed, schema)
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
@@ -64,12 +72,29 @@ def _checked(options: Mapping[str, str], schema: StructType) -> WriterOptions:
     return parsed
 
 
+_REACHED: Final[set[str]] = set()
+"""Clusters that this process has reached: when they are away for a while, tasks wait for them."""
+
+
+def _check_reachable(servers: str) -> None:
+    """UnreachableError before any task waits for brokers, each as long as `delivery.timeout.ms` says."""
+    from klamm.spark.client import FIRST_CONTACT_MS, ClusterClient
+
+    if servers not in _REACHED:
+        with ClusterClient(servers, first_contact_ms=FIRST_CONTACT_MS) as client:
+            client.metadata(())
+        _REACHED.add(servers)
+
+
 class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriterOptions, schema: StructType) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return write_rows(self._options, iterator)
+        return _written(self._options, iterator)
+
+    def commit(self, messages: list[Any]) -> None:
+        _raise_failures(messages)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -77,7 +102,23 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return write_rows(self._options, iterator)
+        return _written(self._options, iterator)
+
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        _raise_failures(messages)
+
+
+def _written(options: WriterOptions, batches: Iterator[pa.RecordBatch]) -> Written:
+    try:
+        return write_rows(options, batches)
+    except PermanentWriteError as error:
+        return Written(0, str(error))
+
+
+def _raise_failures(messages: list[Any]) -> None:
+    for message in messages:
+        if isinstance(message, Written) and message.failure is not None:
+            raise PermanentWriteError(message.failure)
 
 
 def write_rows(options: WriterOptions, batches: Iterator[pa.RecordBatch]) -> Written:
@@ -115,7 +156,7 @@ class Sender:
     def __init__(self, settings: tuple[tuple[str, str], ...]) -> None:
         from confluent_kafka import Producer
 
-        self._failure: str | None = None
+        self._failure: tuple[str | None, int | None, Any] | None = None
         self._on_the_way: deque[int] = deque(maxlen=CHUNKS_ON_THE_WAY)
         self._producer: Producer = Producer(
             {
@@ -151,7 +192,7 @@ class Sender:
         messages = _messages(rows)
         queued = self._producer.produce_batch(topic, messages, partition=partition, on_delivery=self._on_delivery)
         if queued < len(messages):
-            raise KlammError(_sentence(topic, partition, next(m["_error"] for m in messages if "_error" in m)))
+            raise self._error(topic, partition, next(m["_error"] for m in messages if "_error" in m))
 
     def _produce_each(self, topic: str, partition: int, rows: pa.RecordBatch) -> None:
         """librdkafka's batches of messages have no headers."""
@@ -164,7 +205,7 @@ class Sender:
                     topic, partition=partition, headers=listed, on_delivery=self._on_delivery, **message
                 )
             except KafkaException as error:
-                raise KlammError(_sentence(topic, partition, error.args[0])) from None
+                raise self._error(topic, partition, error.args[0]) from None
 
     def _wait_until_at_most(self, limit: int) -> None:
         self._producer.poll(0)
@@ -175,23 +216,30 @@ class Sender:
 
     def _on_delivery(self, error: Any, message: Message) -> None:
         if error is not None and self._failure is None:
-            self._failure = _sentence(message.topic(), message.partition(), error)
+            self._failure = message.topic(), message.partition(), error
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            raise KlammError(self._failure)
+            raise self._error(*self._failure)
+
+    def _error(self, topic: str | None, partition: int | None, error: Any) -> DeliveryError:
+        known = self._partitions(topic) if topic is not None and is_unknown_partition(error) else None
+        return delivery_error(topic, partition, error, known)
+
+    def _partitions(self, topic: str) -> int | None:
+        """How many partitions the topic has now: what the producer knows may be minutes old."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return len(self._producer.list_topics(topic, timeout=_ASK_S).topics[topic].partitions) or None
+        except (KafkaException, KeyError):
+            return None
 
 
 def _header(header: Mapping[str, Any] | None) -> tuple[str, str | bytes | None]:
     if header is None or header["key"] is None:
-        raise KlammError("A row has a header without a key.")
+        raise PermanentWriteError("A row has a header without a key.")
     return header["key"], header["value"]
-
-
-def _sentence(topic: str | None, partition: int | None, error: Any) -> str:
-    where = topic if partition is None or partition < 0 else f"{topic}-{partition}"
-    reason = f"{error.name().lstrip('_')}: {error.str()}" if hasattr(error, "name") else str(error)
-    return f"A record for {where} was not delivered: {reason}"
 
 
 def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -205,7 +253,7 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
         return
     column = batch.column("topic")
     if column.null_count:
-        raise KlammError("A row has a null topic. Use the option 'topic' to name one topic for all rows.")
+        raise PermanentWriteError("A row has a null topic. Use the option 'topic' to name one topic for all rows.")
     names = pc.unique(column).to_pylist()
     for name in names:
         yield name, batch if len(names) == 1 else batch.filter(pc.equal(column, name))
@@ -220,7 +268,9 @@ def _by_partition(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         return
     column = rows.column("partition")
     if (lowest := pc.min(column).as_py()) is not None and lowest < 0:
-        raise KlammError(f"A row has the partition {lowest}: expected 0 or more, or null to leave it to its key.")
+        raise PermanentWriteError(
+            f"A row has the partition {lowest}: expected 0 or more, or null to leave it to its key."
+        )
     column = pc.fill_null(column, _ANY_PARTITION)
     for partition in pc.unique(column).to_pylist():
         yield partition, rows.filter(pc.equal(column, partition))

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from klamm.errors import KlammError
 from klamm.spark import writer
-from klamm.spark.writer import write_rows
+from klamm.spark.writer import BatchWriter, Written, write_rows
 from klamm.spark.writer_options import check_schema, parse
 from klamm.testing import LocalCluster
 
@@ -110,12 +110,22 @@ def test_a_null_topic_fails(cluster: LocalCluster, topic: TopicFactory) -> None:
 def test_a_delivery_that_fails_names_topic_partition_and_reason(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic(partitions=2, config={"max.message.bytes": 1000})
     columns = {"value": pa.array([b"x" * 5000]), "partition": pa.array([1], pa.int32())}
-    with pytest.raises(KlammError, match=rf"A record for {name}-1 was not delivered: MSG_SIZE_TOO_LARGE"):
+    with pytest.raises(
+        KlammError, match=rf"A record for {name}-1 was not delivered: MSG_SIZE_TOO_LARGE.*kafka.max.request.size"
+    ):
         write(cluster, columns, topic=name)
-    with pytest.raises(KlammError, match=rf"A record for {name}-7 was not delivered: UNKNOWN_PARTITION"):
+    with pytest.raises(
+        KlammError, match=rf"A record for {name}-7 was not delivered: UNKNOWN_PARTITION.*has 2 partitions"
+    ):
         write(cluster, {"value": pa.array(["x"]), "partition": pa.array([7], pa.int32())}, topic=name)
     with pytest.raises(KlammError, match="partition -3"):
         write(cluster, {"value": pa.array(["x"]), "partition": pa.array([-3], pa.int32())}, topic=name)
+    # A task does not fail of it, because Spark would try it again: the driver does.
+    made = BatchWriter(parse({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": name}), StructType())
+    told = made.write(iter([pa.record_batch(columns)]))
+    with pytest.raises(KlammError, match="MSG_SIZE_TOO_LARGE"):
+        made.commit([Written(3), told, None])
+    made.commit([Written(3), None])
     # The next task of this process gets a producer that knows nothing of it.
     assert write(cluster, {"value": pa.array(["y"])}, topic=name) == 1
     assert [message.value() for message in read(cluster, name, 2, 1)] == [b"y"]

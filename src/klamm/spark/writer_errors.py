@@ -1,0 +1,41 @@
+"""Why a record was not delivered, with what to do about it, and whether another try could help."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from klamm.errors import KlammError
+
+_TOO_LARGE: Final = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
+_STAYS: Final = _TOO_LARGE | {"INVALID_RECORD", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION"}
+"""As librdkafka names them; TOPIC_EXCEPTION is a name that no topic can have."""
+_UNKNOWN_PARTITION: Final = "UNKNOWN_PARTITION"
+
+
+class DeliveryError(KlammError):
+    """A record was not delivered: another task may fare better."""
+
+
+class PermanentWriteError(DeliveryError):
+    """The rows themselves are wrong: they are tried once, and the driver tells."""
+
+
+def is_unknown_partition(error: Any) -> bool:
+    return _name(error) == _UNKNOWN_PARTITION
+
+
+def delivery_error(topic: str | None, partition: int | None, error: Any, partitions: int | None) -> DeliveryError:
+    """What to raise for an error of librdkafka. `partitions` is how many the topic has, where that was asked."""
+    where = topic if partition is None or partition < 0 else f"{topic}-{partition}"
+    name = _name(error)
+    reason = f"{name}: {error.str()}" if name else str(error)
+    told = f"A record for {where} was not delivered: {reason}"
+    if name in _TOO_LARGE:
+        told += ". Raise kafka.max.request.size of the write, max.message.bytes of the topic, or both"
+    if name == _UNKNOWN_PARTITION and partitions is not None and partition is not None and partition >= partitions:
+        return PermanentWriteError(f"{told}. The topic has {partitions} partitions, counted from 0.")
+    return PermanentWriteError(f"{told}.") if name in _STAYS else DeliveryError(f"{told}.")
+
+
+def _name(error: Any) -> str:
+    return str(error.name()).lstrip("_") if hasattr(error, "name") else ""
