@@ -214,9 +214,18 @@ def _converter(kind: pa.DataType) -> Convert:
     return simple[str(kind)]
 
 
+def _ddl(kind: pa.DataType) -> str:
+    """A type as the schema names it."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    from klamm.spark.ddl import type_text
+
+    return type_text(from_arrow_type(kind))
+
+
 def _expect(value: Any, wanted: type, kind: pa.DataType) -> Any:
     if type(value) is not wanted:
-        raise _WrongValue(f"expected {kind}, not {_shown(value)}")
+        raise _WrongValue(f"expected {_ddl(kind)}, not {_shown(value)}")
     return value
 
 
@@ -233,7 +242,7 @@ def _string(value: Any) -> str:
 
 def _whole(value: Any, kind: pa.DataType, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise _WrongValue(f"expected {kind}, not {_shown(value)}")
+        raise _WrongValue(f"expected {_ddl(kind)}, not {_shown(value)}")
     return value
 
 
@@ -244,18 +253,18 @@ def _real(value: Any, kind: pa.DataType) -> float:
         return float(value)
     if isinstance(value, float) and (math.isfinite(value) or not isinstance(value, _Number)):
         return float(value)
-    raise _WrongValue(f"expected {kind}, not {_shown(value)}")
+    raise _WrongValue(f"expected {_ddl(kind)}, not {_shown(value)}")
 
 
 def _decimal(value: Any, kind: pa.Decimal128Type) -> Decimal:
     text = value.text if isinstance(value, _Number) else value
     if isinstance(text, bool) or not isinstance(text, (str, int)) or not _DECIMAL.fullmatch(str(text)):
-        raise _WrongValue(f"expected {kind}, not {_shown(value)}")
+        raise _WrongValue(f"expected {_ddl(kind)}, not {_shown(value)}")
     number = Decimal(text)
     exponent = number.as_tuple().exponent
     digits = max(number.adjusted() + 1, 0) + kind.scale
     if not isinstance(exponent, int) or -exponent > kind.scale or digits > kind.precision:
-        raise _WrongValue(f"{_shown(value)} does not fit {kind}")
+        raise _WrongValue(f"{_shown(value)} does not fit {_ddl(kind)}")
     return number
 
 
@@ -267,7 +276,7 @@ def _timestamp(value: Any, kind: pa.TimestampType) -> datetime:
             moment = datetime.fromisoformat(_expect(value, str, kind))
             moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError):
-        raise _WrongValue(f"expected {kind}, not {_shown(value)}") from None
+        raise _WrongValue(f"expected {_ddl(kind)}, not {_shown(value)}") from None
     return moment if kind.tz is not None else moment.replace(tzinfo=None)
 
 

@@ -99,7 +99,7 @@ def test_bad_records_go_to_a_table_of_their_own_with_the_reason(sync: Sync, spar
     assert "_error" not in ks.table(spark, sync.path).columns
     bad = ks.table(spark, sync.path.parent / "wrong").orderBy("_error").collect()
     assert [(row._error, bytes(row._raw), row._topic, row._partition, row._offset) for row in bad] == [
-        ("field 'id': expected int64, not \"three\"", b'{"id": "three"}', sync.topic, 1, 1),
+        ("field 'id': expected bigint, not \"three\"", b'{"id": "three"}', sync.topic, 1, 1),
         ("not JSON: Expecting value at position 0", b"rubbish", sync.topic, 0, 2),
     ]
 

@@ -68,13 +68,13 @@ def test_json_objects_become_columns() -> None:
         (b'{"id": 1}{"id": 2}', "not JSON: Extra data at position 9"),
         (b"[1]", "not a JSON object: [1]"),
         (b"null", "not a JSON object: null"),
-        (b'{"id": 1.5}', "field 'id': expected int64, not 1.5"),
-        (b'{"id": "1"}', "field 'id': expected int64, not \"1\""),
-        (b'{"id": 9223372036854775808}', "field 'id': expected int64, not 9223372036854775808"),
+        (b'{"id": 1.5}', "field 'id': expected bigint, not 1.5"),
+        (b'{"id": "1"}', "field 'id': expected bigint, not \"1\""),
+        (b'{"id": 9223372036854775808}', "field 'id': expected bigint, not 9223372036854775808"),
         (b'{"amount": "much"}', "field 'amount': expected double, not \"much\""),
         (b'{"amount": 1e400}', "field 'amount': expected double, not 1e400"),
         (b'{"name": "\\ud83d"}', "field 'name': half of a surrogate pair"),
-        (b'{"at": "yesterday"}', "field 'at': expected timestamp[us, tz=UTC], not \"yesterday\""),
+        (b'{"at": "yesterday"}', "field 'at': expected timestamp, not \"yesterday\""),
         (b'{"day": "2025-02-30"}', "field 'day': expected a date such as 2025-12-31, not \"2025-02-30\""),
         (b'{"name": "\xff"}', "not UTF-8: byte 0xff at position 10"),
         (b'{"name": "a\nb"}', "not JSON: Invalid control character at at position 11"),
@@ -118,11 +118,11 @@ def test_nested_types_maps_decimals_and_bytes() -> None:
     }
     wrong = [b'{"d": 12.345}', b'{"d": 12345.1}', b'{"e": "*"}', b'{"a": [{"b": "x"}]}', b'{"d": "1_0"}']
     assert [row["error"] for row in decode("json", schema, *wrong)] == [
-        "field 'd': 12.345 does not fit decimal128(6, 2)",
-        "field 'd': 12345.1 does not fit decimal128(6, 2)",
+        "field 'd': 12.345 does not fit decimal(6,2)",
+        "field 'd': 12345.1 does not fit decimal(6,2)",
         "field 'e': expected bytes in base64, not \"*\"",
-        "field 'a': field 'b': expected int32, not \"x\"",
-        "field 'd': expected decimal128(6, 2), not \"1_0\"",
+        "field 'a': field 'b': expected int, not \"x\"",
+        "field 'd': expected decimal(6,2), not \"1_0\"",
     ]
 
 
