@@ -110,20 +110,34 @@ def sync(
     from klamm.clock import SystemClock
     from klamm.spark.pipeline.state import CheckpointLock
     from klamm.spark.tables.definition import checkpoint_of, load_definition
+    from klamm.spark.tables.read import row_count
     from klamm.spark.triggers import trigger_arguments
 
     settings = parse_pairs(conf, "--conf")
     path = path.absolute()
-    load_definition(path)
+    tables = (path, _bad_path(path, load_definition(path)))
     trigger = trigger_arguments(every or "available_now")
     options: dict[str, object] = {} if max_offsets is None else {"maxOffsetsPerTrigger": max_offsets}
     lock = CheckpointLock(str(checkpoint_of(path)), f"sync of {path.name}", SystemClock().now_ms())
     with lock, spark_session(master, "klamm table sync", settings) as spark:
         from klamm.spark.tables.sync import sync
 
+        before = [row_count(table) for table in tables]
         query = sync(spark, path, bootstrap_servers=bootstrap_server, trigger=trigger, options=options)
-        rows = _follow(query)
-    note(f"{rows} records into {path}.")
+        read = _follow(query)
+        good, bad = (_more(*counts) for counts in zip(before, map(row_count, tables), strict=True))
+    also = f", {bad} bad ones into {tables[1]}" if bad else ""
+    note(f"{read - (bad or 0) if good is None else good} records into {path}{also}.")
+
+
+def _bad_path(path: Path, definition: TableDefinition) -> Path:
+    from klamm.spark.tables.delta import parse_options
+
+    return parse_options({"path": str(path), "badRecords": definition.bad_records or ""}).bad_path
+
+
+def _more(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
 
 
 def _follow(query: Any) -> int:

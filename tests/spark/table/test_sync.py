@@ -88,6 +88,21 @@ def test_a_table_is_made_from_a_sample_filled_and_widened(
 
 
 @pytest.mark.usefixtures("_shared_session")
+def test_bad_records_are_counted_apart(
+    cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name, path = topic("some-bad"), tmp_path / "shop"
+    klamm("table", "create", path, "-t", name, "--schema", "id int", "-b", cluster.bootstrap_servers)
+    for bad in (1, 3):
+        produce(cluster, name, 0, 5)
+        produce(cluster, name, 2**40, 2**40 + bad)
+        told = klamm("table", "sync", path).stderr
+        assert f"5 records into {path}, {bad} bad ones into {path}_bad." in told
+    assert f"0 records into {path}.\n" in klamm("table", "sync", path).stderr
+    assert "replaced a previously registered" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("_shared_session")
 def test_a_sync_goes_on_until_it_is_told_to_end(cluster: LocalCluster, topic: TopicFactory, tmp_path: Path) -> None:
     name, path, main = topic("on"), tmp_path / "on", threading.get_ident()
     klamm("table", "create", path, "-t", name, "--schema", "id long", "-b", cluster.bootstrap_servers)

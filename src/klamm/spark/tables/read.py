@@ -40,6 +40,16 @@ def file_names(found: DeltaTable) -> list[str]:
     return [str(name) for name in found.get_add_actions(flatten=True).column("path").to_pylist()]
 
 
+def row_count(path: str | Path) -> int | None:
+    """How many rows the table has, as its log says: 0 where there is no table, None where it does not say."""
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(str(local_path(str(path)))):
+        return 0
+    rows = open_table(path).get_add_actions(flatten=True).column("num_records").to_pylist()
+    return None if None in rows else sum(rows)
+
+
 def table(spark: SparkSession, path: str | Path, version: int | None = None) -> DataFrame:
     """The rows of the table as it is now, or as it was at `version`. Columns that older files lack are null."""
     from pyspark.sql.types import StructType

@@ -71,7 +71,8 @@ def register_tables(spark: Any) -> None:
     Ctrl-C that broke a call off, there is none.
     """
     spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
-    spark.dataSource.register(delta.DeltaTableSource)
+    if not spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists(delta.NAME):
+        spark.dataSource.register(delta.DeltaTableSource)
 
 
 def _parquet(df: DataFrame, path: str | Path, date_column: str | None) -> Any:
