@@ -85,7 +85,7 @@ def _show(admin: AdminClient, servers: str, name: str, group: Any, is_named: boo
     elif _state(group) != "Stable":
         note(f"Consumer group {name} is rebalancing.")
     partitions = _all_partitions(admin, servers, committed.keys() | owners.keys())
-    ends = _list_offsets(admin, partitions)
+    ends = _known(_list_offsets(admin, partitions))
     table(COLUMNS, [_row(name, tp, committed.get(tp), ends.get(tp), owners.get(tp)) for tp in partitions])
     say()
 
@@ -127,6 +127,11 @@ def _list_offsets(admin: AdminClient, partitions: list[tuple[str, int]], spec: O
         except KafkaException:
             continue
     return found
+
+
+def _known(offsets: Offsets) -> Offsets:
+    """Without those of partitions that have no leader: librdkafka gives -1001, not an error."""
+    return {tp: offset for tp, offset in offsets.items() if offset >= 0}
 
 
 @app.command()
@@ -207,7 +212,7 @@ def _goals(
 
     to_earliest, to_latest, to_offset, to_datetime, shift_by = target
     earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-    first, last = _list_offsets(admin, partitions, earliest), _list_offsets(admin, partitions)
+    first, last = _known(_list_offsets(admin, partitions, earliest)), _known(_list_offsets(admin, partitions))
     if to_earliest:
         goals = first
     elif to_latest:
@@ -215,7 +220,9 @@ def _goals(
     elif to_datetime is not None:
         stamp = OffsetSpec.for_timestamp(int(to_datetime.timestamp() * 1000))
         goals = {
-            tp: offset if offset >= 0 else last[tp] for tp, offset in _list_offsets(admin, partitions, stamp).items()
+            tp: offset if offset >= 0 else last[tp]
+            for tp, offset in _list_offsets(admin, partitions, stamp).items()
+            if tp in last
         }
     elif to_offset is not None:
         goals = dict.fromkeys(partitions, to_offset)
