@@ -1,4 +1,4 @@
-"""What docs/operations.md shows works: its commands and its Python, on three brokers in three racks."""
+"""What README.md and docs/operations.md show works: their commands and Python, on three brokers in three racks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from klamm.cli.app import app
 from klamm.cli.client import BOOTSTRAP_VARIABLE
 from klamm.testing import LocalCluster
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "operations.md").read_text()
 SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 
@@ -40,6 +41,23 @@ def test_commands(cluster: LocalCluster) -> None:
         _, *arguments = shlex.split(command)
         done = CliRunner().invoke(app, arguments, env={BOOTSTRAP_VARIABLE: cluster.bootstrap_servers})
         assert done.exit_code == 0, (command, done.output, done.exception)
+
+
+def test_the_readme_from_top_to_bottom(cluster: LocalCluster) -> None:
+    """Without what starts a cluster, and without Spark, whose lines are for tests/spark."""
+    use_it = (ROOT / "README.md").read_text().partition("## Use it\n")[2]
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", use_it, re.MULTILINE | re.DOTALL)
+    lines = [line for language, block in fences if not language for line in block.splitlines()]
+    assert lines.pop(0).startswith("klamm up --brokers 3 ")
+    commands = [line for line in lines if not line.startswith(("klamm sql ", "klamm pipeline "))]
+    assert len(lines) == 10 and len(commands) == 8
+    for line in commands:
+        said, _, command = line.rpartition(" | ")
+        _, *arguments = shlex.split(command.replace("--seeds 200", "--seeds 2"), comments=True)
+        text = shlex.split(said)[1] + "\n" if said else None
+        env = {BOOTSTRAP_VARIABLE: cluster.bootstrap_servers}
+        done = CliRunner().invoke(app, arguments, input=text, env=env)
+        assert done.exit_code == 0, (line, done.output, done.exception)
 
 
 def test_python(cluster: LocalCluster) -> None:
