@@ -166,6 +166,8 @@ def reset(
     _check_resettable(admin, name, committed, execute)
     partitions = sorted(committed) if all_topics else _partitions(admin, bootstrap_server, topic)
     goals = _goals(admin, partitions, committed, (to_earliest, to_latest, to_offset, to_datetime, shift_by))
+    for topic_name, partition in (tp for tp in partitions if tp not in goals):
+        note(f"{topic_name}-{partition}: its leader does not tell its offsets; left as it is.")
     if execute:
         _commit(admin, name, goals)
     else:
