@@ -258,7 +258,7 @@ def _give_up_first_contact(problem: Exception, waited_ms: float, limit_ms: int) 
     if waited_ms >= limit_ms:
         raise UnreachableError(
             f"The cluster cannot be reached: {problem}. Is it up, and is kafka.bootstrap.servers right?"
-        ) from problem
+        ) from None
 
 
 def parse_addresses(text: str) -> list[tuple[str, int]]:
