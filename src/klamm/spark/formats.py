@@ -7,12 +7,15 @@ a value (a tombstone) has null columns and no error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from klamm.errors import KlammError
 from klamm.spark.value_schema import ValueSchema, load
+
+_UNFIT: Final = (pa.ArrowException, ValueError, OverflowError, TypeError)
+"""What Arrow raises for a Python value that a column of its type cannot hold."""
 
 
 class Decoder(Protocol):
@@ -91,11 +94,44 @@ def no_errors(count: int) -> pa.StringArray:
 def assemble(
     fields: Sequence[pa.Field], rows: Sequence[Sequence[object] | None], errors: Sequence[str | None]
 ) -> tuple[list[pa.Array], pa.StringArray]:
-    """Columns of rows that are already of the right types; None is a row of nulls."""
+    """Columns of rows; None is a row of nulls. What its column cannot hold makes its row an error, and no other."""
+    arrays = _columns(fields, rows)
+    if wrong := {place: text for array in arrays if isinstance(array, _Unfit) for place, text in array.items()}:
+        rows = [None if place in wrong else row for place, row in enumerate(rows)]
+        errors = [wrong.get(place, error) for place, error in enumerate(errors)]
+        arrays = _columns(fields, rows)
+    return arrays, _texts(errors)
+
+
+def _texts(errors: Sequence[str | None]) -> pa.StringArray:
+    """An error may show a part of its value that is no text: half of a surrogate pair."""
+    return pa.array([e if e is None else e.encode(errors="backslashreplace").decode() for e in errors], pa.string())
+
+
+class _Unfit(dict[int, str]):
+    """Of a column: which rows have a value that it cannot hold, and why."""
+
+
+def _columns(fields: Sequence[pa.Field], rows: Sequence[Sequence[object] | None]) -> list[Any]:
     empty = [None] * len(fields)
     columns = zip(*(row if row is not None else empty for row in rows), strict=True) if rows else ([],) * len(fields)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
-    return arrays, pa.array(errors, pa.string())
+    return [_column(field, column) for field, column in zip(fields, columns, strict=True)]
+
+
+def _column(field: pa.Field, values: Sequence[object]) -> pa.Array | _Unfit:
+    try:
+        return pa.array(values, field.type)
+    except _UNFIT:
+        tried = ((place, _why_unfit(field, value)) for place, value in enumerate(values))
+        return _Unfit({place: why for place, why in tried if why is not None})
+
+
+def _why_unfit(field: pa.Field, value: object) -> str | None:
+    try:
+        pa.array([value], field.type)
+    except _UNFIT as error:
+        return f"field {field.name!r} does not fit {field.type}: {error}"
+    return None
 
 
 def concat(parts: Sequence[tuple[list[pa.Array], pa.StringArray]]) -> tuple[list[pa.Array], pa.StringArray]:

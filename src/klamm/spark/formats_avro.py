@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
-from fastavro import parse_schema, schemaless_reader
+from fastavro import _read_py, parse_schema, schemaless_reader
 from fastavro.schema import SchemaParseException
 
 from klamm.errors import KlammError
@@ -33,6 +34,8 @@ _LOGICAL: Final[Mapping[str, pa.DataType]] = {
     "local-timestamp-micros": pa.timestamp("us"),
     "uuid": pa.string(),
 }
+_LONG_NUMBER: Final = re.compile(rb"[\x80-\xff]{9}[\x02-\xff]")
+"""In every record with a number of more than 64 bits; also in others, such as those with text that is not Latin."""
 
 
 class AvroDecoder(RowDecoder):
@@ -52,8 +55,10 @@ class AvroDecoder(RowDecoder):
 
     def row(self, value: bytes) -> tuple[list[object] | None, str | None]:
         data = io.BytesIO(value)
+        # fastavro's compiled reader drops the bits of a number beyond the 64th, its plain one does not
+        read = _read_py.schemaless_reader if _LONG_NUMBER.search(value) else schemaless_reader
         try:
-            record: Any = schemaless_reader(data, self._schema, None)
+            record: Any = read(data, self._schema, None)
         except EOFError:
             return None, f"not this Avro record: its {len(value)} bytes end too early"
         except Exception as error:  # fastavro raises what it meets while it reads foreign bytes

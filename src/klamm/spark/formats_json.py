@@ -3,7 +3,8 @@
 Arrow parses all rows of a batch as one text of lines. That the lines stay rows is made sure of: every row begins with
 `{` and ends with `}`, and Arrow found as many objects as there are rows. Since `}` and `{` can only meet between two
 objects, each row then is exactly one object. A batch that Arrow refuses is halved until what is left is a few rows,
-and those are decoded one by one, so an error belongs to exactly its row.
+and those are decoded one by one, so an error belongs to exactly its row. What a row becomes does not depend on the
+way it goes: a batch with values that Arrow takes and a row alone does not have is refused too.
 
 Values fit the schema as in Spark's from_json: names are matched exactly, fields that the schema does not name are left
 out, missing ones are null, whatever stands where a string is expected becomes its JSON text, and a whole number where a
@@ -37,6 +38,9 @@ MAX_REFUSED: Final = 64
 _SHOWN: Final = 60
 _DECIMAL: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_YEARS_IN_DAYS: Final = (date.min - _EPOCH.date()).days, (date.max - _EPOCH.date()).days + 1
+_YEARS_IN_MICROS: Final = _YEARS_IN_DAYS[0] * 86_400_000_000, _YEARS_IN_DAYS[1] * 86_400_000_000
+"""The years 1 to 9999 in UTC, since 1970: from, and up to."""
 
 Decoded = tuple[list[pa.Array], pa.StringArray]
 
@@ -91,7 +95,8 @@ class JsonDecoder:
             table = pj.read_json(pa.BufferReader(lines), read_options, self._parse_options)
             if table.num_rows != len(values):
                 return None
-            return [_column(table, field) for field in self.arrow_fields], no_errors(len(values))
+            columns = [_column(table, field) for field in self.arrow_fields]
+            return (columns, no_errors(len(values))) if all(map(_fits, columns)) else None
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return None
 
@@ -105,7 +110,7 @@ class JsonDecoder:
 
     def _row(self, value: bytes) -> tuple[list[object] | None, str | None]:
         try:
-            found = json.loads(value.decode(), parse_float=_Number)
+            found = json.loads(value.decode(), parse_float=_Number, parse_int=_int if b"-0" in value else None)
             if not isinstance(found, dict):
                 return None, f"not a JSON object: {_shown(found)}"
             return [_field(found, name, convert) for name, convert in self._converters], None
@@ -146,6 +151,26 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array:
     return column if column.type == field.type else column.cast(field.type)
 
 
+def _fits(column: pa.Array) -> bool:
+    """Whether each row by itself would be taken too: Arrow has years that Python has not, and counts no digits."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return all(_fits(child) for child in column.flatten())
+    if pa.types.is_list(kind):
+        return _fits(column.flatten())
+    if pa.types.is_decimal(kind):
+        column.validate(full=True)
+    if pa.types.is_timestamp(kind):
+        return _is_between(column.view(pa.int64()), *_YEARS_IN_MICROS)
+    return not pa.types.is_date(kind) or _is_between(column.view(pa.int32()), *_YEARS_IN_DAYS)
+
+
+def _is_between(column: pa.Array, first: int, end: int) -> bool:
+    found = pc.min_max(column)
+    least, most = found["min"].as_py(), found["max"].as_py()
+    return least is None or (first <= least and most < end)
+
+
 def _parsed_type(kind: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_date(kind) else kind
 
@@ -172,7 +197,15 @@ class _Number(float):
         self.text = text
 
 
+class _MinusZero(int):
+    """`-0`, which is a whole number, and as a real one has its sign."""
+
+
 Convert = Callable[[Any], object]
+
+
+def _int(text: str) -> int:
+    return _MinusZero() if text == "-0" else int(text)
 
 
 def _field(found: dict[str, Any], name: str, convert: Convert) -> object:
@@ -241,14 +274,16 @@ def _string(value: Any) -> str:
 
 
 def _whole(value: Any, kind: pa.DataType, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise _WrongValue(f"expected {_ddl(kind)}, not {_shown(value)}")
-    return value
+    return int(value)
 
 
 def _real(value: Any, kind: pa.DataType) -> float:
     if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
         return float(value)
+    if isinstance(value, _MinusZero):
+        return -0.0
     if type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     if isinstance(value, float) and (math.isfinite(value) or not isinstance(value, _Number)):
@@ -270,7 +305,7 @@ def _decimal(value: Any, kind: pa.Decimal128Type) -> Decimal:
 
 def _timestamp(value: Any, kind: pa.TimestampType) -> datetime:
     try:
-        if type(value) is int:
+        if isinstance(value, int) and not isinstance(value, bool):
             moment = _EPOCH + timedelta(seconds=value)
         else:
             moment = datetime.fromisoformat(_expect(value, str, kind))

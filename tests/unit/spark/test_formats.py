@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from klamm.errors import KlammError
 from klamm.spark import formats_json
 from klamm.spark.ddl import parse_ddl, to_ddl
-from klamm.spark.formats import decoder
+from klamm.spark.formats import assemble, decoder
 from klamm.spark.schema_inference import infer_json
 from klamm.spark.value_schema import ValueSchema, load
 
@@ -126,8 +126,9 @@ def test_nested_types_maps_decimals_and_bytes() -> None:
     ]
 
 
+TIMES = ["2025-01-02T03:04:05", "0001-01-01T00:00:00+10:00", "9999-12-31T23:59:59-10:00", "0000-01-01", "9999-12-31"]
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("2025-01-02T03:04:05"),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(TIMES),
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["id", "name", "x"]), inner, max_size=3)
     ),
@@ -138,6 +139,7 @@ ROWS = st.one_of(
         lambda value: json.dumps(value).encode()
     ),
     st.builds(lambda number: b'{"id": %d}' % number, st.integers(0, 9)),
+    st.builds(lambda time: b'{"at": "%s"}' % time.encode(), st.sampled_from(TIMES)),
     st.sampled_from([b'{"id":', b"1}", b"}{", b"{", b"}", b'{"id": 1}\n', b'{"id"\n:1}', b'{"id":1}{"id":1}', b"\xff"]),
     st.none(),
 )
@@ -153,6 +155,26 @@ def test_a_batch_decodes_as_its_rows_do_alone(values: list[bytes | None]) -> Non
         formats_json.FEW_ROWS = few  # type: ignore[misc]
     alone = [row for value in values for row in decode("json", SCHEMA, value)]
     assert repr(together) == repr(alone)
+
+
+@pytest.mark.parametrize("field", ["at", "ntz", "day", "inner", "times", "price", "amount", "ratio", "id"])
+@pytest.mark.parametrize("value", [*(f'"{time}"' for time in TIMES), "40000", "1E5", "9999.99", "-0", "-0.0"])
+def test_a_row_is_taken_alone_exactly_if_it_is_with_neighbours(field: str, value: str) -> None:
+    """Arrow reads years and decimals that the rules for a single row do not have."""
+    schema = (
+        "id long, amount double, ratio float, at timestamp, ntz timestamp_ntz, price decimal(6,2), day date, "
+        "inner struct<at: timestamp, day: string>, times array<timestamp>"
+    )
+    text = {"inner": f'{{"at": {value}}}', "times": f"[null, {value}]"}.get(field, value)
+    row = f'{{"{field}": {text}}}'.encode()
+    (alone,) = decode("json", schema, row)
+    assert repr(decode("json", schema, b"{}", row, b"{}")[1]) == repr(alone)
+    assert repr(decode("json", schema, row, row)) == repr([alone, alone])
+
+
+def test_an_error_that_shows_half_of_a_surrogate_pair_is_text() -> None:
+    (row,) = decode("json", "id long", b'{"id": "\\ud83d"}')
+    assert row["error"] == "field 'id': expected bigint, not \"\\ud83d\""
 
 
 def test_many_wrong_rows_are_each_found() -> None:
@@ -205,6 +227,56 @@ def test_avro_records_become_columns() -> None:
     assert rows[1]["error"] is None
     assert rows[2]["error"].startswith("not this Avro record")
     assert rows[3]["error"] == "not this Avro record: 1 bytes are left after it"
+
+
+def avro_number(number: int) -> bytes:
+    """As Avro writes an int or a long, of any size."""
+    left = number << 1 if number >= 0 else ((-number) << 1) - 1
+    out = bytearray()
+    while left > 0x7F:
+        out.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes([*out, left])
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [("int", -(1 << 31), (1 << 31) - 1), ("long", -(1 << 63), (1 << 63) - 1)],
+)
+def test_avro_numbers_that_do_not_fit_are_errors_of_their_rows(kind: str, least: int, most: int) -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "n", "type": kind}, {"name": "s", "type": "string"}]}
+    fit, unfit = [least, -1, most], [least - 1, most + 1, 1 << 40 if kind == "int" else 1 << 64, 1 << 70]
+    values = [avro_number(number) + b"\x02x" for number in (*fit, *unfit, 7)]
+    rows = decode("avro", json.dumps(schema), *values, None, avro_number(5) + avro_number(12) + "привет".encode())
+    assert [row["n"] for row in rows] == [*fit, *[None] * len(unfit), 7, None, 5]
+    assert [row["s"] for row in rows] == ["x"] * 3 + [None] * 4 + ["x", None, "привет"], (
+        "of a wrong row nothing is kept"
+    )
+    assert [row["error"] is not None for row in rows] == [False] * 3 + [True] * 4 + [False] * 3
+    assert all(row["error"].startswith("field 'n' does not fit int") for row in rows[3:7])
+
+
+def test_avro_decimals_beyond_their_precision_are_errors_of_their_rows() -> None:
+    price = {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}
+    items = {"type": "array", "items": price}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "p", "type": price}, {"name": "all", "type": items}]}
+    large, small = avro_number(4) + (123_456_789).to_bytes(4), avro_number(2) + (12345).to_bytes(2)
+    values = [small + b"\x00", large + b"\x00", small + b"\x02" + large + b"\x00", large + b"\x02" + large + b"\x00"]
+    rows = decode("avro", json.dumps(schema), *values)
+    assert [row["p"] for row in rows] == [Decimal("123.45"), None, None, None]
+    assert [row["error"] is None for row in rows] == [True, False, False, False]
+    assert "field 'p'" in rows[1]["error"] and "field 'all'" in rows[2]["error"]
+
+
+def test_whatever_a_column_cannot_hold_is_an_error_of_its_row() -> None:
+    """Of every format that decodes row by row."""
+    fields = [pa.field("a", pa.int32()), pa.field("b", pa.string()), pa.field("c", pa.decimal128(5, 2))]
+    rows = [[1, "x", Decimal(1)], [1 << 40, "x", None], [2, "\ud800", None], None, [1 << 64, 5, None], [3, None, None]]
+    columns, errors = assemble(fields, rows, [None, None, None, "before", None, None])
+    assert columns[0].to_pylist() == [1, None, None, None, None, 3]
+    assert columns[1].to_pylist() == ["x", None, None, None, None, None]
+    assert [error is not None for error in errors.to_pylist()] == [False, True, True, True, True, False]
+    assert errors[3].as_py() == "before"
 
 
 @pytest.mark.parametrize(
