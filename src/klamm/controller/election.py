@@ -49,7 +49,11 @@ def elect_offline(
     allow_unclean: bool,
     mark_recovering: bool = False,
 ) -> Election | None:
-    """A new leader for a partition that lost its own: from the ISR, or any online replica if unclean."""
+    """A new leader for a partition that lost its own: from the ISR, or any online replica if unclean.
+
+    One that is only being added leads when there is no other: it may have copied nothing yet, and where its leadership
+    completes the move the others' logs are deleted.
+    """
     recipients = tuple([r for r in assignment.replicas if r in online])
     for leader in recipients:
         if leader in state.isr:
@@ -57,7 +61,8 @@ def elect_offline(
             return Election(state.with_leader(leader, isr), recipients)
     if not (allow_unclean and recipients):
         return None
-    elected = state.with_leader(recipients[0], (recipients[0],))
+    unclean = next((r for r in recipients if r not in assignment.adding_replicas), recipients[0])
+    elected = state.with_leader(unclean, (unclean,))
     if mark_recovering:
         elected = replace(elected, leader_recovery_state=LeaderRecoveryState.RECOVERING)
     return Election(elected, recipients, unclean=True)

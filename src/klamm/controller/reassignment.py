@@ -15,7 +15,7 @@ from klamm.controller.election import ElectionStrategy
 from klamm.controller.events import ZkPartitionReassignment
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.model import LeaderAndIsr, ReplicaAssignment, TopicPartition
+from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
 from klamm.zk import paths
 
 
@@ -46,8 +46,13 @@ def _update_current(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssi
 
 
 def _is_complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[bool]:
+    return _is_in_sync(ctx, tp, new, (yield from store.read_states([tp])).get(tp))
+
+
+def _is_in_sync(
+    ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment, state: LeaderIsrAndControllerEpoch | None
+) -> bool:
     """The target is in sync, and one of it can lead: otherwise taking the others away would lose the partition."""
-    state = (yield from store.read_states([tp])).get(tp)
     if state is None or tp not in ctx.reassigning:
         return False
     isr, target = state.leader_and_isr.isr, new.target_replicas
@@ -140,10 +145,14 @@ def _remove_replicas(ctx: ControllerContext, tp: TopicPartition, removed: Iterab
 
 
 def maybe_complete(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> Steps[None]:
-    """The ISR of these partitions changed: moves whose target is in sync now are completed."""
-    for tp in [tp for tp in tps if tp in ctx.reassigning]:
+    """The ISR of these partitions changed: moves whose target is in sync now are completed.
+
+    All are looked at with one reading, so that moves that go on cost nothing more.
+    """
+    moving = [tp for tp in tps if tp in ctx.reassigning]
+    for tp, state in (yield from store.read_states(moving)).items():
         current = ctx.assignment(tp)
-        if (yield from _is_complete(ctx, tp, current)):
+        if _is_in_sync(ctx, tp, current, state):
             yield from on_partition_reassignment(ctx, tp, current)
 
 

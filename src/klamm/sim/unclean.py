@@ -56,8 +56,13 @@ class UncleanRules:
         if node is None or not node.controller.is_active:
             return
         ctx = node.controller.context
-        able = [r for r in old.isr if ctx.is_replica_online(r, tp) and r in ctx.assignment(tp).replicas]
+        assignment = ctx.assignment(tp)
+        online = [r for r in assignment.replicas if ctx.is_replica_online(r, tp)]
+        able = [r for r in online if r in old.isr]
         require(not able, f"unclean election of {tp} although {able} of its ISR can lead: {old} -> {now}")
+        settled = [r for r in online if r not in assignment.adding_replicas]
+        fine = not settled or now.leader in settled
+        require(fine, f"{now.leader}, which is only being added, leads {tp} although {settled} could: {old} -> {now}")
         marked = now.leader_recovery_state is LeaderRecoveryState.RECOVERING
         due = ctx.config.inter_broker_protocol.has_leader_recovery_state
         require(marked == due, f"the unclean election of {tp} is not written down: {now}")

@@ -42,6 +42,14 @@ def test_offline_leaves_the_isr_only_when_unclean_is_allowed() -> None:
     assert elect_offline(REPLICAS, state(1, 1), set(), allow_unclean=True) is None
 
 
+def test_unclean_prefers_a_replica_that_is_not_only_being_added() -> None:
+    moving = ReplicaAssignment((3, 1, 2), adding_replicas=(3,), removing_replicas=(1, 2))
+    found = elect_offline(moving, state(1, 1), {2, 3}, allow_unclean=True)
+    assert found is not None and found.leader_and_isr == LeaderAndIsr(2, 6, (2,), 7) and found.recipients == (3, 2)
+    found = elect_offline(moving, state(1, 1), {3}, allow_unclean=True)
+    assert found is not None and found.leader_and_isr.leader == 3
+
+
 def test_preferred_is_the_first_replica_or_nobody() -> None:
     found = elect_preferred(REPLICAS, state(2, 2, 1), {1, 2})
     assert found is not None and found.leader_and_isr == LeaderAndIsr(1, 6, (2, 1), 7)

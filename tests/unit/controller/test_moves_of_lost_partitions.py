@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from klamm.controller.events import ElectionType, ReplicaLeaderElection, TopicUncleanLeaderElectionEnable
+from klamm.controller.effects import Steps, ZkRead
+from klamm.controller.events import (
+    ControllerEvent,
+    ElectionType,
+    ReplicaLeaderElection,
+    TopicUncleanLeaderElectionEnable,
+)
 from klamm.model import ReplicaAssignment, TopicPartition
 from klamm.zk import paths
 from klamm.zk.ops import WriteOp
@@ -42,6 +48,18 @@ def test_a_replica_that_is_added_to_a_lost_partition_leads_it() -> None:
     assert state(core) == (2, (2,))
     core.run("isr T-0 2,3")
     assert is_moved_to(core, 2, 3)
+
+
+def test_a_replica_that_has_records_leads_before_one_that_is_added() -> None:
+    """The added one may have none, and with it as the leader the move would end and the others be deleted."""
+    core = Core("brokers 1 2 3", "controller 0", "create T 1,2", "isr T-0 1", "reassign T-0 3")
+    allow_unclean(core)
+    core.run("dies 1")
+    assert core.controller is not None
+    assert state(core) == (2, (2,))
+    assert TP in core.controller.context.reassigning and not core.controller.context.pending_stray_deletes
+    core.run("isr T-0 2,3")
+    assert is_moved_to(core, 3)
 
 
 def test_records_are_not_lost_where_they_must_not_be() -> None:
@@ -83,3 +101,47 @@ def test_a_replica_that_its_leader_takes_in_while_its_move_is_taken_back_does_no
     core.run("cancel T-0")
     assert state(core) == (1, (1,))
     assert is_moved_to(core, 1)
+
+
+class CountingCore(Core):
+    """Counts how often ZooKeeper is asked, however much at a time."""
+
+    reads = 0
+
+    def drive(self, event: ControllerEvent, steps: Steps[None]) -> None:
+        super().drive(event, self._counted(steps))
+
+    def _counted(self, steps: Steps[None]) -> Steps[None]:
+        value: object = None
+        error: Exception | None = None
+        while True:
+            try:
+                effect = steps.throw(error) if error is not None else steps.send(value)
+            except StopIteration:
+                return
+            self.reads += isinstance(effect, ZkRead)
+            value = error = None
+            try:
+                value = yield effect
+            except Exception as failed:
+                error = failed
+
+
+@pytest.mark.parametrize("how", ["dies 1", "elect"])
+def test_moves_that_go_on_cost_no_round_trips_of_their_own(how: str) -> None:
+    asked = []
+    for count in (2, 20):
+        core = CountingCore("brokers 1 2 3", "controller 0", "create T" + " 1,2" * count)
+        tps = [TopicPartition("T", p) for p in range(count)]
+        for tp in tps:
+            core.run(f"reassign {tp} 2,3")
+        assert core.controller is not None
+        core.reads = 0
+        if how == "elect":
+            core.ask(ReplicaLeaderElection(tuple(tps), ElectionType.PREFERRED))
+        else:
+            core.run(how)
+        assert {led.leader_and_isr.leader for led in core.controller.context.leadership.values()} == {2}
+        assert len(core.controller.context.reassigning) == count
+        asked.append(core.reads)
+    assert asked[0] == asked[1]
