@@ -26,6 +26,7 @@ _LAST_PORT: Final = 65535
 UP_DEFAULTS: Final[dict[str, object]] = {
     "zookeeper.session.timeout.ms": 6000,
     "group.initial.rebalance.delay.ms": 0,
+    "controlled.shutdown.retry.backoff.ms": 200,
 }
 
 _OWN_KEYS: Final = {

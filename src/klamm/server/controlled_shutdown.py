@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeAlias
 
 from klamm.broker import Broker
@@ -21,60 +21,48 @@ log = logging.getLogger(__name__)
 Answer: TypeAlias = tuple[ErrorCode, tuple[TopicPartition, ...]]
 
 _WITHOUT_ZOOKEEPER_S: Final = 2.0
-_LOOKS: Final = 10
-_LOOK_S: Final = 0.05
 _NAMED: Final = 5
+
+
+class CutOff(Exception):
+    """Nothing can be decided, however long one waits; the text says why."""
 
 
 async def controlled_shutdown(broker: Broker) -> bool:
     """True when the controller let this broker go; after `controlled.shutdown.max.retries` it leaves anyway.
 
-    So it does at once when nobody can take over what it leads, or nobody can decide it because ZooKeeper is away.
+    A replica that could take over may be on its way back, so every retry is used. Only when nobody can decide anything,
+    because ZooKeeper is away, it leaves earlier.
     """
     config = broker.config
-    cut_off = _when_cut_off(broker)
-    for attempt in range(max(config.controlled_shutdown_max_retries, 1)):
-        if attempt:
-            await asyncio.wait({cut_off}, timeout=config.controlled_shutdown_retry_backoff_ms / 1000)
-        asking = asyncio.ensure_future(_ask(broker))
-        first: set[asyncio.Future[Any]] = {asking, cut_off}
-        timeout_s = config.controller_socket_timeout_ms / 1000
-        await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if not asking.done() and cut_off.done():
-            asking.cancel()
-            log.warning("Leaving without a controlled shutdown: %s", cut_off.result())
-            return False
-        try:
-            error, remaining = _answer(asking)
-        except OSError as failure:
-            log.warning("The controller did not answer the controlled shutdown: %s", str(failure) or "time ran out")
-            continue
-        if error != ErrorCode.NONE:
-            log.warning("The controller refused the shutdown: %s", error.name)
-        elif not remaining:
-            return True
-        elif not await _has_taker(broker, remaining, cut_off):
-            log.warning("Leaving: no other live broker has a replica of %s", _some(remaining))
-            return False
-        else:
-            log.warning("No other replica in sync can lead %s yet", _some(remaining))
-    log.warning("Leaving without the controller's consent: leaders move when the session ends")
+    zookeeper = _ZooKeeperWatch(broker)
+    try:
+        for attempt in range(max(config.controlled_shutdown_max_retries, 1)):
+            if attempt:
+                await zookeeper.rest(config.controlled_shutdown_retry_backoff_ms / 1000)
+            if await _is_let_go(broker, zookeeper):
+                return True
+        log.warning("Leaving without the controller's consent: leaders move when the session ends")
+    except CutOff as why:
+        log.warning("Leaving without a controlled shutdown: %s", why)
+    finally:
+        zookeeper.close()
     return False
 
 
-async def _has_taker(broker: Broker, tps: Sequence[TopicPartition], cut_off: asyncio.Future[str]) -> bool:
-    """Whether a live broker has a replica of any of these; brokers that leave, too, have a moment to be gone."""
-
-    def is_there() -> bool:
-        states = (broker.metadata.partition(tp.topic, tp.partition) for tp in tps)
-        others = {replica for state in states if state is not None for replica in state.replicas} - {broker.id}
-        return any(broker.metadata.has_alive_broker(each) for each in others)
-
-    for _ in range(_LOOKS):
-        if not is_there():
-            return False
-        await asyncio.wait({cut_off}, timeout=_LOOK_S)
-    return is_there()
+async def _is_let_go(broker: Broker, zookeeper: _ZooKeeperWatch) -> bool:
+    """Asks once, and says why not."""
+    try:
+        async with asyncio.timeout(broker.config.controller_socket_timeout_ms / 1000):
+            error, remaining = await zookeeper.answer_to(_ask(broker))
+    except OSError as failure:
+        log.warning("The controller did not answer the controlled shutdown: %s", str(failure) or "time ran out")
+        return False
+    if error != ErrorCode.NONE:
+        log.warning("The controller refused the shutdown: %s", error.name)
+    elif remaining:
+        log.warning("No other replica in sync can lead %s yet", _some(remaining))
+    return error == ErrorCode.NONE and not remaining
 
 
 def _some(tps: Sequence[TopicPartition]) -> str:
@@ -82,38 +70,64 @@ def _some(tps: Sequence[TopicPartition]) -> str:
     return named if len(tps) <= _NAMED else f"{named} and {len(tps) - _NAMED} more partitions"
 
 
-def _answer(asking: asyncio.Task[Answer]) -> Answer:
-    """What the controller said; a TimeoutError when it has not said anything."""
-    if asking.done():
-        return asking.result()
-    asking.cancel()
-    raise TimeoutError
+class _ZooKeeperWatch:
+    """Notices when ZooKeeper is away for longer than a lost connection takes to come back.
 
-
-def _when_cut_off(broker: Broker) -> asyncio.Future[str]:
-    """Done when nothing can be decided, however long one waits; the result says why.
-
-    A controller without ZooKeeper knows that at once. Another broker without it asks a controller that most likely has
-    none either: one that has answers soon.
+    A controller without it decides nothing. Another broker without it asks a controller that most likely has none
+    either: one that has answers soon.
     """
-    loop = asyncio.get_running_loop()
-    cut_off: asyncio.Future[str] = loop.create_future()
 
-    def give_up(why: str) -> None:
-        if not cut_off.done() and broker.zk.state is not SessionState.CONNECTED:
-            cut_off.set_result(why)
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._loop = asyncio.get_running_loop()
+        self._cut_off: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        broker.zk.add_listener(SessionListener(on_state=self._on_state))
+        self._on_state(broker.zk.state)
 
-    def look(state: SessionState) -> None:
+    def close(self) -> None:
+        self._is_closed = True
+        self._stop_timer()
+
+    async def rest(self, seconds: float) -> None:
+        """Not any longer once ZooKeeper is away."""
+        await asyncio.wait({self._cut_off}, timeout=seconds)
+
+    async def answer_to(self, question: Coroutine[object, object, Answer]) -> Answer:
+        """Raises CutOff when ZooKeeper is away before there is an answer."""
+        asking = self._loop.create_task(question)
+        try:
+            while not asking.done():
+                either: set[asyncio.Future[Any]] = {asking, self._cut_off}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if self._cut_off.done() and not asking.done():
+                    raise CutOff(self._why())
+            return asking.result()
+        finally:
+            asking.cancel()
+
+    def _on_state(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
-            return
-        if broker.controller.is_active:
-            give_up("this broker is the controller and ZooKeeper is away")
-        else:
-            loop.call_later(_WITHOUT_ZOOKEEPER_S, give_up, "ZooKeeper is away, and the controller does not answer")
+            self._stop_timer()
+            if self._cut_off.done():
+                self._cut_off = self._loop.create_future()
+        elif self._timer is None and not self._is_closed:
+            self._timer = self._loop.call_later(_WITHOUT_ZOOKEEPER_S, self._give_up)
 
-    broker.zk.add_listener(SessionListener(on_state=look))
-    look(broker.zk.state)
-    return cut_off
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        if not self._cut_off.done() and self._broker.zk.state is not SessionState.CONNECTED:
+            self._cut_off.set_result(None)
+
+    def _why(self) -> str:
+        if self._broker.controller.is_active:
+            return "this broker is the controller and ZooKeeper is away"
+        return "ZooKeeper is away, and the controller does not answer"
 
 
 async def _ask(broker: Broker) -> Answer:

@@ -11,6 +11,7 @@ import pytest
 from klamm.broker import Broker
 from klamm.config import KafkaConfig
 from klamm.controller.replies import ControlledShutdownResult
+from klamm.errors import ErrorCode
 from klamm.metadata import MetadataCache, MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import BrokerEndPoints, EndPoint, TopicPartition
 from klamm.network.client import BrokerConnection
@@ -30,7 +31,13 @@ class Session:
         self.add_listener = self.listeners.append
 
     def lose_connection(self) -> None:
-        self.state = SessionState.SUSPENDED
+        self._become(SessionState.SUSPENDED)
+
+    def reconnect(self) -> None:
+        self._become(SessionState.CONNECTED)
+
+    def _become(self, state: SessionState) -> None:
+        self.state = state
         for listener in self.listeners:
             assert listener.on_state is not None
             listener.on_state(self.state)
@@ -73,7 +80,9 @@ def test_a_channel_names_a_failure_without_a_text(monkeypatch: pytest.MonkeyPatc
     asyncio.run(scenario())
 
 
-def test_zookeeper_goes_while_the_controller_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+def test_zookeeper_goes_while_the_controller_is_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> bool:
         zk = Session()
 
@@ -83,8 +92,73 @@ def test_zookeeper_goes_while_the_controller_is_asked(caplog: pytest.LogCaptureF
 
         return await controlled_shutdown(broker(zk, SimpleNamespace(is_active=True, submit=submit)))
 
+    monkeypatch.setattr(module, "_WITHOUT_ZOOKEEPER_S", 0.01)
     assert not asyncio.run(scenario())
     assert "this broker is the controller and ZooKeeper is away" in caplog.text
+
+
+class Timers:
+    """`call_later` of a loop, by hand: those that were not cancelled."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._handles: list[asyncio.TimerHandle] = []
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+
+        def later(delay: float, callback: Any, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+            if delay != module._WITHOUT_ZOOKEEPER_S:
+                return call_later(delay, callback, *args, **kwargs)
+            self._handles.append(asyncio.TimerHandle(loop.time(), callback, args, loop))
+            return self._handles[-1]
+
+        monkeypatch.setattr(loop, "call_later", later)
+
+    def waiting(self) -> list[asyncio.TimerHandle]:
+        return [handle for handle in self._handles if not handle.cancelled()]
+
+    def fire(self) -> None:
+        for handle in self.waiting():
+            handle._run()
+
+
+@pytest.mark.parametrize("is_controller", [True, False])
+def test_a_connection_that_comes_back_ends_the_wait(is_controller: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time ZooKeeper is lost it has all of the time, and what was given up once is not given up for ever."""
+
+    async def scenario() -> bool:
+        zk, timers = Session(), Timers(monkeypatch)
+        asked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def ask(*_: object, **__: object) -> asyncio.Future[Any]:
+            asked.set_result(None)
+            return answer
+
+        monkeypatch.setattr(module, "_ask", ask_with(ask))
+        leaving = asyncio.ensure_future(controlled_shutdown(broker(zk, SimpleNamespace(is_active=is_controller))))
+        await asked
+        for _ in range(3):
+            zk.lose_connection()
+            assert len(timers.waiting()) == 1, "one for this time, none of those before"
+            zk.reconnect()
+            assert not timers.waiting()
+        zk.lose_connection()
+        timers.fire()
+        zk.reconnect()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not leaving.done(), "it is connected again before anybody has looked"
+        answer.set_result((ErrorCode.NONE, ()))
+        return await leaving
+
+    assert asyncio.run(scenario())
+
+
+def ask_with(answer: Any) -> Any:
+    async def ask(asking: Broker) -> Any:
+        return await answer(asking)
+
+    return ask
 
 
 def test_zookeeper_is_away_and_the_controller_is_another(
@@ -107,11 +181,11 @@ def test_zookeeper_is_away_and_the_controller_is_another(
     assert "Leaving without a controlled shutdown: ZooKeeper is away, and the controller does not answer" in caplog.text
 
 
-@pytest.mark.parametrize(("replicas", "asked"), [((1, 3), 1), ((1, 2), 2)], ids=["nobody", "a live broker"])
-def test_partitions_remain(
-    replicas: tuple[int, ...], asked: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It asks again only while there is a broker that could take over what remains."""
+@pytest.mark.parametrize(
+    "replicas", [(1, 3), (1, 2), None], ids=["one that starts again", "a live broker", "nobody knows them"]
+)
+def test_partitions_remain(replicas: tuple[int, ...] | None, caplog: pytest.LogCaptureFixture) -> None:
+    """It asks as often as it is configured to: a replica that is not there now may be back the next time."""
     times: list[object] = []
 
     async def scenario() -> bool:
@@ -122,13 +196,14 @@ def test_partitions_remain(
             return answer
 
         leaving = broker(Session(), SimpleNamespace(is_active=True, submit=submit))
-        states = tuple(PartitionState("t", p, 2, 1, 0, (1,), 0, replicas) for p in range(7))
-        live = (BrokerEndPoints(2, (EndPoint("PLAINTEXT", "a", 9092),)),)
-        leaving.metadata.update(MetadataUpdate(2, 2, live, (TopicUpdate("t", states),)))
+        if replicas is not None:
+            states = tuple(PartitionState("t", p, 2, 1, 0, (1,), 0, replicas) for p in range(7))
+            live = (BrokerEndPoints(2, (EndPoint("PLAINTEXT", "a", 9092),)),)
+            leaving.metadata.update(MetadataUpdate(2, 2, live, (TopicUpdate("t", states),)))
         return await controlled_shutdown(leaving)
 
-    monkeypatch.setattr(module, "_LOOK_S", 0.001)
     assert not asyncio.run(scenario())
-    assert len(times) == asked
-    said = "Leaving: no other live broker has a replica of" if asked == 1 else "No other replica in sync can lead"
-    assert f"{said} t-0, t-1, t-2, t-3, t-4 and 2 more partitions" in caplog.text
+    assert len(times) == 2
+    said = "No other replica in sync can lead t-0, t-1, t-2, t-3, t-4 and 2 more partitions yet"
+    assert caplog.text.count(said) == 2
+    assert "Leaving without the controller's consent" in caplog.text
