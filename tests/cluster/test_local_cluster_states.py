@@ -97,6 +97,16 @@ def test_a_start_that_fails_leaves_no_process(klamm_cluster: LocalCluster, monke
     cluster.start(1)
 
 
+def test_a_start_beside_a_paused_broker(klamm_cluster: LocalCluster) -> None:
+    cluster = klamm_cluster
+    cluster.kill(2)
+    cluster.pause(3)
+    cluster.start(2)
+    assert cluster.is_running(2)
+    cluster.resume(3)
+    cluster.wait_for(lambda: cluster.live_brokers == {1, 2, 3}, what="Three brokers")
+
+
 def test_wrong_states_are_named(klamm_cluster: LocalCluster) -> None:
     cluster = klamm_cluster
     cluster.create_topic("asked")

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from klamm.errors import KlammError
 from klamm.testing.admin import ClusterAdmin, brokers_are
@@ -31,6 +31,8 @@ from klamm.testing.settings import TEST_DEFAULTS, BrokerConfigs, ClusterSettings
 T = TypeVar("T")
 
 __all__ = ["TEST_DEFAULTS", "LocalCluster"]
+
+_NOT_STARTED: Final = "The cluster is not started: use start_all() first."
 
 
 class LocalCluster:
@@ -146,7 +148,8 @@ class LocalCluster:
     def zookeeper_connect(self) -> str:
         if self._external_zookeeper is not None:
             return self._external_zookeeper
-        assert self._zookeeper_port is not None, "the cluster is not started"
+        if self._zookeeper_port is None:
+            raise KlammError(_NOT_STARTED)
         return f"{LOOPBACK}:{self._zookeeper_port.number}"
 
     def wait_for(
@@ -214,17 +217,18 @@ class LocalCluster:
         process.stop(self._stop_timeout_s)
 
     def start(self, broker_id: int) -> None:
-        """Starts a stopped or killed broker on the port it had; returns when it answers.
+        """Starts a stopped or killed broker on the port it had; returns when all that are not paused know it.
 
         A start that fails leaves no process.
         """
+        self._port(broker_id)
         if self._zookeeper is not None and not self._zookeeper.is_running:
             raise KlammError(f"Broker {broker_id} cannot start: ZooKeeper is not running; use start_zookeeper() first.")
         deadline = time.monotonic() + self._start_timeout_s
         process = self._spawn(broker_id)
         with nothing_left_of(process):
             process.wait_ready(deadline)
-            self._admin.wait_until_acquainted(self._running(), deadline)
+            self._admin.wait_until_acquainted(self._answering(), deadline)
 
     def pause(self, broker_id: int) -> None:
         """SIGSTOP: the process is there but does nothing, as in a long stop of the machine; again is no error."""
@@ -241,7 +245,7 @@ class LocalCluster:
         return self._broker(broker_id).pid
 
     def port(self, broker_id: int) -> int:
-        return self._ports[broker_id].number
+        return self._port(broker_id).number
 
     def logs(self, broker_id: int) -> Path:
         """The file with what the broker writes about itself."""
@@ -298,6 +302,13 @@ class LocalCluster:
         if self._external_zookeeper is None:
             self._zookeeper_port = ReservedPort()
 
+    def _port(self, broker_id: int) -> ReservedPort:
+        if broker_id not in self.broker_ids:
+            raise KlammError(f"There is no broker {broker_id}: the cluster has {', '.join(map(str, self.broker_ids))}.")
+        if broker_id not in self._ports:
+            raise KlammError(_NOT_STARTED)
+        return self._ports[broker_id]
+
     def _start_zookeeper(self) -> None:
         if self._zookeeper_port is None:
             return
@@ -316,8 +327,6 @@ class LocalCluster:
         return process
 
     def _new_broker(self, broker_id: int) -> ChildProcess:
-        if broker_id not in self.broker_ids:
-            raise KlammError(f"There is no broker {broker_id}: the cluster has {', '.join(map(str, self.broker_ids))}.")
         files = self._config_file(broker_id), self._ready_file(broker_id), self.logs(broker_id)
         return broker_process(broker_id, *files)
 

@@ -1,0 +1,28 @@
+"""What a LocalCluster says that was not started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from klamm.errors import KlammError
+from klamm.testing import LocalCluster
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (lambda cluster: cluster.port(1), "The cluster is not started: use start_all() first."),
+        (lambda cluster: cluster.start(1), "The cluster is not started: use start_all() first."),
+        (lambda cluster: cluster.zookeeper_connect, "The cluster is not started: use start_all() first."),
+        (lambda cluster: cluster.port(9), "There is no broker 9: the cluster has 1, 2."),
+        (lambda cluster: cluster.start(9), "There is no broker 9: the cluster has 1, 2."),
+    ],
+    ids=["port", "start", "ZooKeeper", "port of nobody", "start of nobody"],
+)
+def test_before_the_start(tmp_path: Path, ask: Callable[[LocalCluster], object], sentence: str) -> None:
+    with pytest.raises(KlammError) as raised:
+        ask(LocalCluster(brokers=2, data_dir=tmp_path))
+    assert str(raised.value) == sentence
