@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -89,32 +91,28 @@ def missing_brokers(view: MetadataResponse) -> list[MissingBroker]:
 
 
 def ask_min_isrs(address: tuple[str, int], topics: Iterable[str], timeout_s: float) -> dict[str, int]:
-    """`min.insync.replicas` of each topic; topics are left out when the broker does not tell it."""
+    """`min.insync.replicas` of each topic, over one connection; without those that the broker does not tell."""
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
         DescribeConfigsResponse,
     )
-    from klamm.testing.wire_client import send_request
+    from klamm.testing.wire_client import exchange
 
     told: dict[str, int] = {}
-    for names in _chunks(topics):
-        resources = [
-            DescribeConfigsResource(resource_type=_TOPIC, resource_name=name, configuration_keys=[_MIN_ISR])
-            for name in names
-        ]
-        try:
-            answer = send_request(
-                address, DescribeConfigsRequest(resources=resources), 1, DescribeConfigsResponse, timeout_s
-            )
-        except OSError:
-            return told
-        told |= {
-            result.resource_name: int(config.value)
-            for result in answer.results
-            for config in result.configs
-            if config.name == _MIN_ISR and config.value
-        }
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout_s) as connection:
+        for names in _chunks(topics):
+            resources = [
+                DescribeConfigsResource(resource_type=_TOPIC, resource_name=name, configuration_keys=[_MIN_ISR])
+                for name in names
+            ]
+            answer = exchange(connection, DescribeConfigsRequest(resources=resources), 1, DescribeConfigsResponse)
+            told |= {
+                result.resource_name: int(config.value)
+                for result in answer.results
+                for config in result.configs
+                if config.name == _MIN_ISR and config.value
+            }
     return told
 
 

@@ -7,7 +7,7 @@ import socket
 import struct
 from typing import TypeVar
 
-from klamm.errors import KlammError
+from klamm.errors import KlammError, ProtocolError
 from klamm.protocol.frames import RequestHeader, decode_response_header, encode_request_frame
 from klamm.protocol.wire import Message, decode
 
@@ -22,16 +22,22 @@ def send_request(address: tuple[str, int], request: Message, version: int, answe
 
 
 def exchange(connection: socket.socket, request: Message, version: int, answer: type[R]) -> R:
-    """The same over a connection that has no other request under way."""
+    """The same over a connection that has no other request under way.
+
+    Raises KlammError when the answer is none to this request, or not of Kafka's protocol.
+    """
+    host, port = connection.getpeername()[:2]
     header = RequestHeader(request.KEY, version, next(_CORRELATION_IDS), "klamm-testing")
     connection.sendall(b"".join(encode_request_frame(header, request)))
     (size,) = struct.unpack(">i", _read(connection, 4))
     frame = _read(connection, size)
-    correlation_id, position = decode_response_header(request.KEY, version, frame)
-    if correlation_id != header.correlation_id:
-        host, port = connection.getpeername()[:2]
-        raise KlammError(f"The broker at {host}:{port} answered another request than ours.")
-    response, _ = decode(answer, version, frame, position)
+    try:
+        correlation_id, position = decode_response_header(request.KEY, version, frame)
+        if correlation_id != header.correlation_id:
+            raise KlammError(f"The broker at {host}:{port} answered another request than ours.")
+        response, _ = decode(answer, version, frame, position)
+    except ProtocolError as error:
+        raise KlammError(f"What answers at {host}:{port} does not speak Kafka's protocol: {error}.") from error
     return response
 
 

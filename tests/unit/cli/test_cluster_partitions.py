@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from klamm.cli.cluster_partitions import MissingBroker, missing_brokers, unwell_partitions
-from klamm.errors import ErrorCode
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from struct import pack, unpack
+
+import pytest
+
+from klamm.cli import cluster_partitions
+from klamm.cli.cluster import look
+from klamm.cli.cluster_partitions import MissingBroker, ask_min_isrs, missing_brokers, unwell_partitions
+from klamm.errors import ErrorCode, KlammError
+from klamm.protocol.frames import decode_request_header, encode_response_frame
+from klamm.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+)
 from klamm.protocol.messages.metadata import (
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from klamm.protocol.wire import decode
 
 
 def topic(name: str, *partitions: tuple[int, tuple[int, ...], tuple[int, ...], ErrorCode]) -> MetadataResponseTopic:
@@ -61,3 +79,68 @@ def test_full_replicas_can_be_too_few() -> None:
 
 def test_who_is_missed() -> None:
     assert missing_brokers(VIEW) == [MissingBroker(3, 2), MissingBroker(4, 1)]
+
+
+@contextmanager
+def broker_that_says(answer: Callable[[bytes], bytes]) -> Iterator[tuple[tuple[str, int], list[int]]]:
+    """Where it listens, and how many requests each connection brought."""
+    requests: list[int] = []
+
+    def serve(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as stream:
+            while size := stream.read(4):
+                requests[-1] += 1
+                connection.sendall(answer(stream.read(unpack(">i", size)[0])))
+
+    def accept() -> None:
+        while True:
+            try:
+                connection = server.accept()[0]
+            except OSError:
+                return
+            requests.append(0)
+            serve(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield server.getsockname(), requests
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def two_in_sync(frame: bytes) -> bytes:
+    header, position = decode_request_header(frame)
+    request, _ = decode(DescribeConfigsRequest, header.api_version, frame, position)
+    config = DescribeConfigsResourceResult(name="min.insync.replicas", value="2", read_only=False, is_sensitive=False)
+    results = [
+        DescribeConfigsResult(
+            error_code=0, error_message=None, resource_type=2, resource_name=each.resource_name, configs=[config]
+        )
+        for each in request.resources
+    ]
+    return b"".join(encode_response_frame(header.correlation_id, DescribeConfigsResponse(results=results), 1))
+
+
+def test_many_topics_are_asked_for_over_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_partitions, "_TOPICS_ASKED_AT_ONCE", 2)
+    with broker_that_says(two_in_sync) as (address, requests):
+        assert ask_min_isrs(address, "abcde", 60.0) == dict.fromkeys("abcde", 2)
+    assert requests == [3]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (pack(">iib", 5, -7, 0), "The broker at 127.0.0.1:{port} answered another request than ours."),
+        (pack(">ih", 2, 0), "What answers at 127.0.0.1:{port} does not speak Kafka's protocol: "),
+    ],
+)
+def test_an_answer_that_is_none_is_told_in_a_sentence(said: bytes, told: str) -> None:
+    with broker_that_says(lambda _: said) as (address, _):
+        for ask in (lambda: ask_min_isrs(address, "a", 60.0), lambda: look([address], {}, 60.0)):
+            with pytest.raises(KlammError) as raised:
+                ask()
+            assert str(raised.value).startswith(told.format(port=address[1]))
