@@ -38,6 +38,7 @@ INJECTED = {
     "leader election",
     "lonely coordinator",
     "lost replies",
+    "overtaken deletion",
     "pause",
     "reassignment",
     "slow link",

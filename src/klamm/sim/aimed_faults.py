@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from random import Random
 from typing import Final, TypeVar
 
 from klamm.model import GROUP_METADATA_TOPIC, TopicPartition
+from klamm.protocol.frames import decode_request_header
+from klamm.protocol.messages.stop_replica import StopReplicaRequest
+from klamm.protocol.wire import decode
 from klamm.replica.partition import Partition
+from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster, SimNode
+from klamm.sim.operator import reassign
 
 T = TypeVar("T")
 LOOK_S: Final = 0.001
@@ -20,6 +26,8 @@ MOMENT_S: Final = 5.0
 SHORT_S: Final = 1.0
 """Shorter than a follower may lag: nobody leaves an ISR because of it."""
 CUT_S: Final = 4.0
+LATE_S: Final = 3.5
+"""Long enough for a broker to be a replica again, in sync."""
 AWAY_S: Final = 3.0
 """Longer than a session."""
 
@@ -32,11 +40,15 @@ class AimedFaults:
     @staticmethod
     def kind_of(seed: int) -> str | None:
         """The kind is the seed's: most have none. Of the latter, followers must learn high watermarks late."""
-        return {3: "lonely coordinator", 6: "late high watermark"}.get(seed % 8)
+        return {3: "lonely coordinator", 5: "overtaken deletion", 6: "late high watermark"}.get(seed % 8)
 
     async def run(self, kind: str) -> None:
-        fault = {"lonely coordinator": self._leave_coordinator_alone, "late high watermark": self._lose_leader}[kind]
-        if await fault():
+        faults = {
+            "lonely coordinator": self._leave_coordinator_alone,
+            "overtaken deletion": self._overtake_deletion,
+            "late high watermark": self._lose_leader,
+        }
+        if await faults[kind]():
             self._cluster.counts[kind] += 1
 
     async def _leave_coordinator_alone(self) -> bool:
@@ -104,6 +116,48 @@ class AimedFaults:
                 return leaders[0], active[0], third, partition
         return None
 
+    async def _overtake_deletion(self) -> bool:
+        """A replica is moved away and back, and only then comes the first request to delete it.
+
+        Its controller has given that one up and repeated it, over another connection.
+        """
+        found = await self._moment(self._follower_in_sync)
+        if found is None:
+            return False
+        controller, follower, partition = found
+        cluster, tp, replicas = self._cluster, partition.topic_partition, list(partition.isr)
+        epoch, late_s = partition.leader_epoch, cluster.loop.time() + LATE_S
+        self._note(f"{follower.host} hears at {late_s:.3f} that it shall delete {tp}, which it has again by then")
+        cluster.network.hold(controller.host, follower.host, _is_deletion, late_s)
+        client = Client("mover", cluster.addresses, Random(cluster.rng.getrandbits(64)))
+        process = cluster.client_process("mover")
+        for target in ([each for each in replicas if each != follower.id], replicas):
+            await cluster.loop.spawn(process, reassign(client, controller.id, tp, target))
+        is_back = await self._moment(lambda: self._is_in_sync_again(follower, tp, epoch + 2) or None)
+        is_early = cluster.loop.time() < late_s
+        await asyncio.sleep(max(0.0, late_s - cluster.loop.time()) + SHORT_S)
+        is_held = not cluster.network.is_waiting_to_hold(controller.host, follower.host)
+        return is_back is not None and is_early and is_held
+
+    def _follower_in_sync(self) -> tuple[SimNode, SimNode, Partition] | None:
+        """The controller, a follower that is another broker, and the partition as its leader has it."""
+        nodes = [node for node in self._cluster.nodes.values() if node.broker is not None]
+        active = [node for node in nodes if node.broker is not None and node.broker.controller.is_active]
+        for node in nodes:
+            for tp, led in () if node.broker is None else node.broker.replicas.partitions.items():
+                others = [each for each in nodes if each not in (node, *active) and each.id in led.isr]
+                is_meant = tp in self._cluster.partitions and led.is_leader and _end(led) > 0
+                if is_meant and len(led.isr) == 3 and len(active) == 1 and others:
+                    return active[0], others[0], led
+        return None
+
+    def _is_in_sync_again(self, follower: SimNode, tp: TopicPartition, epoch: int) -> bool:
+        for node in self._cluster.nodes.values():
+            led = None if node.broker is None else node.broker.replicas.partitions.get(tp)
+            if led is not None and led.is_leader and led.leader_epoch >= epoch and follower.id in led.isr:
+                return True
+        return False
+
     # --- helpers ---------------------------------------------------------------------------------------------------
 
     async def _moment(self, look: Callable[[], T | None], longest_s: float = MOMENT_S) -> T | None:
@@ -126,6 +180,15 @@ class AimedFaults:
 
     def _note(self, text: str) -> None:
         self._cluster.note(f"aimed: {text}")
+
+
+def _is_deletion(data: bytes) -> bool:
+    """Whether these bytes are a StopReplica that deletes."""
+    header, position = decode_request_header(data, 4)
+    if header.api_key != StopReplicaRequest.KEY:
+        return False
+    request, _ = decode(StopReplicaRequest, header.api_version, data, position)
+    return any(state.delete_partition for topic in request.topic_states for state in topic.partition_states)
 
 
 def _end(partition: Partition) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from klamm.controller.events import AlterPartition, BrokerChange, ControllerEvent, Reelect
@@ -18,6 +18,7 @@ from klamm.zk.ops import Check, Create, Delete, SetData, WriteOp
 from klamm.zk.znodes import decode_partition_state, decode_topic
 
 if TYPE_CHECKING:
+    from klamm.controller.context import ControllerContext
     from klamm.sim.broker_model import Hosted
     from klamm.sim.channels import Channel
     from klamm.sim.node import Node
@@ -37,6 +38,9 @@ _FENCED = (
     "/config/",
 )
 
+_ALL_ISRS_EVERY: Final = 8
+"""An AlterPartition should change what it asks for and nothing else: so often all are looked at."""
+
 
 class Checkers:
     """`writer`: the process whose session it is."""
@@ -52,6 +56,7 @@ class Checkers:
         self.unclean = UncleanRules(writer)
         self._told: dict[tuple[int, int], tuple[int, int]] = {}
         self._producer_ids: dict[int, tuple[int, int]] = {}
+        self._isr_events = 0
 
     # --- roles -------------------------------------------------------------------------------------------------------
 
@@ -123,11 +128,17 @@ class Checkers:
         require(ctx.epoch > 0, f"broker {node.id} is active without an epoch")
         decides_isr = ctx.config.inter_broker_protocol.has_alter_partition  # else leaders write it as they like
         if decides_isr and isinstance(event, BrokerChange | AlterPartition):
-            for tp in ctx.leadership if isinstance(event, BrokerChange) else _asked_for(event):
+            for tp in self._to_look_at(ctx, event):
                 isr = ctx.leadership[tp].leader_and_isr.isr if tp in ctx.leadership else ()
                 dead = [r for r in isr if r not in ctx.live_or_shutting_down]
                 fine = not dead or len(isr) == 1 or ctx.is_queued_for_deletion(tp.topic)
                 require(fine, f"after {event} the ISR of {tp} is {isr}, of which {dead} are dead")
+
+    def _to_look_at(self, ctx: ControllerContext, event: BrokerChange | AlterPartition) -> Iterable[TopicPartition]:
+        self._isr_events += 1
+        if isinstance(event, BrokerChange) or self._isr_events % _ALL_ISRS_EVERY == 0:
+            return ctx.leadership
+        return [TopicPartition(item.topic, item.partition) for item in event.partitions]
 
     # --- znodes ------------------------------------------------------------------------------------------------------
 
@@ -203,7 +214,3 @@ class Checkers:
         require(step in (0, 1), f"the leader epoch of {tp} went from {old.leader_epoch} to {now.leader_epoch}")
         if step == 0:
             require(now.leader == old.leader, f"{tp} changed its leader within epoch {now.leader_epoch}")
-
-
-def _asked_for(event: AlterPartition) -> list[TopicPartition]:
-    return [TopicPartition(item.topic, item.partition) for item in event.partitions]

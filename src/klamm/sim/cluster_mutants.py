@@ -107,6 +107,12 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "if False:",
         first=16,
     ),
+    "stop_replica_of_any_epoch_obeyed": Mutant(
+        _R + "state_change",
+        "        is_older = stop.leader_epoch < partition.leader_epoch\n",
+        "        is_older = False\n",
+        first=5,
+    ),
     "torn_tail_is_kept": Mutant(
         "klamm.log.loader",
         "            cut_bytes = segment.recover(self._note_epoch)\n",

@@ -122,6 +122,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "    for leader in () if allow_unclean else recipients:\n",
         300,
     ),
+    "unclean_leader_is_only_being_added": Mutant(
+        _C + "election", "(r for r in recipients if r not in assignment.adding_replicas)", "iter(recipients)", 600
+    ),
     "unclean_without_being_asked": Mutant(
         _C + "partition_state_machine", "config.get(key, default).lower()", 'config.get(key, "true").lower()'
     ),

@@ -54,6 +54,7 @@ class Network:
         self._listeners: dict[tuple[str, int], Listener] = {}
         self._cut_until: dict[tuple[str, str], float] = {}
         self._slow_until: dict[tuple[str, str], float] = {}
+        self._held: dict[tuple[str, str], tuple[Callable[[bytes], bool], float]] = {}
         self._next_port = 30_000
 
     # --- faults ----------------------------------------------------------------------------------------------------
@@ -64,10 +65,26 @@ class Network:
     def slow(self, source: str, target: str, until_s: float) -> None:
         self._slow_until[source, target] = max(until_s, self._slow_until.get((source, target), 0.0))
 
+    def hold(self, source: str, target: str, is_meant: Callable[[bytes], bool], until_s: float) -> None:
+        """The next thing sent that `is_meant`, and what follows it over the same connection, comes at `until_s`."""
+        self._held[source, target] = is_meant, until_s
+
+    def is_waiting_to_hold(self, source: str, target: str) -> bool:
+        return (source, target) in self._held
+
+    def held_until_s(self, source: str, target: str, data: bytes) -> float:
+        is_meant, until_s = self._held.get((source, target), (None, 0.0))
+        if is_meant is None or not is_meant(data):
+            return 0.0
+        del self._held[source, target]
+        self.sent_late += 1
+        return until_s
+
     def heal(self) -> None:
         """What was sent before stays on its way for as long as it was meant to."""
         self._cut_until.clear()
         self._slow_until.clear()
+        self._held.clear()
         self.lost_replies = 0.0
 
     def is_cut(self, source: str, target: str) -> bool:
@@ -167,7 +184,8 @@ class SimTransport(asyncio.Transport):
             self.reset()
             return
         self._unread += len(data)
-        self._due_s = max(self._due_s, network.arrival_s(self._own[0], self._other[0]))
+        own, other = self._own[0], self._other[0]
+        self._due_s = max(self._due_s, network.arrival_s(own, other), network.held_until_s(own, other, data))
         cut = rng.randint(1, len(data))
         for part in (data[:cut], data[cut:]):
             if part:
