@@ -80,7 +80,8 @@ def without_metrics_the_views_are_compared(cluster: LocalCluster) -> None:
 
 def what_a_stopped_broker_leaves_behind(cluster: LocalCluster) -> None:
     """Partitions are named, with what is wrong with them, and the broker that they miss."""
-    stopped = next(broker for broker in cluster.broker_ids if broker != cluster.controller_id)
+    kept = cluster.controller_id, cluster.leader("new")
+    stopped = next(broker for broker in cluster.broker_ids if broker not in kept)
     others = [broker for broker in cluster.broker_ids if broker != stopped]
     cluster.create_topic("alone", partitions=3)
     cluster.create_topic("strict", partitions=25, replication_factor=3, config={"min.insync.replicas": 3})
