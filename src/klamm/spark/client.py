@@ -8,16 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Final
+from uuid import UUID
 
 from klamm.errors import ErrorCode
 from klamm.frozen import dataclass
-from klamm.model import TopicPartition
+from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.messages.describe_log_dirs import (
     DescribableLogDirTopic,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
 )
-from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from klamm.protocol.messages.fetch import (
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
 from klamm.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from klamm.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -37,6 +45,7 @@ from klamm.spark.client_base import ClientError as ClientError
 from klamm.spark.client_base import ClusterState as ClusterState
 from klamm.spark.client_base import OffsetOutOfRangeError as OffsetOutOfRangeError
 from klamm.spark.client_base import RetriableError as RetriableError
+from klamm.spark.client_base import TopicIdError as TopicIdError
 from klamm.spark.client_base import UnknownTopicError as UnknownTopicError
 from klamm.spark.client_base import UnreachableError as UnreachableError
 from klamm.spark.client_base import parse_addresses as parse_addresses
@@ -44,8 +53,8 @@ from klamm.spark.client_connection import BrokerSocket, Room
 from klamm.spark.options import EARLIEST, LATEST
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
-FETCH_BY_NAME: Final = 12
-"""From version 13 on a Fetch names topics by id."""
+FETCH_BY_NAME, FETCH_BY_ID = 12, 13
+_WRONG_ID: Final = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
 
 
 class ClusterClient(BrokerClient):
@@ -82,9 +91,14 @@ class ClusterClient(BrokerClient):
 
         return self.retry("offsets", attempt) if specs else {}
 
-    def offsets_for_times(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """The first offset whose record is at least that new; None where there is none."""
-        return self.list_offsets(timestamps)
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], isolation: int = 0
+    ) -> dict[TopicPartition, int | None]:
+        """The first offset whose record is at least that new; None where there is none.
+
+        With isolation READ_COMMITTED records from the last stable offset on are not there.
+        """
+        return self.list_offsets(timestamps, isolation)
 
     def earliest(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return _without_none(self.list_offsets(dict.fromkeys(tps, EARLIEST)))
@@ -126,8 +140,12 @@ class ClusterClient(BrokerClient):
         isolation: int = 0,
         max_wait_ms: int | None = None,
         leader: int | None = None,
+        topic_id: UUID | None = None,
     ) -> PendingFetch:
-        """Sends a Fetch of one partition without a session, to be finished with `finish_fetch`. Raises OSError."""
+        """Sends a Fetch of one partition without a session, to be finished with `finish_fetch`. Raises OSError.
+
+        With `topic_id` no other topic of that name is read, where the broker has Fetch by id (Kafka 3.1 and later).
+        """
         leader = self._leader(tp) if leader is None else leader
         wait_ms = self.fetch_max_wait_ms if max_wait_ms is None else max_wait_ms
         part = FetchPartition(partition=tp.partition, fetch_offset=offset, partition_max_bytes=max_bytes)
@@ -136,11 +154,12 @@ class ClusterClient(BrokerClient):
             min_bytes=self.fetch_min_bytes,
             max_bytes=self.fetch_max_bytes or max_bytes,
             isolation_level=isolation,
-            topics=[FetchTopic(topic=tp.topic, partitions=[part])],
+            topics=[FetchTopic(topic=tp.topic, topic_id=topic_id or ZERO_UUID, partitions=[part])],
         )
         connection = self._broker(leader)
-        connection.send(request, connection.version(FetchRequest, FETCH_BY_NAME))
-        return PendingFetch(connection, tp, offset, leader, wait_ms)
+        version = connection.version(FetchRequest, FETCH_BY_NAME if topic_id is None else FETCH_BY_ID)
+        connection.send(request, version)
+        return PendingFetch(connection, tp, offset, leader, wait_ms, topic_id if version >= FETCH_BY_ID else None)
 
     def finish_fetch(self, pending: PendingFetch, room: Room | None = None) -> PartitionData:
         """The answer, read into `room` if it is given. Raises OSError, or what `fetch` raises."""
@@ -150,7 +169,7 @@ class ClusterClient(BrokerClient):
             raise RetriableError(f"Fetch: {error_name(answer.error_code)}")
         for topic in answer.responses:
             for part in topic.partitions:
-                if topic.topic == pending.tp.topic and part.partition_index == pending.tp.partition:
+                if pending.is_of(topic) and part.partition_index == pending.tp.partition:
                     return self._checked(pending, part)
         raise RetriableError(f"broker {pending.leader} did not answer for {pending.tp}")
 
@@ -179,6 +198,8 @@ class ClusterClient(BrokerClient):
     def _checked(self, pending: PendingFetch, part: PartitionData) -> PartitionData:
         if part.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             raise OffsetOutOfRangeError(f"{pending.tp} has no offset {pending.offset}.")
+        if part.error_code in _WRONG_ID:
+            raise TopicIdError(self._check(pending.tp, part.error_code, f"records of {pending.tp}"))
         if part.error_code != ErrorCode.NONE:
             raise RetriableError(self._check(pending.tp, part.error_code, f"records of {pending.tp}"))
         return part
@@ -254,6 +275,11 @@ class PendingFetch:
     offset: int
     leader: int
     max_wait_ms: int
+    topic_id: UUID | None = None
+    """None when the topic was named."""
+
+    def is_of(self, topic: FetchableTopicResponse) -> bool:
+        return topic.topic == self.tp.topic if self.topic_id is None else topic.topic_id == self.topic_id
 
 
 def _without_none(found: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:

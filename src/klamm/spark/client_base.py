@@ -36,6 +36,10 @@ class RetriableError(Exception):
     """Something that passes: fresh metadata and another try."""
 
 
+class TopicIdError(RetriableError):
+    """A broker has no topic with the id that was asked for: it does not know it yet, or another has its name now."""
+
+
 class UnknownTopicError(ClientError):
     """A topic or partition that does not exist (any more)."""
 
@@ -59,6 +63,8 @@ class TopicState:
     topic_id: UUID | None
     """None where the cluster has no topic ids."""
     partitions: Mapping[int, PartitionState]
+    is_internal: bool = False
+    """Of the cluster's own: offsets of groups, transactions, klamm's control log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +136,16 @@ class BrokerClient:
         return self._learn(answer)
 
     def topics(self, names: Iterable[str] | None = None, pattern: str | None = None) -> dict[str, list[int]]:
-        """The partitions of the topics with these names, or whose whole name matches the pattern; those that exist."""
+        """The partitions of the topics with these names that exist, or of those in whose name the pattern is found.
+
+        As in Spark's connector a part of the name is enough for a pattern, and none finds an internal topic.
+        """
         state = self.metadata(names)
         matching = re.compile(pattern) if pattern is not None else None
         return {
             name: sorted(topic.partitions)
             for name, topic in sorted(state.topics.items())
-            if matching is None or matching.fullmatch(name)
+            if matching is None or (matching.search(name) and not topic.is_internal)
         }
 
     def leader_address(self, tp: TopicPartition) -> tuple[int, str, int]:
@@ -162,7 +171,7 @@ class BrokerClient:
                 raise ClientError(f"Topic {name} cannot be read: {error_name(topic.error_code)}.")
             partitions = {p.partition_index: PartitionState(p.leader_id, p.leader_epoch) for p in topic.partitions}
             topic_id = topic.topic_id if topic.topic_id != ZERO_UUID else None
-            topics[name] = TopicState(topic_id, partitions)
+            topics[name] = TopicState(topic_id, partitions, topic.is_internal)
             if topic_id is not None:
                 self.topic_ids[name] = topic_id
             for index, state in partitions.items():

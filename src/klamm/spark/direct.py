@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from klamm.spark.direct_files import (
     DirectReadError,
     SegmentFile,
     aborted_transactions,
+    check_topic,
     find_directory,
     list_segments,
     position_of,
@@ -37,23 +39,37 @@ _TRIES: Final = 50
 
 
 class DirectReader:
-    """Reads one range; `offset` is what comes next, so that somebody else can go on after a DirectReadError."""
+    """Reads one range; `offset` is what comes next, so that somebody else can go on after a DirectReadError.
+
+    With `topic_id` it reads that topic, and no other that has its name now.
+    """
 
     def __init__(
-        self, client: ClusterClient, wanted: OffsetRange, decoder: RecordDecoder, options: ReadOptions
+        self,
+        client: ClusterClient,
+        wanted: OffsetRange,
+        decoder: RecordDecoder,
+        options: ReadOptions,
+        *,
+        topic_id: UUID | None = None,
     ) -> None:
         self._client = client
         self._wanted = wanted
         self._decoder = decoder
         self._options = options
+        self._topic_id = topic_id
         self._buffer = _memory(options.batch_bytes)
         self.offset = wanted.start
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """DirectReadError when the rest cannot be read this way."""
+        """DirectReadError when the rest cannot be read this way.
+
+        CorruptBatchError when a part of what is broken was given out, so that nobody can tell where to go on.
+        """
         tp, end = self._wanted.tp, self._wanted.end
         isolation = READ_COMMITTED if self._options.read_committed else READ_UNCOMMITTED
-        directory = find_directory(self._client, tp, self._options.log_dirs)
+        directory = find_directory(self._client, tp, self._options.log_dirs, self._topic_id)
+        self._topic_id = self._topic_id or self._client.topic_ids.get(tp.topic)
         leader = self._client.leader_address(tp)[0]
         last = self._client.latest([tp], isolation)[tp]
         if self._client.leader_address(tp)[0] != leader:
@@ -63,10 +79,22 @@ class DirectReader:
         aborted = self._aborted(directory, last)
         limit = min(end, last)
         for chunk in self._chunks(directory, limit):
-            start, self.offset = self.offset, min(chunk.next_offset, limit)
-            yield from self._decoder.decode(chunk, start, limit, aborted)
+            yield from self._decoded(chunk, limit, aborted)
         if self.offset < end:
             raise DirectReadError(f"{tp} may be read up to offset {last} only, the range ends at {end}.")
+
+    def _decoded(self, chunk: Chunk, limit: int, aborted: Aborted) -> Iterator[pa.RecordBatch]:
+        start, self.offset = self.offset, min(chunk.next_offset, limit)
+        is_begun = False
+        try:
+            for batch in self._decoder.decode(chunk, start, limit, aborted):
+                is_begun = True
+                yield batch
+        except CorruptBatchError as e:
+            if is_begun:
+                raise
+            self.offset = start
+            raise DirectReadError(f"The files of {self._wanted.tp} hold what cannot be read: {e}") from e
 
     def _aborted(self, directory: Path, last: int) -> Aborted:
         if not self._options.read_committed:
@@ -99,6 +127,7 @@ class DirectReader:
                 raise DirectReadError(f"A segment of {directory.name} cannot be opened: {e.strerror}.") from e
             handle = OsFileHandle(fd)
             try:
+                check_topic(directory, self._topic_id)
                 done = SegmentFile(segment.base_offset, os.fstat(fd).st_ino)
                 position = position_of(handle, directory, segment.base_offset, self.offset)
                 yield from self._segment_chunks(fd, position, end)

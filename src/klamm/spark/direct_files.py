@@ -38,10 +38,13 @@ class SegmentFile(NamedTuple):
     inode: int
 
 
-def find_directory(client: ClusterClient, tp: TopicPartition, log_dirs: Iterable[str]) -> Path:
+def find_directory(
+    client: ClusterClient, tp: TopicPartition, log_dirs: Iterable[str], topic_id: UUID | None = None
+) -> Path:
     """The directory of the leader's log, if it is on this machine. DirectReadError says why not.
 
-    `log_dirs` are further places where a log directory of the leader may be mounted.
+    `log_dirs` are further places where a log directory of the leader may be mounted. With `topic_id` it is the log of
+    that topic, not of another that has its name now.
     """
     client.metadata([tp.topic])  # what a worker remembers may be of an older topic
     leader, host, _ = client.leader_address(tp)
@@ -51,7 +54,7 @@ def find_directory(client: ClusterClient, tp: TopicPartition, log_dirs: Iterable
         problems.append(f"the leader of {tp}, broker {leader} at {host}, is not on this machine")
     for log_dir in dict.fromkeys((*described, *log_dirs)):
         directory = Path(log_dir) / names.dir_name(tp)
-        problem = _mismatch(directory, client, tp, leader)
+        problem = _mismatch(directory, client, tp, leader) or _other_topic(directory, topic_id)
         if problem is None:
             return directory
         problems.append(problem)
@@ -72,6 +75,19 @@ def is_this_machine(host: str) -> bool:
         except OSError:
             continue
     return False
+
+
+def check_topic(directory: Path, topic_id: UUID | None) -> None:
+    """DirectReadError when another topic has the directory now: names come again."""
+    if problem := _other_topic(directory, topic_id):
+        raise DirectReadError(f"The files cannot be read directly: {problem}.")
+
+
+def _other_topic(directory: Path, topic_id: UUID | None) -> str | None:
+    actual = _topic_id(directory)
+    if topic_id is None or actual is None or actual == topic_id:
+        return None
+    return f"{directory} belongs to another topic of this name than the one that was asked for"
 
 
 def _mismatch(directory: Path, client: ClusterClient, tp: TopicPartition, leader: int) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from klamm.errors import KlammError
 from klamm.frozen import dataclass
 from klamm.model import TopicPartition
+from klamm.protocol.compression import DEFAULT_MAX_DECOMPRESSED_BYTES
 
 T = TypeVar("T")
 
@@ -97,6 +98,7 @@ class ReadOptions:
     read_mode: str = "fetch"
     log_dirs: tuple[str, ...] = ()
     batch_bytes: int = DEFAULT_BATCH_BYTES
+    max_unpacked_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES
     poll_ms: int = DEFAULT_POLL_MS
     commit_group: str | None = None
     value_format: str = RAW
@@ -181,6 +183,9 @@ def _own_options(given: _Options) -> dict[str, Any]:
         "read_mode": read_mode,
         "log_dirs": log_dirs,
         "batch_bytes": given.number("batchBytes", DEFAULT_BATCH_BYTES, least=1024, most=1 << 30),
+        "max_unpacked_bytes": given.number(
+            "maxUnpackedBytes", DEFAULT_MAX_DECOMPRESSED_BYTES, least=1024, most=1 << 30
+        ),
         "poll_ms": given.number("pollMs", DEFAULT_POLL_MS, least=0),
         "commit_group": given.maybe(given.text, "commitGroup"),
         "value_format": value_format,

@@ -69,12 +69,13 @@ def _read_range(
         partition.range.tp,
         arrow_schema,
         batch_bytes=options.batch_bytes,
+        max_unpacked_bytes=options.max_unpacked_bytes,
         value_decoder=value_decoder(value_schema, options),
     )
     with worker.borrowed_client(options) as client:
         wanted = partition.range
         if options.read_mode != "fetch":
-            direct = DirectReader(client, wanted, decoder, options)
+            direct = DirectReader(client, wanted, decoder, options, topic_id=partition.topic_id)
             try:
                 yield from direct.batches()
                 return

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from klamm.errors import ProtocolError
 from klamm.model import TopicPartition
-from klamm.protocol.compression import decompress
+from klamm.protocol.compression import DEFAULT_MAX_DECOMPRESSED_BYTES, UnpackedTooLargeError, decompress
 from klamm.protocol.record_batch import COMPRESSION_MASK, CONTROL_BIT, RECORD_BATCH_OVERHEAD, TIMESTAMP_TYPE_BIT
 from klamm.spark import kernels as k
 from klamm.spark.record_scan import PROBLEMS, Aborted, Chunk, CorruptBatchError, ScannedBatch, readonly
@@ -43,11 +43,13 @@ class RecordDecoder:
         schema: pa.Schema,
         *,
         batch_bytes: int,
+        max_unpacked_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES,
         value_decoder: ValueDecoder | None = None,
     ) -> None:
         self._tp = tp
         self._schema = schema
         self._batch_bytes = batch_bytes
+        self._max_unpacked_bytes = max_unpacked_bytes
         self._value_decoder = value_decoder
         names = {name.lower() for name in schema.names}
         typed = {f.name.lower() for f in value_decoder.arrow_fields} if value_decoder is not None else set()
@@ -63,7 +65,9 @@ class RecordDecoder:
         if chunk.is_plain:
             groups = _plain_groups(chunk, first, last, self._batch_bytes, self._tp)
         else:
-            groups = _Groups(self._batch_bytes, chunk, first, last).of(chunk, aborted, self._tp)
+            groups = _Groups(self._batch_bytes, self._max_unpacked_bytes, chunk, first, last).of(
+                chunk, aborted, self._tp
+            )
         for data, bodies in groups:
             batch = self._columns(data, bodies, first, last)
             if batch.num_rows:
@@ -182,13 +186,14 @@ def _plain_groups(
 class _Groups:
     """Puts neighbouring batches together until there is enough for an Arrow batch."""
 
-    def __init__(self, batch_bytes: int, chunk: Chunk, first: int, last: int) -> None:
+    def __init__(self, batch_bytes: int, max_unpacked_bytes: int, chunk: Chunk, first: int, last: int) -> None:
         self._first, self._last = first, last
         self._batches = list(chunk.batches())
         wanted = [b for b in self._batches if b.last_offset >= first and b.base_offset < last]
         cost = sum(_cost(b.size_bytes, b.record_count) for b in wanted)
         self._target = cost / max(1, -(-cost // batch_bytes))
         self._limit = batch_bytes
+        self._max_unpacked_bytes = max_unpacked_bytes
 
     def of(self, chunk: Chunk, aborted: Aborted, tp: TopicPartition) -> Iterator[tuple[memoryview | bytes, Bodies]]:
         """(data, bodies) for the kernels: plain batches where they are, unpacked ones joined."""
@@ -206,7 +211,7 @@ class _Groups:
                 bodies, unpacked, cost = [], [], 0
             start, end = batch.position + RECORD_BATCH_OVERHEAD, batch.position + batch.size_bytes
             if is_packed:
-                unpacked.append(_unpack(batch, chunk.data[start:end], tp))
+                unpacked.append(_unpack(batch, chunk.data[start:end], tp, self._max_unpacked_bytes))
                 start = sum(map(len, unpacked[:-1])) if len(unpacked) < 3 else bodies[-1][k.BODY_END]
                 end = start + len(unpacked[-1])
             if batch.record_count < 0 or batch.record_count * _MIN_RECORD_BYTES > end - start:
@@ -230,9 +235,14 @@ def _joined(data: memoryview, unpacked: list[bytes | memoryview]) -> memoryview 
     return memoryview(unpacked[0]) if len(unpacked) == 1 else b"".join(unpacked)
 
 
-def _unpack(batch: ScannedBatch, body: memoryview, tp: TopicPartition) -> bytes | memoryview:
+def _unpack(batch: ScannedBatch, body: memoryview, tp: TopicPartition, max_bytes: int) -> bytes | memoryview:
     try:
-        return decompress(batch.attributes & COMPRESSION_MASK, body)
+        return decompress(batch.attributes & COMPRESSION_MASK, body, max_bytes)
+    except UnpackedTooLargeError as e:
+        raise CorruptBatchError(
+            f"The batch of {tp} at offset {batch.base_offset} unpacks to more than {max_bytes} bytes; "
+            "set option 'maxUnpackedBytes' to allow more."
+        ) from e
     except ProtocolError as e:
         raise CorruptBatchError(f"The batch of {tp} at offset {batch.base_offset} cannot be unpacked: {e}.") from e
 

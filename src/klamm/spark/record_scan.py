@@ -151,8 +151,9 @@ class NothingAborted:
 class AbortedByMarkers:
     """The list of a Fetch response: a transaction is skipped from its first offset to its abort marker."""
 
-    def __init__(self, aborted: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, aborted: Sequence[tuple[int, int]], tp: TopicPartition) -> None:
         """(producer id, first offset), in any order."""
+        self._tp = tp
         self._waiting = sorted(aborted, key=lambda txn: txn[1], reverse=True)
         self._open: set[int] = set()
 
@@ -161,11 +162,16 @@ class AbortedByMarkers:
             self._open.add(self._waiting.pop()[0])
         if batch.producer_id not in self._open or not batch.attributes & TRANSACTIONAL_BIT:
             return False
-        if batch.attributes & CONTROL_BIT:
-            marker = next(iter(records(RecordBatch(data, batch.position))), None)
-            if marker is not None and (marker.key or b"")[:4] == _ABORT_MARKER:
-                self._open.discard(batch.producer_id)
+        if batch.attributes & CONTROL_BIT and self._is_abort(batch, data):
+            self._open.discard(batch.producer_id)
         return True
+
+    def _is_abort(self, batch: ScannedBatch, data: memoryview) -> bool:
+        try:
+            marker = next(records(RecordBatch(data, batch.position)), None)
+        except ProtocolError as e:
+            raise CorruptBatchError(f"The marker of {self._tp} at offset {batch.base_offset} is broken: {e}.") from e
+        return marker is not None and (marker.key or b"")[:4] == _ABORT_MARKER
 
 
 class AbortedIntervals:

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import crc32c
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StructType
 
 from klamm.log.files import OsFiles
 from klamm.log.indexes import OffsetIndex
 from klamm.log.transaction_index import AbortedTxn, TransactionIndex
 from klamm.model import TopicPartition, encode_topic_id
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.compression import CompressionType
+from klamm.protocol.record_batch import (
+    ATTRIBUTES_POSITION,
+    CRC_POSITION,
+    RECORD_BATCH_OVERHEAD,
+    Record,
+    build_batch,
+)
 from klamm.spark import direct_files
 from klamm.spark.direct import DirectReader
 from klamm.spark.direct_files import DirectReadError, is_this_machine, list_segments
 from klamm.spark.fetch import DataLossError
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import ReadOptions, parse_read_options
+from klamm.spark.reader import RangePartition, read_range
 from klamm.spark.record_columns import RecordDecoder
-from klamm.spark.record_scan import AbortedByMarkers, AbortedIntervals, Chunk, NothingAborted, scan
+from klamm.spark.record_scan import (
+    AbortedByMarkers,
+    AbortedIntervals,
+    Chunk,
+    CorruptBatchError,
+    NothingAborted,
+    scan,
+)
 
 TP = TopicPartition("orders", 0)
 TOPIC_ID = UUID(int=77)
@@ -91,13 +109,14 @@ def options(**given: str) -> ReadOptions:
     return parse_read_options(base | given, streaming=False)
 
 
-def reader(client: Any, start: int, end: int, **given: str) -> DirectReader:
+def reader(client: Any, start: int, end: int, *, topic_id: UUID | None = TOPIC_ID, **given: str) -> DirectReader:
     chosen = options(**{"batchBytes": "1024", **given})
-    return DirectReader(client, OffsetRange(TP, start, end), RecordDecoder(TP, SCHEMA, batch_bytes=1024), chosen)
+    decoder = RecordDecoder(TP, SCHEMA, batch_bytes=1024)
+    return DirectReader(client, OffsetRange(TP, start, end), decoder, chosen, topic_id=topic_id)
 
 
 def offsets(client: Any, start: int, end: int, **given: str) -> list[int]:
-    found = reader(client, start, end, **given).batches()
+    found = reader(client, start, end, topic_id=TOPIC_ID, **given).batches()
     return [offset for part in found for offset in part.column(0).to_pylist()]
 
 
@@ -233,8 +252,8 @@ def test_read_committed_skips_aborted_transactions_and_markers(folder: Path) -> 
     with pytest.raises(DirectReadError, match="up to offset 9"):
         offsets(client, 0, 10, **committed)
     chunk = scan(memoryview(b"".join(log)), TP)
-    assert _offsets(chunk, AbortedByMarkers([(1, 0)])) == [2, 3, 4, 7, 9]
-    assert _offsets(chunk, AbortedByMarkers([(2, 2), (1, 0)])) == [4, 7, 9]
+    assert _offsets(chunk, AbortedByMarkers([(1, 0)], TP)) == [2, 3, 4, 7, 9]
+    assert _offsets(chunk, AbortedByMarkers([(2, 2), (1, 0)], TP)) == [4, 7, 9]
     assert _offsets(chunk, AbortedIntervals([(1, 0, 5)])) == [2, 3, 4, 7, 9]
     assert _offsets(chunk, NothingAborted()) == [0, 1, 2, 3, 4, 7, 9]
 
@@ -253,6 +272,95 @@ def test_damage_is_told_and_leaves_the_rest_to_fetch(folder: Path) -> None:
     with pytest.raises(DirectReadError, match="checksum"):
         list(reading.batches())
     assert reading.offset <= 100
+
+
+def test_batches_that_were_written_broken_leave_the_rest_to_fetch_from_where_they_begin(folder: Path) -> None:
+    """Their checksums are right: it shows when they are decoded."""
+    segment(folder, 0, batch(0, 100), _promising_too_much(100), batch(200, 10))
+    reading = reader(FakeClient(folder.parent, 0, 210), 0, 210)
+    found: list[int] = []
+    with pytest.raises(DirectReadError, match="orders-0 at offset 100"):
+        for part in reading.batches():
+            found += part.column(0).to_pylist()
+    assert found == list(range(100)) and reading.offset == 100
+
+
+def test_nobody_goes_on_in_the_middle_of_what_was_given_out(folder: Path) -> None:
+    """The rows before the broken batch are with Spark: neither are they given twice, nor is one left out."""
+    segment(folder, 0, batch(0, 100), _promising_too_much(100))
+    reading = reader(FakeClient(folder.parent, 0, 200), 0, 200, batchBytes=str(1 << 20))
+    found: list[int] = []
+    with pytest.raises(CorruptBatchError, match="orders-0 at offset 100"):
+        for part in reading.batches():
+            found += part.column(0).to_pylist()
+    assert found == list(range(100))
+
+
+def _promising_too_much(offset: int) -> bytes:
+    """A batch with a right checksum whose header promises a record more than there is."""
+    made = bytearray(batch(offset, 100))
+    struct.pack_into(">i", made, RECORD_BATCH_OVERHEAD - 4, 101)
+    struct.pack_into(">I", made, CRC_POSITION, crc32c.crc32c(made[ATTRIBUTES_POSITION:]))
+    return bytes(made)
+
+
+def test_a_broken_marker_is_told_with_its_partition() -> None:
+    made = bytearray(marker(2, 1, commit=False))
+    made[RECORD_BATCH_OVERHEAD] = 0x7E
+    struct.pack_into(">I", made, CRC_POSITION, crc32c.crc32c(made[ATTRIBUTES_POSITION:]))
+    log = batch(0, 2, producer_id=1, is_transactional=True) + made
+    with pytest.raises(CorruptBatchError, match="marker of orders-0 at offset 2 is broken"):
+        _offsets(scan(memoryview(log), TP), AbortedByMarkers([(1, 0)], TP))
+
+
+def test_the_files_of_a_topic_that_was_created_anew_since_the_plan(folder: Path) -> None:
+    segment(folder, 0, batch(0, 10))
+    client = FakeClient(folder.parent, 0, 10)
+    with pytest.raises(DirectReadError, match="another topic of this name"):
+        list(reader(client, 0, 10, topic_id=UUID(int=76)).batches())
+    assert offsets(client, 0, 10) == list(range(10))
+
+
+def test_a_batch_that_unpacks_to_more_than_is_allowed_names_the_option() -> None:
+    chunk = scan(memoryview(batch(0, 500, compression=CompressionType.GZIP)), TP)
+    for allowed in 1024, 1 << 20:
+        decoder = RecordDecoder(TP, SCHEMA, batch_bytes=1 << 20, max_unpacked_bytes=allowed)
+        decoded = decoder.decode(chunk, 0, 500, NothingAborted())
+        if allowed == 1024:
+            with pytest.raises(
+                CorruptBatchError, match=r"orders-0 at offset 0 unpacks to more than 1024 .*maxUnpacked"
+            ):
+                list(decoded)
+        else:
+            assert sum(part.num_rows for part in decoded) == 500
+
+
+@pytest.mark.parametrize(("topic_id", "why"), [(76, "another topic of this name"), (77, "maxUnpackedBytes")])
+def test_a_task_knows_its_topic_and_its_limits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, topic_id: int, why: str
+) -> None:
+    segment(folder, 0, batch(0, 500, compression=CompressionType.GZIP))
+    client = FakeClient(folder.parent, 0, 500)
+    monkeypatch.setattr("klamm.spark.worker.borrowed_client", lambda options: nullcontext(client))
+    task = RangePartition("orders", 0, 0, 500, UUID(int=topic_id))
+    with pytest.raises(DirectReadError, match=why):
+        list(read_range(options(maxUnpackedBytes="1024"), StructType().add("offset", LongType()), None, task))
+
+
+@pytest.mark.parametrize("topic_id", [TOPIC_ID, None])
+def test_a_topic_that_is_created_anew_during_the_read(folder: Path, topic_id: UUID | None) -> None:
+    segment(folder, 0, batch(0, 50))
+    segment(folder, 50, batch(50, 50))
+    reading = reader(FakeClient(folder.parent, 0, 100), 0, 100, topic_id=topic_id)
+    batches = reading.batches()
+    next(batches)
+    folder.rename(folder.with_name("orders-0.deleted"))
+    folder.mkdir()
+    (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {encode_topic_id(UUID(int=78))}\n")
+    segment(folder, 50, batch(50, 50))
+    with pytest.raises(DirectReadError, match="another topic of this name"):
+        list(batches)
+    assert reading.offset == 50
 
 
 def test_a_file_that_ends_too_early(folder: Path) -> None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
+from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.protocol.messages.fetch import PartitionData
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
+from klamm.protocol.record_batch import RECORD_BATCH_OVERHEAD, Record, build_batch
+from klamm.protocol.wire import decode, encode_bytes
 from klamm.spark.client import (
     ClientError,
     ClusterClient,
     OffsetOutOfRangeError,
     RetriableError,
+    TopicIdError,
     UnknownTopicError,
     UnreachableError,
 )
@@ -30,6 +33,7 @@ from klamm.spark.record_scan import CorruptBatchError
 
 TP = TopicPartition("orders", 0)
 SCHEMA = pa.schema([pa.field("offset", pa.int64())])
+LONG = {"kafkaConsumer.pollTimeoutMs": "120000"}
 
 
 class Time:
@@ -49,11 +53,17 @@ class Time:
 Answer = bytes | Exception
 
 
+class Pending(NamedTuple):
+    offset: int
+    topic_id: UUID | None
+
+
 class ScriptedClient:
     """Answers each Fetch by `answer(offset, how many came before)`."""
 
     check_crcs = True
     partition_fetch_bytes = 0
+    has_fetch_by_id = True
 
     def __init__(self, time: Time, answer: Callable[[int, int], Answer], first: int = 0, last: int = 100) -> None:
         self._time, self._answer, self._first, self._last = time, answer, first, last
@@ -61,19 +71,21 @@ class ScriptedClient:
         self.asked: list[int] = []
         self.lost = self.abandoned = 0
 
-    def start_fetch(self, tp: TopicPartition, offset: int, **_: Any) -> int:
-        return offset
+    def start_fetch(self, tp: TopicPartition, offset: int, *, topic_id: UUID | None, **_: Any) -> Pending:
+        return Pending(offset, topic_id if self.has_fetch_by_id else None)
 
-    def finish_fetch(self, offset: int, room: Room) -> PartitionData:
-        self.asked.append(offset)
-        answer = self._answer(offset, len(self.asked) - 1)
+    def finish_fetch(self, pending: Pending, room: Room) -> PartitionData:
+        self.asked.append(pending.offset)
+        if pending.topic_id not in (None, self.topic_ids["orders"]):
+            raise TopicIdError("?")
+        answer = self._answer(pending.offset, len(self.asked) - 1)
         if isinstance(answer, Exception):
             raise answer
         if not answer:
             self._time.now += 0.5
         return PartitionData(partition_index=0, error_code=0, high_watermark=100, records=answer)
 
-    def abandon_fetch(self, pending: int) -> None:
+    def abandon_fetch(self, pending: Pending) -> None:
         self.abandoned += 1
 
     def lost_leader(self, tp: TopicPartition) -> None:
@@ -128,6 +140,26 @@ def test_a_damaged_answer_is_asked_for_again_a_few_times() -> None:
         list(offsets(ScriptedClient(time, lambda *_: bytes(damaged)), time, 0, 10))
 
 
+def test_records_that_are_not_what_their_header_promises_are_asked_for_again() -> None:
+    """With check.crcs=false damage shows only when the records are decoded."""
+    time = Time()
+    damaged = bytearray(ten(0))
+    damaged[RECORD_BATCH_OVERHEAD] ^= 2
+
+    def answer(offset: int, turn: int) -> Answer:
+        return bytes(damaged) if turn < 2 else ten(offset)
+
+    client = ScriptedClient(time, answer)
+    client.check_crcs = False
+    assert list(offsets(client, time, 0, 30)) == list(range(30))
+    assert client.asked == [0, 0, 0, 10, 20]
+    client = ScriptedClient(time, lambda *_: bytes(damaged))
+    client.check_crcs = False
+    with pytest.raises(CorruptBatchError, match="orders-0 at offset 0 holds records"):
+        list(offsets(client, time, 0, 10))
+    assert len(client.asked) == 3
+
+
 def test_silence_ends_with_the_offset_and_the_option() -> None:
     time = Time()
     client = ScriptedClient(time, lambda offset, _: ten(offset) if offset < 10 else b"")
@@ -169,6 +201,140 @@ def test_a_topic_created_anew_or_deleted() -> None:
     with pytest.raises(DataLossError, match="deleted"):
         list(offsets(deleted, time, 0, 10))
     assert list(offsets(deleted, time, 0, 10, failOnDataLoss="false")) == []
+
+
+@pytest.mark.parametrize("has_fetch_by_id", [True, False])
+def test_no_record_comes_of_a_longer_topic_with_the_same_name(has_fetch_by_id: bool) -> None:
+    time = Time()
+    recreated = ScriptedClient(time, ten)
+    recreated.topic_ids = {"orders": UUID(int=2)}
+    recreated.has_fetch_by_id = has_fetch_by_id
+    with pytest.raises(DataLossError, match="0 to 29 are gone: topic orders was deleted and created anew"):
+        list(offsets(recreated, time, 0, 30))
+    assert list(offsets(recreated, time, 0, 30, failOnDataLoss="false")) == []
+
+
+@pytest.mark.parametrize("has_fetch_by_id", [True, False])
+def test_a_broker_that_still_tells_an_older_topics_id_is_asked_again(has_fetch_by_id: bool) -> None:
+    time = Time()
+    client = ScriptedClient(time, ten)
+    client.topic_ids = {"orders": UUID(int=9)}
+    client.has_fetch_by_id = has_fetch_by_id
+    asked = 0
+
+    def metadata(topics: list[str]) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 5:
+            client.topic_ids = {"orders": UUID(int=1)}
+
+    client.metadata = metadata  # type: ignore[method-assign]
+    assert list(offsets(client, time, 0, 30)) == list(range(30))
+
+
+def test_a_log_that_was_cut_inside_the_range() -> None:
+    """A Fetch at the very end of a log is answered with nothing, not with an error."""
+    time = Time()
+
+    def cut() -> ScriptedClient:
+        return ScriptedClient(time, lambda o, _: ten(o) if o < 50 else b"", last=50)
+
+    assert list(offsets(cut(), time, 0, 100, failOnDataLoss="false")) == list(range(50))
+    assert 5 <= time.now < 7
+    with pytest.raises(DataLossError, match="50 to 99 are gone: the log ends at 50"):
+        list(offsets(cut(), time, 0, 100))
+    short = {"failOnDataLoss": "false", "kafkaConsumer.pollTimeoutMs": "700"}
+    assert list(offsets(cut(), time, 0, 100, **short)) == list(range(50))
+
+
+def test_a_new_leader_with_a_high_watermark_that_lags_loses_nothing() -> None:
+    time = Time()
+    lags = range(5, 13)
+    client = ScriptedClient(time, lambda o, turn: b"" if turn in lags else ten(o), last=50)
+    assert list(offsets(client, time, 0, 100)) == list(range(100))
+    assert 4 <= time.now < 5
+
+
+def test_offsets_behind_an_open_transaction_are_not_lost() -> None:
+    time = Time()
+    client = ScriptedClient(time, lambda o, _: ten(o) if o < 50 else b"")
+    client.latest = lambda tps, isolation=0: {TP: 50 if isolation else 100}  # type: ignore[method-assign]
+    given = {"kafka.isolation.level": "read_committed", "failOnDataLoss": "false"}
+    with pytest.raises(ClientError, match=r"offset 50 .*pollTimeoutMs"):
+        list(offsets(client, time, 0, 100, **given))
+
+
+def test_a_limit_that_nobody_tells_ends_with_the_patience_of_the_range() -> None:
+    """The question after the end of the log may itself fail for a while."""
+    time = Time()
+    client = ScriptedClient(time, lambda o, turn: b"" if turn < 3 else ten(o))
+    told = client.latest
+
+    def latest(tps: list[TopicPartition], isolation: int = 0) -> dict[TopicPartition, int]:
+        if len(client.asked) < 3:
+            raise ClientError("The cluster did not give offsets within 60000 ms.")
+        return told(tps)
+
+    client.latest = latest  # type: ignore[method-assign]
+    assert list(offsets(client, time, 0, 20)) == list(range(20))
+
+
+@pytest.mark.parametrize("between", [b"", RetriableError("moved"), OSError("reset")])
+def test_a_topic_that_was_unknown_twice_for_a_moment_is_not_deleted(between: Answer) -> None:
+    time = Time()
+
+    def answer(offset: int, turn: int) -> Answer:
+        return UnknownTopicError("?") if turn in (1, 70) else between if turn < 70 else ten(offset)
+
+    assert list(offsets(ScriptedClient(time, answer, last=200), time, 0, 20, **LONG)) == list(range(20))
+    assert time.now > 6
+
+
+def test_a_fetch_names_the_topic_by_id_where_the_broker_can() -> None:
+    topic_id = UUID(int=5)
+    for has, sent in (17, 13), (12, 12):
+        connection = FakeSocket(has)
+        client = _client_of(connection)
+        pending = client.start_fetch(TP, 7, max_bytes=1000, topic_id=topic_id)
+        assert connection.sent == [sent] and pending.topic_id == (topic_id if sent == 13 else None)
+        assert client.finish_fetch(pending).high_watermark == 3
+        client.start_fetch(TP, 7, max_bytes=1000)
+        assert connection.sent == [sent, 12]
+    for code in ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID:
+        client = _client_of(FakeSocket(17, code))
+        with pytest.raises(TopicIdError, match=code.name):
+            client.finish_fetch(client.start_fetch(TP, 7, max_bytes=1000, topic_id=topic_id))
+
+
+def _client_of(connection: Any) -> ClusterClient:
+    client = ClusterClient("h:1")
+    client._brokers, client._leaders = {1: ("h", 1)}, {TP: 1}
+    client._connection = lambda address: connection  # type: ignore[method-assign]
+    return client
+
+
+class FakeSocket:
+    """A broker that answers a Fetch as its version wants it."""
+
+    def __init__(self, highest: int, error_code: int = 0) -> None:
+        self._highest = highest
+        self._error_code = error_code
+        self.sent: list[int] = []
+        self._asked = FetchRequest(max_wait_ms=0, min_bytes=0, topics=())
+
+    def version(self, request: type[FetchRequest], highest: int) -> int:
+        return min(self._highest, highest)
+
+    def send(self, request: FetchRequest, version: int) -> None:
+        self._asked = decode(FetchRequest, version, encode_bytes(request, version))[0]
+        self.sent.append(version)
+
+    def receive(self, *, extra_ms: int, room: Room | None) -> FetchResponse:
+        part = PartitionData(partition_index=0, error_code=self._error_code, high_watermark=3, records=b"")
+        asked = self._asked.topics[0]
+        assert asked.topic == ("orders" if self.sent[-1] < 13 else "")
+        found = FetchableTopicResponse(topic=asked.topic, topic_id=asked.topic_id, partitions=[part])
+        return FetchResponse(responses=[found])
 
 
 def test_a_reader_that_is_left_early_gives_up_its_request() -> None:

@@ -109,6 +109,7 @@ def test_durations(text: str, milliseconds: int) -> None:
         ({"readMode": "telepathy"}, "readMode"),
         ({"logDirs": "x"}, "logDirs"),
         ({"batchBytes": "1"}, "batchBytes"),
+        ({"maxUnpackedBytes": str(1 << 31)}, "maxUnpackedBytes"),
         ({"commitGroup": " "}, "commitGroup"),
         ({"valueFormat": "xml"}, "valueFormat"),
         ({"valueFormat": "json"}, "valueSchema"),
