@@ -75,7 +75,7 @@ def test_a_cluster_that_was_never_reached_is_asked_once() -> None:
     assert client.asked == 1
 
 
-def planned(given: dict[str, str], *, streaming: bool = False) -> Planner:
+def with_offsets(given: dict[str, str], *, streaming: bool = False) -> Planner:
     options = {"kafka.bootstrap.servers": "b:1", "subscribe": "orders"} | given
     return Planner(parse_read_options(options, streaming=streaming), cast(Any, OldClient()))
 
@@ -85,18 +85,18 @@ def test_an_offset_beyond_the_end_is_a_wrong_option(name: str, caplog: pytest.Lo
     given = {name: '{"orders":{"0":11}}'}
     told = f"Option '{name}' names offset 11 of orders-0, which is beyond its end: the log ends at 10"
     with pytest.raises(OptionError, match=told):
-        planned(given).batch_ranges()
+        with_offsets(given).batch_ranges()
     ranges = [] if name == "startingOffsets" else [OffsetRange(TP, 5, 10)]
-    assert planned({**given, "failOnDataLoss": "false"}).batch_ranges() == ranges
+    assert with_offsets({**given, "failOnDataLoss": "false"}).batch_ranges() == ranges
     assert told in caplog.text
     with pytest.raises(OptionError, match="the last stable offset is 10"):
-        planned({**given, "kafka.isolation.level": "read_committed"}).batch_ranges()
-    assert len(planned({name: '{"orders":{"0":10}}'}).batch_ranges()) == (name == "endingOffsets")
+        with_offsets({**given, "kafka.isolation.level": "read_committed"}).batch_ranges()
+    assert len(with_offsets({name: '{"orders":{"0":10}}'}).batch_ranges()) == (name == "endingOffsets")
 
 
 def test_a_stream_does_not_begin_beyond_the_end() -> None:
     for offset in (11, 10):
-        stream = planned({"startingOffsets": f'{{"orders":{{"0":{offset}}}}}'}, streaming=True)
+        stream = with_offsets({"startingOffsets": f'{{"orders":{{"0":{offset}}}}}'}, streaming=True)
         if offset == 10:
             assert stream.starting_stream((TP,)) == {TP: 10}
             continue
