@@ -1,14 +1,13 @@
-"""The bench of Spark at a tiny scale, without the connector: its parts run and give figures that can be true."""
+"""The bench of Spark at a tiny scale, without the connector: it runs and gives figures that can be true."""
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from bench.clusters import KlammCluster
-from bench.spark import reading, streams
+from bench.spark import reading
 from bench.spark.__main__ import PARTS, text
 from bench.spark.figures import Figure, Goal
 from bench.spark.sparks import Bench
@@ -17,14 +16,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_reads_and_a_stream(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "SIZES", reading.SIZES[:1])
+def test_reads_each_way(spark: SparkSession, tmp_path: Path) -> None:
     with KlammCluster(1) as cluster:
         bench = Bench(spark, cluster, tmp_path, rounds=1, scale=3000, has_connector=False)
-        found = list(reading.figures(bench))
-        found.append(next(streams.figures(bench)))
-    names = [figure.name for figure in found]
-    assert "Read 100 B, direct" in names and names[-1].startswith("Start of a stream")
+        found = list(islice(reading.figures(bench), 5))
+    assert [figure.name for figure in found[1::2]] == ["Read 100 B, fetch", "Read 100 B, direct"]
     assert all(figure.value > 0 and figure.ratio is None for figure in found)
 
 
