@@ -50,7 +50,7 @@ format: $(STAMP) ## put the code into its form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## the broker beside its ceiling, the control plane; PEER=kafka beside Apache Kafka; QUICK=1 short
+bench: $(STAMP) ## the broker beside its ceiling, the control plane, Spark; PEER=kafka beside Apache Kafka; QUICK=1 short
 	$(BIN)/python -m bench $(if $(PEER),--peer $(PEER)) $(if $(QUICK),--quick)
 
 compat: $(STAMP) compat-tools ## clients of other languages; NAME=kcat for one, QUICK=1 for the short form
