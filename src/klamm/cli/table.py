@@ -59,6 +59,7 @@ def create(
     """Make a table of a topic, still without rows; again with a longer schema: add columns. The schema is kept."""
     _require_tables()
     from klamm.spark.tables.definition import TableDefinition, create_table
+    from klamm.spark.tables.delta import local_path
     from klamm.spark.value_schema import load
 
     if format_ is Format.JSON and schema is None and schema_file is None:
@@ -72,7 +73,7 @@ def create(
         schema=text,
         message=message,
         partition_by_date=partition_by_date,
-        bad_records=bad_records,
+        bad_records=bad_records and str(local_path(bad_records)),
         starting_offsets=starting_offsets,
     )
     existed = (path / "_delta_log").exists()

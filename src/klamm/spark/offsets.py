@@ -3,8 +3,9 @@
 The JSON is that of Spark's Kafka source, `{"topic": {"0": 123}}`, with additions of our own, recognisable by their
 shape: `"_initial": true` marks an offset that `initialOffset` resolved; `"_from"`, `{"topic": {"0": 100}}`, in an end
 offset tells where its batch begins for partitions whose start is not in the offset before; `"_ids"`, `{"topic":
-"<topic id>"}`, tells which topics of these names are meant, where brokers have ids. Spark writes the end of a batch
-down before it runs, so a batch that is run again reads exactly the same range, and of the same topics.
+"<topic id>"}`, tells which topics of these names are meant, where brokers have ids. Beside a topic that is called so
+they have one more underscore. Spark writes the end of a batch down before it runs, so a batch that is run again reads
+exactly the same range, and of the same topics.
 
 Spark compares offsets as JSON text: keys are always sorted, partitions as numbers.
 """
@@ -56,12 +57,20 @@ class SourceOffset:
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = by_topic(self.offsets)
         if self.topic_ids:
-            found[IDS] = {topic: encode_topic_id(self.topic_ids[topic]) for topic in sorted(self.topic_ids)}
+            ids = {topic: encode_topic_id(self.topic_ids[topic]) for topic in sorted(self.topic_ids)}
+            found[_free(IDS, found)] = ids
         if self.is_initial:
-            found[INITIAL] = True
+            found[_free(INITIAL, found)] = True
         if self.resolved_from:
-            found[FROM] = by_topic(self.resolved_from)
+            found[_free(FROM, found)] = by_topic(self.resolved_from)
         return dict(sorted(found.items()))
+
+
+def _free(key: str, topics: Mapping[str, Any]) -> str:
+    """The key, with more underscores in front where topics have that name."""
+    while key in topics:
+        key = f"_{key}"
+    return key
 
 
 def source_offset(
@@ -71,9 +80,9 @@ def source_offset(
     is_initial: bool = False,
     topic_ids: Mapping[str, UUID] | None = None,
 ) -> SourceOffset:
-    """Keeps of the `topic_ids` those of topics in `offsets`, and none beside a topic that has the name of their key."""
+    """Keeps of the `topic_ids` those of topics in `offsets`."""
     topics = {tp.topic for tp in offsets}
-    ids = {topic: one for topic, one in (topic_ids or {}).items() if topic in topics and IDS not in topics}
+    ids = {topic: one for topic, one in (topic_ids or {}).items() if topic in topics}
     return SourceOffset(dict(offsets), dict(resolved_from or {}), is_initial, ids)
 
 
@@ -88,12 +97,13 @@ def parse_source_offset(value: Mapping[str, Any] | str) -> SourceOffset:
     ids: dict[str, UUID] = {}
     is_initial = False
     for key, part in value.items():
-        if key == INITIAL and isinstance(part, bool):
+        name = "_" + key.lstrip("_") if key.startswith("_") else key
+        if name == INITIAL and isinstance(part, bool):
             is_initial = part
-        elif key == FROM and isinstance(part, Mapping) and all(isinstance(v, Mapping) for v in part.values()):
+        elif name == FROM and isinstance(part, Mapping) and all(isinstance(v, Mapping) for v in part.values()):
             for topic, partitions in part.items():
                 resolved.update(_partitions(topic, partitions))
-        elif key == IDS and isinstance(part, Mapping) and all(isinstance(v, str) for v in part.values()):
+        elif name == IDS and isinstance(part, Mapping) and all(isinstance(v, str) for v in part.values()):
             ids = {topic: _topic_id(topic, text) for topic, text in part.items()}
         else:
             offsets.update(_partitions(key, part))

@@ -78,7 +78,7 @@ class PushdownReader(KlammReader):
             self._places += (one,)
             return True
         if isinstance(one, GreaterThan | GreaterThanOrEqual | EqualTo) and name == "timestamp":
-            self._first_ms = max(self._first_ms or 0, _milliseconds(value))
+            self._first_ms = _later(self._first_ms, _milliseconds(value))
         if isinstance(one, EqualTo | In) and name == "key":
             keys = tuple(map(bytes, value)) if isinstance(one, In) else (bytes(value),)
             self._keys = keys if self._keys is None else tuple(key for key in self._keys if key in keys)
@@ -153,6 +153,12 @@ def _holds(one: Filter, actual: Any) -> bool:
 
 
 def _milliseconds(value: datetime) -> int:
+    """A moment before `value`, since floats are not exact."""
     if value.tzinfo is None:
         value = value.replace(tzinfo=UTC)
-    return max(0, int(value.timestamp() * 1000) - 1)
+    return int(value.timestamp() * 1000) - 1
+
+
+def _later(first_ms: int | None, bound_ms: int) -> int | None:
+    """Brokers look for no time before 1970, but records may have one: such a bound is left to Spark."""
+    return first_ms if bound_ms <= 0 else max(first_ms or 0, bound_ms)

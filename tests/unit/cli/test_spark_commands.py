@@ -11,12 +11,12 @@ from klamm.cli.output import Failure
 from klamm.cli.pipeline import reset, status, stop, validate
 from klamm.cli.spark import cluster_down, cluster_status
 from klamm.cli.spark_session import require_spark
-from klamm.cli.table import sync
+from klamm.cli.table import create, sync
 from klamm.errors import KlammError
 from klamm.spark import cluster, doctor
 from klamm.spark.pipeline.state import CheckpointLock
 from klamm.spark.shipping import source_archive
-from klamm.spark.tables.definition import TableDefinition, checkpoint_of, create_table
+from klamm.spark.tables.definition import TableDefinition, checkpoint_of, create_table, load_definition
 from klamm.spark.warmup import warmup
 
 PIPELINE = "name: p\ncheckpoint: {base}/ck\nsources: {{t: {{format: raw}}}}\nsinks: {{s: {{from: t, topic: out}}}}\n"
@@ -92,6 +92,16 @@ def test_the_archive_holds_both_packages(tmp_path: Path) -> None:
 
 def test_warmup_runs_every_kernel() -> None:
     assert warmup() == 3
+
+
+def test_the_table_of_bad_records_is_where_it_was_said_from_wherever_a_sync_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    create(Path("lake/orders"), "orders", schema="id long", bad_records="lake/bad", bootstrap_server="127.0.0.1:1")
+    assert load_definition(tmp_path / "lake/orders").bad_records == str(tmp_path / "lake/bad")
+    with pytest.raises(KlammError, match="s3:// is not supported"):
+        create(Path("lake/more"), "orders", schema="id long", bad_records="s3://b/bad", bootstrap_server="127.0.0.1:1")
 
 
 def test_a_second_sync_of_a_table_is_refused(tmp_path: Path) -> None:
