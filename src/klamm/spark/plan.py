@@ -104,7 +104,7 @@ class Planner:
         times = _times(spec, tps, "starting")
         if times is None:
             return self._specified(spec, tps, "startingOffsets")
-        found = self._patiently(lambda: self.client.offsets_for_times(times))
+        found = self._patiently(lambda: self.client.offsets_for_times(times, self._isolation))
         late = tuple(tp for tp, offset in found.items() if offset is None)
         if late and self._options.starting_strategy == "error":
             raise OptionError(
@@ -128,7 +128,7 @@ class Planner:
         times = _times(spec, tps, "ending")
         if times is None:
             return self._specified(spec, tps, "endingOffsets")
-        found = self._patiently(lambda: self.client.offsets_for_times(times))
+        found = self._patiently(lambda: self.client.offsets_for_times(times, self._isolation))
         return self._filled(found, tuple(tp for tp, offset in found.items() if offset is None))
 
     def batch_ranges(self) -> list[OffsetRange]:
