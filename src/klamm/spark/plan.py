@@ -117,9 +117,7 @@ class Planner:
         """As `starting`, and OptionError for offsets that the log has not come to."""
         starts = self.starting(tps)
         if self._options.starting.offsets is not None:
-            last = self.latest(tps)
-            for tp, offset in starts.items():
-                self._refuse_beyond(tp, offset, last[tp], "startingOffsets")
+            self._refuse_beyond(self._options.starting, self.latest(tps), "startingOffsets")
         return starts
 
     def ending(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
@@ -136,10 +134,10 @@ class Planner:
         tps = self.partitions()
         starts, ends = self.starting(tps), self.ending(tps)
         first, last = self.earliest(tps), self.latest(tps)
+        self._refuse_beyond(self._options.starting, last, "startingOffsets")
+        self._refuse_beyond(self._options.ending, last, "endingOffsets")
         ranges: list[OffsetRange] = []
         for tp in tps:
-            self._refuse_beyond(tp, starts[tp], last[tp], "startingOffsets")
-            self._refuse_beyond(tp, ends[tp], last[tp], "endingOffsets")
             start, end = starts[tp], min(ends[tp], last[tp])
             if start < first[tp] and start < end:
                 why = f"retention or DeleteRecords removed them, the log begins at {first[tp]}"
@@ -149,15 +147,16 @@ class Planner:
                 ranges.append(OffsetRange(tp, start, end))
         return ranges
 
-    def _refuse_beyond(self, tp: TopicPartition, offset: int, last: int, name: str) -> None:
+    def _refuse_beyond(self, spec: OffsetSpec, last: Mapping[TopicPartition, int], name: str) -> None:
         """An offset that the log has not come to is a wrong option, not a loss; who can live with losses is warned."""
-        if offset <= last:
-            return
-        ends = f"the last stable offset is {last}" if self._options.read_committed else f"the log ends at {last}"
-        sentence = f"Option '{name}' names offset {offset} of {tp}, which is beyond its end: {ends}."
-        if self._options.fail_on_data_loss:
-            raise OptionError(f"{sentence} -1 means the end. failOnDataLoss=false reads what there is.")
-        _log.warning("%s The query reads what there is.", sentence)
+        end = "the last stable offset is" if self._options.read_committed else "the log ends at"
+        for tp, offset in (spec.offsets or {}).items():
+            if offset <= last[tp]:
+                continue
+            sentence = f"Option '{name}' names offset {offset} of {tp}, which is beyond its end: {end} {last[tp]}."
+            if self._options.fail_on_data_loss:
+                raise OptionError(f"{sentence} -1 means the end. failOnDataLoss=false reads what there is.")
+            _log.warning("%s The query reads what there is.", sentence)
 
     def _specified(self, spec: OffsetSpec, tps: tuple[TopicPartition, ...], name: str) -> dict[TopicPartition, int]:
         wanted = spec.offsets if spec.offsets is not None else dict.fromkeys(tps, spec.offset)
