@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from klamm.cli.output import dim, fail, note
+from klamm.cli.spark_jvm import Jvm, Terminated, sigterm_ends, silence_py4j
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,21 +59,35 @@ def require_spark() -> None:
 def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """A session for one command. On a terminal the person is told that it takes a moment."""
     require_spark()
-    from klamm.spark.session import session
-
     if sys.stderr.isatty():
         note(dim(f"Starting Spark on {master} ...", sys.stderr))
-    with _stderr_to_file() as log:
+    silence_py4j()
+    jvm, spark = Jvm(), None
+    with sigterm_ends():
+        try:
+            spark = _started(jvm, master, app_name, conf)
+            yield spark
+        except (KeyboardInterrupt, Terminated):
+            jvm.end()
+            note("Interrupted.")
+            raise
+        finally:
+            if spark is not None:
+                _stop(spark)
+
+
+def _started(jvm: Jvm, master: str, app_name: str, conf: Mapping[str, str]) -> SparkSession:
+    from klamm.spark.session import session
+
+    log = spark_log(app_name)
+    with _stderr_to_file(log), jvm.launching():
         try:
             spark = session(master, app_name, {**_defaults(master), **conf})
         except Exception as error:
             text = str(error).strip().splitlines()
             fail(f"Spark did not start on {master}: {text[0] if text else type(error).__name__} See {log}.")
     _silence_query_log()
-    try:
-        yield spark
-    finally:
-        _stop(spark)
+    return spark
 
 
 def _stop(spark: SparkSession) -> None:
@@ -91,17 +106,23 @@ def _defaults(master: str) -> dict[str, str]:
     return chosen
 
 
+def spark_log(app_name: str) -> Path:
+    """Where Spark's processes write. Pipelines run for long and have a file each."""
+    if given := os.environ.get(LOG_VARIABLE):
+        return Path(given)
+    name = app_name.replace(" ", "-") if app_name.startswith("klamm pipeline ") else "klamm-spark"
+    return Path(tempfile.gettempdir(), f"{name}-{os.getuid()}.log")
+
+
 @contextmanager
-def _stderr_to_file() -> Iterator[Path]:
+def _stderr_to_file(log: Path) -> Iterator[None]:
     """Processes started meanwhile keep the file as their standard error, as long as they live."""
-    given = os.environ.get(LOG_VARIABLE)
-    log = Path(given) if given else Path(tempfile.gettempdir(), f"klamm-spark-{os.getuid()}.log")
     sys.stderr.flush()
     saved = os.dup(2)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
         os.dup2(file, 2)
-        yield log
+        yield
     finally:
         os.dup2(saved, 2)
         os.close(saved)

@@ -1,0 +1,102 @@
+"""Spark's JVM ends with the command that started it, also when that is interrupted while Spark starts.
+
+PySpark keeps its process to itself, and a JVM whose start was interrupted waits for ever for somebody to connect.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from subprocess import Popen, TimeoutExpired
+from types import FrameType
+from typing import Any, Final
+
+END_S: Final = 5.0
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Terminated(SystemExit):
+    """SIGTERM came."""
+
+
+class Jvm:
+    """The process that PySpark starts within `launching`, if it starts one."""
+
+    def __init__(self) -> None:
+        self._processes: list[Popen[bytes]] = []
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """What is started here is known afterwards, and has ended when the block raises."""
+        from pyspark import java_gateway
+
+        gateway: Any = java_gateway
+        before = gateway.Popen
+        gateway.Popen = self._launched
+        try:
+            yield
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            gateway.Popen = before
+
+    def _launched(self, *args: Any, **kwargs: Any) -> Popen[bytes]:
+        kwargs["preexec_fn"] = _ends_with_us(kwargs.get("preexec_fn"))
+        process: Popen[bytes] = Popen(*args, **kwargs)
+        self._processes.append(process)
+        return process
+
+    def end(self) -> None:
+        """At once: nobody is asked to finish what he is at."""
+        while self._processes:
+            process = self._processes.pop()
+            process.terminate()
+            try:
+                process.wait(END_S)
+            except TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _ends_with_us(first: Callable[[], object] | None) -> Callable[[], None]:
+    """To be run in the new process. Linux sends it SIGTERM when this one is gone, however it went."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def prepare() -> None:
+        if first is not None:
+            first()
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    return prepare
+
+
+@contextmanager
+def sigterm_ends() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that what it has started is ended as well."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        raise Terminated(128 + number)
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def silence_py4j() -> None:
+    """Py4J logs a page about every call that was interrupted, partly as the root logger; the commands tell a line."""
+    logging.getLogger("py4j").propagate = False
+    root = logging.getLogger()
+    if _is_not_of_py4j not in root.filters:
+        root.addFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in record.pathname
