@@ -13,6 +13,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from klamm.spark.option_names import warn_of_unknown
 from klamm.spark.options import ReadOptions, parse_read_options
 
 if TYPE_CHECKING:
@@ -36,23 +37,27 @@ class KlammDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from klamm.spark.reader import batch_reader
 
+        warn_of_unknown(self.options)
         options = parse_read_options(self.options, streaming=False)
         return batch_reader(options, schema, _checked_value_schema(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from klamm.spark.stream import KlammStreamReader
 
+        warn_of_unknown(self.options)
         options = parse_read_options(self.options, streaming=True)
         return KlammStreamReader(options, schema, _checked_value_schema(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from klamm.spark.writer import batch_writer
 
+        warn_of_unknown(self.options)
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from klamm.spark.writer import stream_writer
 
+        warn_of_unknown(self.options)
         return stream_writer(self.options, schema, overwrite)
 
     def _any_read_options(self) -> ReadOptions:

@@ -1,0 +1,78 @@
+"""The names of the options of `format("klamm")`, and what is said about a name that is none of them.
+
+Spark hands on what it is given and its Kafka connector ignores what it does not know, so a mistyped name would change
+nothing without a word. `kafka.*` is free: it is for Kafka's clients, who have a say of their own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+READ: Final = (
+    "assign",
+    "batchBytes",
+    "columns",
+    "commitGroup",
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+    "failOnDataLoss",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+    "includeHeaders",
+    "kafkaConsumer.pollTimeoutMs",
+    "logDirs",
+    "maxOffsetsPerTrigger",
+    "maxRecordsPerPartition",
+    "maxTriggerDelay",
+    "maxUnpackedBytes",
+    "minOffsetsPerTrigger",
+    "minPartitions",
+    "partition.metadata.cache.ttl.ms",
+    "pollMs",
+    "pushdown",
+    "readMode",
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "startingTimestamp",
+    "subscribe",
+    "subscribePattern",
+    "valueFormat",
+    "valueMessage",
+    "valueSchema",
+    "valueSchemaFile",
+)
+WRITE: Final = ("checkpointLocation", "guarantee", "includeHeaders", "topic")
+TABLE: Final = ("badRecords", "checkpointLocation", "compactEvery", "partitionByDate", "path")
+_OF_SPARK: Final = ("path",)
+_KAFKA: Final = "kafka."
+
+_log = logging.getLogger("klamm.spark")
+_warned: set[str] = set()
+
+
+def unknown(options: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Those of `options` that are not in `known`, in whatever case, and not for Kafka's clients."""
+    names = {name.lower() for name in known}
+    return [name for name in options if name.lower() not in names and not name.lower().startswith(_KAFKA)]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` Did you mean 'maxOffsetsPerTrigger'?`, or nothing."""
+    by_lower = {other.lower(): other for other in known}
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.75)
+    return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def warn_of_unknown(options: Mapping[str, str]) -> None:
+    """Once a name and process. What the other direction knows is no mistake: programs share their options."""
+    known = {*READ, *WRITE, *_OF_SPARK}
+    for name in unknown(options, known):
+        if name.lower() not in _warned:
+            _warned.add(name.lower())
+            _log.warning('format("klamm") knows no option %r and ignores it.%s', name, did_you_mean(name, known))
