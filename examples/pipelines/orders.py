@@ -4,7 +4,8 @@
     klamm pipeline run examples/pipelines/orders.py --watch
 
 An order is {"id": 1, "customer": "eva", "amount": 12.5, "at": "2026-07-01T10:00:00Z"}, a payment is
-{"order_id": 1, "card": "4711", "at": "2026-07-01T10:00:05Z"}. Producers that retry may send an order twice.
+{"order_id": 1, "card": "4711", "at": "2026-07-01T10:00:05Z"}. Producers that retry may send an order twice. A record
+that is neither is a row of nulls with a reason in `_error`: it is left out here, as is an order that lacks a field.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ pipeline.source("payments", schema="order_id long, card string, at timestamp", w
 @pipeline.view
 def paid_orders(orders: DataFrame, payments: DataFrame) -> DataFrame:
     """Orders with the card that paid them, no later than a quarter of an hour after the order."""
-    order, payment = orders.alias("o"), payments.alias("p")
+    order, payment = orders.where("_error IS NULL").alias("o"), payments.where("_error IS NULL").alias("p")
     in_time = F.expr("o.id = p.order_id AND p.at BETWEEN o.at AND o.at + INTERVAL 15 MINUTES")
     return order.join(payment, in_time).select("id", "customer", "amount", "card", F.col("o.at").alias("ordered_at"))
 
@@ -76,7 +77,9 @@ class TestPurchase(StatefulProcessor):
 
 @pipeline.view
 def suspicious(orders: DataFrame) -> DataFrame:
-    timed = orders.withColumn("at_ms", F.unix_millis("at"))
+    # The rule compares: an order without customer, amount or time is nothing that it could judge.
+    whole = orders.where("_error IS NULL").dropna(subset=["id", "customer", "amount", "at"])
+    timed = whole.withColumn("at_ms", F.unix_millis("at"))
     return timed.groupBy("customer").transformWithState(
         statefulProcessor=TestPurchase(),
         outputStructType="customer string, small_id long, large_id long, amount double",

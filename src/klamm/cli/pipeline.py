@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ import typer
 
 from klamm.cli.client import admin_client, cluster_metadata, default_servers, parse_pairs
 from klamm.cli.output import fail, note, say, table
-from klamm.cli.spark_session import Conf, Master, Ship, require_spark, shipped, spark_session
+from klamm.cli.spark_session import Conf, Master, Ship, require_spark, shipped, spark_log, spark_session
 
 if TYPE_CHECKING:
     from klamm.spark.pipeline.model import PipelineSpec, Trigger
@@ -50,7 +50,7 @@ def run(
             "--bootstrap-server",
             "-b",
             metavar="HOST:PORT,...",
-            help="Brokers to ask first; wins over the file.",
+            help="Brokers to ask first; wins over the file, which wins over KLAMM_BOOTSTRAP_SERVERS.",
         ),
     ] = None,
 ) -> None:
@@ -66,7 +66,8 @@ def run(
     servers = bootstrap_server or spec.bootstrap_servers or default_servers()
     _check_topics(spec, servers)
     with _progress(watch, progress_file, prometheus_port) as sinks:
-        options = RunOptions(servers, trigger, master, settings, _tell, sinks, spark_session)
+        log = str(spark_log(f"klamm pipeline {spec.name}"))
+        options = RunOptions(servers, trigger, master, settings, _tell, sinks, spark_session, log)
         run_pipeline(spec, options)
 
 
@@ -96,18 +97,26 @@ def _trigger(spec: PipelineSpec, once: bool, every: str | None) -> Trigger:
 
 def _check_topics(spec: PipelineSpec, servers: str) -> None:
     """Topics that are missing are told with their lines before Spark starts."""
-    from klamm.spark.pipeline.problems import PipelineError, Problem, suggestion
+    from klamm.spark.pipeline.problems import PipelineError, Problem
 
     known = set(cluster_metadata(admin_client(servers), servers).topics)
     wanted = [(source.line, f"source {source.name!r}", source.topic) for source in spec.sources]
     wanted += [(sink.line, f"sink {sink.name!r}", sink.topic) for sink in spec.sinks]
     problems = [
-        Problem(line, f"{what}: there is no topic {topic!r}.{suggestion(topic, known)}")
+        Problem(line, f"{what}: there is no topic {topic!r}.{missing_topic(topic, known)}")
         for line, what, topic in wanted
         if topic is not None and topic not in known
     ]
     if problems:
         raise PipelineError(spec.file, problems)
+
+
+def missing_topic(name: str, known: Iterable[str]) -> str:
+    """What to do about it: write the name of one that is there, or make it."""
+    from klamm.spark.pipeline.problems import suggestion
+
+    close = suggestion(name, [other for other in known if not other.startswith("__")])
+    return f"{close if 'Did you mean' in close else ''} `klamm topic create {name}` makes it."
 
 
 class _Lines:
@@ -164,7 +173,7 @@ def status(
     name: Annotated[str | None, typer.Argument(metavar="[NAME|FILE]", help="Without it: all pipelines.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything that is known, as JSON.")] = False,
 ) -> None:
-    """Show pipelines that run on this machine, and how the last run of the others ended."""
+    """Show pipelines that run on this machine, and how the last run of the others ended, until they are reset."""
     found = list(_runs(name))
     if as_json:
         say(json.dumps(found, indent=1))
@@ -177,6 +186,8 @@ def status(
         for sink, query in run_["queries"].items():
             if query.get("failure"):
                 note(f"{run_['name']}, {sink}: {query['failure']}")
+        if run_.get("log") and any(query.get("failure") for query in run_["queries"].values()):
+            note(f"Spark's log of {run_['name']} is {run_['log']}.")
 
 
 def _status_rows(run_: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
@@ -238,10 +249,13 @@ def reset(
     sink: Annotated[list[str], typer.Option("--sink", "-s", help="Only this sink's query; may be repeated.")] = [],  # noqa: B006
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Forget how far a pipeline has come, and its state: the next run starts over. What it wrote stays."""
+    """Forget how far a pipeline has come, and its state: the next run starts over. What it wrote stays.
+
+    A pipeline that is reset as a whole is not in the list of `klamm pipeline status` any more.
+    """
     from klamm.spark.pipeline.problems import suggestion
     from klamm.spark.pipeline.shape import ShapeFile
-    from klamm.spark.pipeline.state import local_path, refuse_if_running
+    from klamm.spark.pipeline.state import RunFile, local_path, refuse_if_running
 
     spec = _loaded(file)
     names = [item.name for item in spec.sinks]
@@ -252,7 +266,13 @@ def reset(
     root = local_path(spec.checkpoint)
     if root is None:
         fail(f"The checkpoint {spec.checkpoint} is not on this machine: delete it with the tools of its storage.")
-    chosen = list(sink) or names
+    chosen = [name for name in list(sink) or names if (root / name).exists()]
+    run_file = RunFile(spec.name, spec.checkpoint)
+    if not chosen:
+        if not sink:
+            run_file.remove()
+        say(f"There is nothing to reset: {', '.join(sink) or spec.name} has no checkpoint in {root}.")
+        return
     if not yes:
         targets = ", ".join(item.target for item in spec.sinks if item.name in chosen)
         note(f"The next run reads everything again and writes it a second time to: {targets}.")
@@ -261,4 +281,6 @@ def reset(
     for name in chosen:
         shutil.rmtree(root / name, ignore_errors=True)
     ShapeFile(spec.checkpoint).forget(chosen)
+    if not sink:
+        run_file.remove()
     say(f"Reset {', '.join(chosen)}.")

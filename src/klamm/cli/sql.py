@@ -122,7 +122,7 @@ class _Shell:
     def answer(self, statement: str) -> None:
         from pyspark.errors import PySparkException
 
-        from klamm.spark.pipeline.runner import spark_sentence
+        from klamm.spark.pipeline.failures import spark_sentence
 
         if statement.strip().lower() in ("show tables", "show topics"):
             table(("Topic",), [(name,) for name in self._topics() if not name.startswith("__")])

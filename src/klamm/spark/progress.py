@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _WATCH_S: Final = 1
+_NO_WATERMARK: Final = "1970-01-01T00:00:00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,13 @@ def parse_progress(progress: Mapping[str, Any] | str) -> Progress:
         state_rows=sum(int(state.get("numRowsTotal") or 0) for state in states),
         state_bytes=sum(int(state.get("memoryUsedBytes") or 0) for state in states),
         rows_dropped_by_watermark=sum(int(state.get("numRowsDroppedByWatermark") or 0) for state in states),
-        watermark=(given.get("eventTime") or {}).get("watermark"),
+        watermark=_watermark((given.get("eventTime") or {}).get("watermark")),
     )
+
+
+def _watermark(text: str | None) -> str | None:
+    """Spark tells the beginning of 1970 until the first records have made a watermark."""
+    return None if text is None or text.startswith(_NO_WATERMARK) else text
 
 
 def _rate(value: Any) -> float:

@@ -17,14 +17,21 @@ from klamm.spark.pipeline.model import Restart
 
 FACTOR: Final = 2.0
 JITTER: Final = 0.2
+SAME_FAILURES: Final = 3
+"""So often may a batch fail in one and the same way: what is wrong is in the batch or in the code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a query ended. A permanent one would come again at every start, so the query is not started again."""
+    """Why a query ended. A permanent one would come again at every start, so the query is not started again.
+
+    `batch` names what the query was at where code or data seem to be wrong: that, too, comes again, until either is
+    mended. It is empty where something outside may be the cause.
+    """
 
     reason: str
     permanent: bool = False
+    batch: str = ""
 
 
 class RunningQuery(Protocol):
@@ -44,6 +51,7 @@ class RunningQuery(Protocol):
 
 
 class State(Enum):
+    STARTING = "starting"
     RUNNING = "running"
     WAITING = "waiting to restart"
     STOPPING = "stopping"
@@ -56,17 +64,25 @@ class State(Enum):
         return self in (State.STOPPED, State.FINISHED, State.FAILED)
 
 
+_SAME: Final = (
+    "{} times in the same batch: it would come again at every start, until the pipeline or the records are mended"
+)
+_NOT_RUNNING: Final = (State.STARTING, State.WAITING)
+
+
 @dataclass(slots=True)
 class Supervised:
     """What the supervisor knows of one query. Times are the clock's monotonic seconds."""
 
     name: str
     start: Callable[[], RunningQuery]
-    state: State = State.WAITING
+    state: State = State.STARTING
     run: RunningQuery | None = None
     restarts: int = 0
     failures_in_a_row: int = 0
     last_failure: str = ""
+    last_batch: str = ""
+    same_failures: int = 0
     started_at: float = 0.0
     due_at: float = 0.0
     stop_batches: int = 0
@@ -118,7 +134,7 @@ class Supervisor:
     def _stop_all(self) -> None:
         now = self._clock.monotonic()
         for query in self.queries:
-            if query.state is State.WAITING:
+            if query.state in _NOT_RUNNING:
                 query.state = State.STOPPED
             elif query.state is State.RUNNING and query.run is not None:
                 query.state = State.STOPPING
@@ -131,7 +147,7 @@ class Supervisor:
             self._stop_all()  # the request may have come, by a signal, while a query was being started or had failed
         now = self._clock.monotonic()
         for query in self.queries:
-            if query.state is State.WAITING and now >= query.due_at and not self._is_one_starting(now):
+            if query.state in _NOT_RUNNING and now >= query.due_at and not self._is_one_starting(now):
                 self._begin(query, now)
             elif query.state is State.RUNNING:
                 self._look(query, now)
@@ -177,20 +193,29 @@ class Supervisor:
         self._on_failure(query, failure, now)
 
     def _on_failure(self, query: Supervised, failure: Failure, now: float) -> None:
-        query.last_failure = failure.reason
+        is_same = failure.batch != "" and (query.last_failure, query.last_batch) == (failure.reason, failure.batch)
+        query.same_failures = query.same_failures + 1 if is_same else 1
+        query.last_failure, query.last_batch = failure.reason, failure.batch
         query.failures_in_a_row += 1
         if failure.permanent or query.failures_in_a_row > self._restart.attempts:
-            query.state = State.FAILED
             times = query.failures_in_a_row
             tries = "" if failure.permanent or times == 1 else f" ({times} times in a row)"
-            self.failed = self.failed or (query.name, failure.reason)
-            self._tell(f"{query.name}: failed{tries}: {failure.reason}")
+            self._give_up(query, failure.reason, tries)
+            return
+        if query.same_failures >= SAME_FAILURES:
+            query.last_failure = f"{failure.reason} ({_SAME.format(query.same_failures)})"
+            self._give_up(query, query.last_failure)
             return
         delay_ms = restart_delay_ms(self._restart, query.failures_in_a_row, self._rng)
         query.state = State.WAITING
         query.restarts += 1
         query.due_at = now + delay_ms / 1000
         self._tell(f"{query.name}: failed, restart in {delay_ms / 1000:.1f} s: {failure.reason}")
+
+    def _give_up(self, query: Supervised, reason: str, tries: str = "") -> None:
+        query.state = State.FAILED
+        self.failed = self.failed or (query.name, reason)
+        self._tell(f"{query.name}: failed{tries}: {reason}")
 
     def _stop(self, query: Supervised, now: float) -> None:
         """Stops a query whose batch is done. The next one may have begun by then: it is run again at the next start."""

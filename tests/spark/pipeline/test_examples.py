@@ -81,7 +81,7 @@ def test_orders(spark: SparkSession, cluster: LocalCluster, directories: Path) -
     servers = cluster.bootstrap_servers
     for topic in ("orders", "payments", "fraud-alerts"):
         cluster.create_topic(topic, 2, 1)
-    orders = [
+    orders: list[dict[str, Any]] = [
         {"id": 1, "customer": "eva", "amount": 20.0, "at": "2026-07-01T10:00:00Z"},
         {"id": 1, "customer": "eva", "amount": 20.0, "at": "2026-07-01T10:00:00Z"},
         {"id": 2, "customer": "thief", "amount": 1.0, "at": "2026-07-01T10:01:00Z"},
@@ -90,6 +90,10 @@ def test_orders(spark: SparkSession, cluster: LocalCluster, directories: Path) -
         {"id": 5, "customer": "slow", "amount": 2.0, "at": "2026-07-01T10:04:00Z"},
         {"id": 6, "customer": "slow", "amount": 800.0, "at": "2026-07-02T10:04:00Z"},
         {"id": 7, "customer": "new", "amount": 3.0, "at": "2026-07-02T10:20:00Z"},
+        # Orders that lack something, and one that is none: nobody's pipeline stops for them.
+        {"id": 8, "customer": "tom", "at": "2026-07-02T10:20:00Z"},
+        {"id": 9, "customer": "tom", "amount": 1.0},
+        {"id": "ten", "customer": "tom", "amount": "much"},
     ]
     payments = [
         {"order_id": 1, "card": "a", "at": "2026-07-01T10:05:00Z"},

@@ -16,6 +16,7 @@ import deltalake.exceptions
 import pytest
 
 from klamm.errors import KlammError
+from klamm.spark.pipeline.load import load
 from klamm.spark.pipeline.model import PipelineSpec, Trigger
 from klamm.spark.pipeline.run import RunOptions, run
 from klamm.spark.pipeline.state import runs
@@ -130,6 +131,61 @@ def test_a_failed_query_is_restarted_and_a_signal_stops_it_after_its_batch(
     assert table_ids(tmp_path) == [1, 2]
     (state,) = runs()
     assert state["queries"]["lake"]["restarts"] >= 1 and not state["alive"]
+
+
+MISTAKEN = """\
+from pyspark.sql import functions as F
+from klamm.spark.pipeline import Pipeline
+from klamm.spark.pipeline.model import Restart
+
+pipeline = Pipeline("mistaken", checkpoint="{base}/ck", restart=Restart(20, 10, 10))
+pipeline.source("events", topic="{topic}", schema="id long")
+
+@F.udf("boolean")
+def is_small(number):
+    return number <= 5.0
+
+@pipeline.view
+def small(events):
+    return events.where(is_small("id"))
+
+pipeline.sink("lake", "small", table="{base}/lake")
+"""
+
+
+def test_a_mistake_in_a_function_is_told_with_its_line_and_not_tried_for_ever(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
+    events, servers = topic("events"), cluster.bootstrap_servers
+    produce_json(servers, events, [{"other": 1}])
+    file = tmp_path / "mistaken.py"
+    file.write_text(MISTAKEN.format(base=tmp_path, topic=events))
+    told: list[str] = []
+    with pytest.raises(
+        KlammError, match=r"mistaken\.py line 10: TypeError: '<=' .*3 times in the same batch"
+    ) as caught:
+        run(load(file), options(spark, servers, told, log="spark.log"))
+    assert str(caught.value).endswith("\nSpark's log is spark.log.")
+    assert sum("restart in" in line for line in told) == 2
+    (state,) = runs()
+    assert "TypeError" in state["queries"]["lake"]["failure"]
+
+
+def test_counts_without_a_watermark_are_told_what_to_set(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
+    text = PLAIN.format(base=tmp_path, topic=topic("events")).replace("from: events, table", "from: counts, table")
+    text += "  out: {from: counts, topic: out}\nviews: {counts: SELECT count(*) AS n FROM events}\n"
+    told: list[str] = []
+    with pytest.raises(KlammError, match=r"plain\.yaml:7: sink 'lake': .*A table takes finished rows only: give"):
+        run(read_yaml(text, "plain.yaml"), options(spark, cluster.bootstrap_servers, told))
+    topics = "\n".join(line for line in text.splitlines() if "lake:" not in line)
+    with pytest.raises(
+        KlammError, match=r"plain\.yaml:7: sink 'out': .*Set `mode: update` or `mode: complete`, or give"
+    ):
+        run(read_yaml(topics, "plain.yaml"), options(spark, cluster.bootstrap_servers, told))
 
 
 def table_ids(base: Path) -> list[int]:

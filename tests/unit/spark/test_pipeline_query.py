@@ -20,7 +20,7 @@ class FakeQuery:
 
 
 def query(**given: Any) -> SparkQuery:
-    return SparkQuery(cast(Any, FakeQuery(**given)), "orders.yaml", "lake")
+    return SparkQuery(cast(Any, FakeQuery(**given)), "pipelines/orders.py", "lake")
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,79 @@ def test_a_query_that_waits_for_records_is_in_no_batch(is_active: bool, message:
 def test_what_comes_again_at_every_start_is_permanent(text: str, permanent: bool) -> None:
     failure = query(error=RuntimeError(text)).failure()
     assert failure is not None and failure.permanent is permanent
+
+
+def told_by_spark(exception: str, frame: str = "/opt/klamm/spark/fetch.py", offset: int = 7, run: str = "1a2b") -> str:
+    """What a StreamingQueryException says: the story of a task, then what the query was, then the JVM's stack."""
+    stream = f"org.apache.spark.sql.execution.python.streaming.PythonMicroBatchStream@{run}"
+    return f"""[STREAM_FAILED] Query [id = 1, runId = {run}] terminated with exception: Job aborted due to stage \
+failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 (TID 5) (localhost \
+executor driver): org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "/opt/pyspark/worker.py", line 2, in main
+    process()
+  File "{frame}", line 63, in handleInputRows
+    if row["amount"] <= SMALL:
+       ^^^^^^^^^^^^^^^^^^^^^^
+{exception}
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:581)
+
+Driver stacktrace: SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: orders.lake [id = 1, runId = {run}]
+Current Committed Offsets: {{{stream}: {{"orders":{{"0":{offset}}}}}}}
+Current Available Offsets: {{{stream}: {{"orders":{{"0":{offset + 1}}}}}}}
+
+Current State: ACTIVE
+Thread State: RUNNABLE
+
+Logical Plan:
+~WriteToMicroBatchDataSource KlammTable, 1
++- ~StreamingDataSourceV2ScanRelation[key#1, value#2] klamm
+
+JVM stacktrace:
+org.apache.spark.sql.streaming.StreamingQueryException: [STREAM_FAILED] ...
+"""
+
+
+def test_the_reason_is_the_python_exception_and_not_a_line_of_the_plan() -> None:
+    text = told_by_spark("klamm.spark.fetch.DataLossError: mdel-0: gone. Set failOnDataLoss=false to go on.")
+    failure = query(error=RuntimeError(text)).failure()
+    assert failure is not None and failure.permanent
+    assert failure.reason.startswith("DataLossError: mdel-0: gone. Set failOnDataLoss=false to go on. ")
+    assert "`klamm pipeline reset pipelines/orders.py --sink lake`" in failure.reason
+
+
+def test_the_reason_has_the_line_of_the_pipelines_own_file() -> None:
+    mistake = "TypeError: '<=' not supported between instances of 'NoneType' and 'float'"
+    failure = query(error=RuntimeError(told_by_spark(mistake, "/executor/pipelines/orders.py"))).failure()
+    assert failure is not None and failure.reason == f"orders.py line 63: {mistake}"
+
+
+def test_a_mistake_names_its_batch_and_trouble_outside_does_not() -> None:
+    def batch(exception: str, **given: Any) -> str:
+        failure = query(error=RuntimeError(told_by_spark(exception, **given))).failure()
+        assert failure is not None
+        return failure.batch
+
+    first = batch("TypeError: no", frame="/x/orders.py", run="1a")
+    assert first and first == batch("TypeError: no", frame="/x/orders.py", run="2b")
+    assert first != batch("TypeError: no", frame="/x/orders.py", offset=8)
+    assert batch("pyspark.errors.ArithmeticException: [DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012")
+    assert not batch("klamm.spark.client.ClientError: no broker answers")
+    assert not batch("ConnectionResetError: [Errno 104] Connection reset by peer")
+
+
+def test_what_the_jvm_says_through_a_function_of_python() -> None:
+    text = told_by_spark(
+        "py4j.protocol.Py4JJavaError: An error occurred while calling o7.save.\n: java.io.IOException: full"
+    )
+    failure = query(error=RuntimeError(text)).failure()
+    assert failure is not None and failure.reason == "java.io.IOException: full"
+
+
+def test_a_condition_without_python_is_told_without_stack() -> None:
+    told = "[STREAM_FAILED] Query [id = 1] terminated with exception: no disk SQLSTATE: XXKST"
+    text = f"{told}\n=== Streaming Query ===\n+- ~X"
+    failure = query(error=RuntimeError(text)).failure()
+    assert failure is not None and failure.reason == told

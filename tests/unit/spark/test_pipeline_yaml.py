@@ -32,7 +32,7 @@ GOOD = textwrap.dedent("""\
       known:
         sql: SELECT clicks.* FROM Clicks JOIN users ON clicks.user = users.value
     sinks:
-      pages: {from: counted, table: /lake/pages, partition_by_date: at, compact_every: 20}
+      pages: {from: counted, table: /lake/pages, partition_by_date: page, compact_every: 20}
       alerts: {from: known, topic: alerts, key: user, mode: update}
     """)
 ENVIRONMENT = {"BASE": "/ck"}
@@ -73,20 +73,20 @@ def refused(text: str) -> list[tuple[int, str]]:
         ("delay: 10 minutes", "delay: soon", 10, "'soon' is not a duration"),
         ("delay: 10 minutes", "delay: 10 moons", 10, "'moons' is no unit"),
         ("watermark: {column: at, delay: 10 minutes}", "watermark: at", 10, "{column: at, delay: 10 minutes}"),
-        ("    watermark: {column: at, delay: 10 minutes}\n", "", 8, "'deduplicate' needs a 'watermark'"),
-        ("{maxOffsetsPerTrigger: 1000, includeHeaders: true}", "{subscribe: x}", 8, "is written as 'topic'"),
-        ("maxOffsetsPerTrigger: 1000", "maxOffsetsPerTrigger: many", 8, "'maxOffsetsPerTrigger' is a whole number"),
-        ("includeHeaders: true", "kafka.auto.offset.reset: latest", 8, "say where to begin with 'startingOffsets'"),
+        ("    watermark: {column: at, delay: 10 minutes}\n", "", 10, "'deduplicate' needs a 'watermark'"),
+        ("{maxOffsetsPerTrigger: 1000, includeHeaders: true}", "{subscribe: x}", 12, "is written as 'topic'"),
+        ("maxOffsetsPerTrigger: 1000", "maxOffsetsPerTrigger: many", 12, "'maxOffsetsPerTrigger' is a whole number"),
+        ("includeHeaders: true", "kafka.auto.offset.reset: latest", 12, "say where to begin with 'startingOffsets'"),
         (
             "    watermark:",
             "    starting_offsets: erliest\n    watermark:",
-            8,
+            10,
             "is earliest, latest or JSON, not 'erliest'",
         ),
-        ("at timestamp", "at timestmp", 8, "timestmp"),
-        ("{column: at,", "{column: ta,", 8, "no column 'ta' for 'watermark'. There are: "),
-        ("deduplicate: [user, at]", "deduplicate: [usr, at]", 8, "no column 'usr' for 'deduplicate'"),
-        ("schema: user string, page string, at timestamp", "schema_file: /none.ddl", 8, "/none.ddl cannot be read"),
+        ("at timestamp", "at timestmp", 9, "timestmp"),
+        ("{column: at,", "{column: ta,", 10, "no column 'ta' for 'watermark'. There are: "),
+        ("deduplicate: [user, at]", "deduplicate: [usr, at]", 11, "no column 'usr' for 'deduplicate'"),
+        ("schema: user string, page string, at timestamp", "schema_file: /none.ddl", 9, "/none.ddl cannot be read"),
         ("mode: update", "options: {kafka.acks: seven}", 23, "'kafka.acks' is all, -1, 0 or 1, not 'seven'"),
         ("mode: update", "options: {guarantee: exactly_once}", 23, "needs transactions"),
         ("table: /lake/pages", "table: s3://lake/pages", 22, "s3:// is not supported"),
@@ -98,10 +98,22 @@ def refused(text: str) -> list[tuple[int, str]]:
         ("topic: alerts, key", "key", 23, "either a 'topic' or a 'table'"),
         ("compact_every: 20", "compact_every: -1", 22, "whole number of at least 0"),
         ("compact_every: 20", "key: page", 22, "goes to a table, which has no 'key'"),
-        ("partition_by_date: at", "mode: complete", 22, "append only"),
+        ("partition_by_date: page", "mode: complete", 22, "append only"),
         ("topic: alerts, key: user, mode: update", "table: /lake/pages/", 23, "writes the table of sink 'pages'"),
         ("static: true", "static: maybe", 13, "true or false"),
-        ("  alerts:", "  al-erts:", 23, "letters, digits and underscores"),
+        ("  alerts:", "  al-erts:", 23, "letters, digits and underscores only"),
+        (
+            "name: clicks",
+            "name: web/clicks",
+            1,
+            "pipeline 'web/clicks': a name has letters, digits, underscores and da",
+        ),
+        ("maxOffsetsPerTrigger: 1000", "maxOffsetsPerTriger: 10", 12, "Did you mean 'maxOffsetsPerTrigger'?"),
+        ("options: {max", "options:\n      pushdown: true\n      colums: user\n    # {", 14, "Did you mean 'columns'?"),
+        ("mode: update", "options: {garantee: at_least_once}", 23, "'garantee'. Did you mean 'guarantee'?"),
+        ("compact_every: 20", "options: {partitionByDate: at}", 22, "is written as 'partition_by_date'"),
+        ("from: counted", "from: clicks", 22, "'partition_by_date' needs a timestamp or a date, and 'page' is string"),
+        ("from: known, topic: alerts, key: user", "from: clicks, topic: a, key: usr", 23, "no column 'usr' for 'key'"),
         ("attempts: 3", "attempts: lots", 5, "whole number"),
         ("name: clicks\n", "", 1, "no 'name'"),
     ],
@@ -117,6 +129,20 @@ def test_everything_wrong_is_told_at_once() -> None:
     reasons = "\n".join(reason for _, reason in found)
     for part in ("no key 'nam'", "no 'name'", "no 'checkpoint'", "both 'topic' and 'pattern'", "reads 'b'"):
         assert part in reasons
+
+
+def test_a_schema_that_is_wrong_hides_nothing_else() -> None:
+    text = GOOD.replace("at timestamp", "at timestmp").replace("maxOffsetsPerTrigger: 1000", "minPartitions: few")
+    text = text.replace("FROM known", "FROM knwon")
+    found = refused(text.replace("[user, at]", "[user, at]\n    topic: a\n    pattern: b"))
+    assert [line for line, _ in found] == [9, 13, 14, 19]
+    assert refused(GOOD.replace("delay: 10 minutes}", "delay: 10 minutes}\n    pattern: c.*\n    topic: c")) == [
+        (11, "source 'clicks' has both 'topic' and 'pattern'; it needs one.")
+    ]
+
+
+def test_a_dash_in_the_name_of_a_pipeline() -> None:
+    assert read_yaml(GOOD.replace("name: clicks", "name: web-clicks"), "p.yaml", ENVIRONMENT).name == "web-clicks"
 
 
 @pytest.mark.parametrize(

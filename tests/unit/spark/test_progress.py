@@ -63,6 +63,10 @@ def test_a_topic_that_is_read_twice_is_done_where_both_are() -> None:
     assert progress.total_lag == 4 + 6
 
 
+def test_before_the_first_record_there_is_no_watermark() -> None:
+    assert parse_progress({"eventTime": {"watermark": "1970-01-01T00:00:00.000Z"}}).watermark is None
+
+
 def test_a_report_with_next_to_nothing_in_it() -> None:
     progress = parse_progress(
         {"id": "abcdefghijk", "inputRowsPerSecond": float("nan"), "sources": [{"endOffset": "x"}]}

@@ -45,8 +45,8 @@ class FakeQuery:
     def stop(self) -> None:
         self.active, self.stopped = False, True
 
-    def fail(self, reason: str = "broken pipe", permanent: bool = False) -> None:
-        self.active, self.ended_by = False, Failure(reason, permanent)
+    def fail(self, reason: str = "broken pipe", permanent: bool = False, batch: str = "") -> None:
+        self.active, self.ended_by = False, Failure(reason, permanent, batch)
 
 
 @dataclass
@@ -117,6 +117,37 @@ def test_a_failed_query_is_started_again_later_and_later() -> None:
     assert not world.tick()
     assert world.supervisor.failed == ("a", "disk full")
     assert "4 times in a row" in world.told[-2]
+
+
+def test_the_same_mistake_at_the_same_batch_is_not_tried_for_ever() -> None:
+    world = World(restart=Restart(attempts=10, first_delay_ms=10, max_delay_ms=10))
+    world.tick()
+    for batch in ("0", "1", "1", "1"):
+        assert world.state() is State.RUNNING
+        world.runs["a"][-1].fail("TypeError: ...", batch=batch)
+        world.tick()
+        world.tick(1)
+    assert world.supervisor.failed is not None
+    assert world.supervisor.failed[1].startswith("TypeError: ... (3 times in the same batch: it would come again")
+    assert world.supervisor.queries[0].last_failure == world.supervisor.failed[1]
+    assert len(world.runs["a"]) == 4
+
+    world = World(restart=Restart(attempts=10, first_delay_ms=10, max_delay_ms=10))
+    world.tick()
+    for _ in range(9):
+        world.runs["a"][-1].fail("the broker is away")
+        world.tick()
+        world.tick(1)
+    assert world.state() is State.RUNNING, "what may pass by itself is tried as often as the pipeline says"
+
+
+def test_a_query_that_was_never_started_does_not_wait_for_a_restart() -> None:
+    world = World(names=("a", "b"), stagger_s=60)
+    assert world.state() is State.STARTING
+    world.tick()
+    assert world.state(1) is State.STARTING
+    world.supervisor.request_stop("SIGTERM")
+    assert world.state(1) is State.STOPPED
 
 
 def test_a_healthy_while_forgets_earlier_failures() -> None:

@@ -124,7 +124,7 @@ class Pipeline:
         try:
             parts.append(kind(**given, **keys))
         except TypeError:
-            known = {field.name for field in fields(kind)} - {"line"}
+            known = {field.name for field in fields(kind)} - {"line", "lines"}
             what = f"{kind.__name__.lower()} {given['name']!r}"
             for key in keys.keys() - known:
                 reason = f"{what} has no key {key!r}.{suggestion(key, known)}"

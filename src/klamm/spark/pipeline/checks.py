@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from klamm.spark.option_names import READ, TABLE, WRITE, did_you_mean, unknown
 from klamm.spark.pipeline.fields import check_name
 from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, View, find_cycle, in_order
-from klamm.spark.pipeline.options import sink_problems, source_problems
+from klamm.spark.pipeline.options import SET_ELSEWHERE, Columns, sink_problems, source_problems
 from klamm.spark.pipeline.problems import PipelineError, Problem, suggestion
 from klamm.spark.sql_names import SqlTextError, relations
 
 _TABLE_ONLY: Final = ("partition_by_date", "compact_every", "bad_records")
 _TOPIC_ONLY: Final = ("key", "value")
-_SET_ELSEWHERE: Final = {
-    "subscribe": "topic",
-    "subscribePattern": "pattern",
-    "startingOffsets": "starting_offsets",
-    "kafka.bootstrap.servers": "bootstrap_servers of the pipeline",
-    "valueFormat": "format",
-    "valueSchema": "schema",
-    "valueSchemaFile": "schema_file",
-    "topic": "topic",
-    "checkpointLocation": "checkpoint of the pipeline",
-}
 
 
 def checked(spec: PipelineSpec, problems: list[Problem]) -> PipelineSpec:
@@ -34,10 +24,12 @@ def checked(spec: PipelineSpec, problems: list[Problem]) -> PipelineSpec:
     names = {step.name for step in spec.steps}
     views = tuple(_with_inputs(view, names, problems) for view in spec.views)
     problems += _names(spec)
+    columns: dict[str, Columns] = {}
     for source in spec.sources:
-        problems += list(_source(source)) or source_problems(source)
+        wrong, columns[source.name] = source_problems(source)
+        problems += [*_source(source), *wrong]
     for sink in spec.sinks:
-        problems += list(_sink(sink, names)) or sink_problems(sink)
+        problems += [*_sink(sink, names), *sink_problems(sink, columns.get(sink.view, {}))]
     problems += _shared_targets(spec.sinks)
     problems += _parts_that_are_missing(spec)
     if cycle := find_cycle({view.name: view.inputs for view in views}):
@@ -86,7 +78,7 @@ def _unknown(line: int, reader: str, name: str, names: set[str]) -> Problem:
 def _names(spec: PipelineSpec) -> Iterator[Problem]:
     problems: list[Problem] = []
     if spec.name:
-        check_name(spec.name.replace("-", "_"), "pipeline", 1, problems)
+        check_name(spec.name, "pipeline", 1, problems)
     for what, parts in (("source", spec.sources), ("view", spec.views), ("sink", spec.sinks)):
         for part in parts:
             check_name(part.name, what, part.line, problems)
@@ -105,32 +97,39 @@ def _names(spec: PipelineSpec) -> Iterator[Problem]:
 def _source(source: Source) -> Iterator[Problem]:
     what = f"source {source.name!r}"
     if source.topic is not None and source.pattern is not None:
-        yield Problem(source.line, f"{what} has both 'topic' and 'pattern'; it needs one.")
+        yield Problem(source.line_of("pattern"), f"{what} has both 'topic' and 'pattern'; it needs one.")
     if source.schema is not None and source.schema_file is not None:
-        yield Problem(source.line, f"{what} has both 'schema' and 'schema_file'; it needs one.")
+        yield Problem(source.line_of("schema_file"), f"{what} has both 'schema' and 'schema_file'; it needs one.")
     given = source.schema is not None or source.schema_file is not None
     if source.format in ("json", "avro", "protobuf") and not given:
         advice = " `klamm schema infer` writes one from the topic's records." if source.format == "json" else ""
         yield Problem(source.line, f"{what} of format {source.format} needs a 'schema' or a 'schema_file'.{advice}")
     if source.format in ("raw", "string") and given:
-        yield Problem(source.line, f"{what} of format {source.format} takes no schema.")
+        line = source.line_of("schema" if source.schema is not None else "schema_file")
+        yield Problem(line, f"{what} of format {source.format} takes no schema.")
     if source.deduplicate and source.watermark is None:
-        yield Problem(source.line, f"{what}: 'deduplicate' needs a 'watermark', or its state would grow for ever.")
+        line = source.line_of("deduplicate")
+        yield Problem(line, f"{what}: 'deduplicate' needs a 'watermark', or its state would grow for ever.")
     if source.static and (source.watermark is not None or source.deduplicate):
-        yield Problem(source.line, f"{what} is static: it has no watermark and no deduplication.")
-    yield from _options(source.options, what, source.line)
+        yield Problem(source.line_of("static"), f"{what} is static: it has no watermark and no deduplication.")
+    yield from _options(source, what, READ)
 
 
-def _options(options: Mapping[str, str], what: str, line: int) -> Iterator[Problem]:
-    for name in options:
-        if (key := _SET_ELSEWHERE.get(name)) is not None:
-            yield Problem(line, f"{what}: option {name!r} is written as {key!r}.")
+def _options(part: Source | Sink, what: str, known: Iterable[str]) -> Iterator[Problem]:
+    elsewhere = {name.lower(): key for name, key in SET_ELSEWHERE.items()}
+    for name in part.options:
+        if (key := elsewhere.get(name.lower())) is not None:
+            yield Problem(part.line_of(f"options.{name}"), f"{what}: option {name!r} is written as {key!r}.")
+    wanted = [name for name in known if name not in SET_ELSEWHERE]
+    for name in unknown(part.options, (*known, *SET_ELSEWHERE)):
+        reason = f"{what} has no option {name!r}.{did_you_mean(name, wanted)}"
+        yield Problem(part.line_of(f"options.{name}"), reason)
 
 
 def _sink(sink: Sink, names: set[str]) -> Iterator[Problem]:
     what = f"sink {sink.name!r}"
     if sink.view and sink.view not in names:
-        yield _unknown(sink.line, what, sink.view, names)
+        yield _unknown(sink.line_of("from"), what, sink.view, names)
     if (sink.topic is None) == (sink.table is None):
         yield Problem(sink.line, f"{what} needs either a 'topic' or a 'table'.")
         return
@@ -138,10 +137,13 @@ def _sink(sink: Sink, names: set[str]) -> Iterator[Problem]:
     for key in wrong:
         if getattr(sink, key) is not None:
             kind = "topic" if sink.topic is not None else "table"
-            yield Problem(sink.line, f"{what} goes to a {kind}, which has no {key!r}.")
+            yield Problem(sink.line_of(key), f"{what} goes to a {kind}, which has no {key!r}.")
     if sink.table is not None and sink.mode != "append":
-        yield Problem(sink.line, f"{what}: a table takes mode append only; {sink.mode} goes to a topic.")
-    yield from _options(sink.options, what, sink.line)
+        yield Problem(sink.line_of("mode"), f"{what}: a table takes mode append only; {sink.mode} goes to a topic.")
+    if sink.topic is not None:
+        yield from _options(sink, what, WRITE)
+    elif sink.format == "delta":  # Parquet is Spark's own, with options that are its business
+        yield from _options(sink, what, TABLE)
 
 
 def _shared_targets(sinks: tuple[Sink, ...]) -> Iterator[Problem]:

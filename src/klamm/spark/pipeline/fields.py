@@ -34,6 +34,12 @@ class Fields:
     def key_line(self, key: str) -> int:
         return self._table.key_lines.get(key, self.line)
 
+    def lines(self) -> dict[str, int]:
+        """Where the keys stand, and the options by `options.<name>`."""
+        options = self._table.items.get("options")
+        inner = options.key_lines if isinstance(options, Table) else {}
+        return {**self._table.key_lines, **{f"options.{name}": line for name, line in inner.items()}}
+
     def text(self, key: str, default: str | None = None) -> str | None:
         """Numbers are text, too: a topic may be called 2024."""
         value, line = self._scalar(key)
@@ -145,7 +151,11 @@ class Fields:
 
 
 def check_name(name: str, what: str, line: int, problems: list[Problem]) -> None:
-    if not NAME.fullmatch(name):
+    """Sources and views are tables of SQL, and sinks directories; a pipeline may have dashes in its name as well."""
+    is_pipeline = what == "pipeline"
+    if not NAME.fullmatch(name.replace("-", "_") if is_pipeline else name):
+        allowed = "letters, digits, underscores and dashes" if is_pipeline else "letters, digits and underscores"
+        use = "" if is_pipeline else ", for use in SQL"
         problems.append(
-            Problem(line, f"{what} {name!r}: a name has letters, digits and underscores only, for use in SQL.")
+            Problem(line, f"{what} {name!r}: a name has {allowed} only, and does not begin with a digit{use}.")
         )

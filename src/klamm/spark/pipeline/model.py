@@ -94,6 +94,11 @@ class Source:
     watermark: Watermark | None = None
     deduplicate: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Where keys stand, and options by `options.<name>`, if the file is one in which they have lines of their own."""
+
+    def line_of(self, key: str) -> int:
+        return line_of(self, key)
 
     @property
     def reads(self) -> str:
@@ -131,10 +136,21 @@ class Sink:
     bad_records: str | None = None
     group: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+    def line_of(self, key: str) -> int:
+        return line_of(self, key)
 
     @property
     def target(self) -> str:
         return f"topic {self.topic}" if self.topic is not None else f"{self.format} table {self.table}"
+
+
+def line_of(part: Source | Sink, key: str) -> int:
+    """Where `key` stands, or what it is a part of."""
+    while key not in part.lines and "." in key:
+        key = key.partition(".")[0]
+    return part.lines.get(key, part.line)
 
 
 @dataclass(frozen=True, slots=True)

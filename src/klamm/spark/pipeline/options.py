@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
 
 from klamm.errors import KlammError
 from klamm.spark.pipeline.model import Sink, Source
 from klamm.spark.pipeline.problems import Problem, suggestion
 
-_ANY_SERVERS = "localhost:9092"
+Columns = Mapping[str, str]
+"""The columns of a source with Spark's names of their types; empty where they are not known."""
+
+_ANY_SERVERS: Final = "localhost:9092"
 """Which brokers there are is known at the start of a run; that option is not looked at here."""
+SET_ELSEWHERE: Final = {
+    "subscribe": "topic",
+    "subscribePattern": "pattern",
+    "startingOffsets": "starting_offsets",
+    "kafka.bootstrap.servers": "bootstrap_servers of the pipeline",
+    "valueFormat": "format",
+    "valueSchema": "schema",
+    "valueSchemaFile": "schema_file",
+    "topic": "topic",
+    "checkpointLocation": "checkpoint of the pipeline",
+    "badRecords": "bad_records",
+    "compactEvery": "compact_every",
+    "partitionByDate": "partition_by_date",
+    "path": "table",
+}
+"""Options that a file says with a key of its own."""
+_OPTION: Final = re.compile(r"'([\w.]+)'")
+_DATES: Final = ("timestamp", "timestamp_ntz", "date")
 
 
 def reading_options(source: Source, servers: str) -> dict[str, str]:
@@ -27,24 +51,47 @@ def reading_options(source: Source, servers: str) -> dict[str, str]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def source_problems(source: Source) -> Iterator[Problem]:
-    """Options, schema, and columns that the schema does not have."""
+def source_problems(source: Source) -> tuple[list[Problem], Columns]:
+    """Options, schema, and columns that the schema does not have; and the columns, where the schema can be read."""
     what = f"source {source.name!r}"
+    problems: list[Problem] = []
+    if not (has_schema := _has_schema(source, problems)):
+        # The other options are looked at all the same, and none of them needs a schema.
+        source = replace(source, format="raw", schema=None, schema_file=None)
+    if source.pattern is not None:
+        source = replace(source, topic=None)
     try:
         columns = _columns(source)
     except KlammError as error:
-        yield Problem(source.line, f"{what}: {error}")
-        return
-    known = {column.lower() for column in columns}
+        problems.append(Problem(_line_of_option(source, str(error)), f"{what}: {error}"))
+        return problems, {}
+    if not has_schema:
+        return problems, {}
     named = {"watermark": [source.watermark.column] if source.watermark is not None else []}
     named["deduplicate"] = list(source.deduplicate)
     for key, names in named.items():
         for name in names:
-            if name.partition(".")[0].strip("`").lower() not in known:
-                yield Problem(source.line, f"{what} has no column {name!r} for {key!r}.{suggestion(name, columns)}")
+            if _type_of(name, columns) is None:
+                reason = f"{what} has no column {name!r} for {key!r}.{suggestion(name, columns)}"
+                problems.append(Problem(source.line_of(key), reason))
+    return problems, columns
 
 
-def _columns(source: Source) -> list[str]:
+def _has_schema(source: Source, problems: list[Problem]) -> bool:
+    """Whether it is known what the values are; that a schema is missing or too much is told elsewhere."""
+    given = [key for key in ("schema", "schema_file") if getattr(source, key) is not None]
+    if len(given) != 1 or source.format not in ("json", "avro", "protobuf"):
+        return not given and source.format in ("raw", "string")
+    try:
+        message = {name: value for name, value in source.options.items() if name.lower() == "valuemessage"}
+        _columns(replace(source, topic=source.name, pattern=None, starting_offsets="earliest", options=message))
+    except KlammError as error:
+        problems.append(Problem(source.line_of(given[0]), f"source {source.name!r}: {error}"))
+        return False
+    return True
+
+
+def _columns(source: Source) -> Columns:
     from klamm.spark.options import parse_read_options
     from klamm.spark.schema import full_schema, read_schema
     from klamm.spark.values import load_value_schema, value_decoder
@@ -52,10 +99,31 @@ def _columns(source: Source) -> list[str]:
     options = parse_read_options(reading_options(source, _ANY_SERVERS), streaming=not source.static)
     decoder = value_decoder(load_value_schema(options), options)
     full = full_schema(options, decoder.arrow_fields if decoder is not None else ())
-    return list(read_schema(options, full).names)
+    return {column.name: column.dataType.simpleString() for column in read_schema(options, full)}
 
 
-def sink_problems(sink: Sink) -> Iterator[Problem]:
+def _type_of(name: str, columns: Columns) -> str | None:
+    """The type of a column, `struct` for a field of one; None where there is no such column."""
+    first, dot, _ = name.partition(".")
+    kinds = {column.lower(): kind for column, kind in columns.items()}
+    found = kinds.get(first.strip("`").lower())
+    return "struct" if found is not None and dot else found
+
+
+def _line_of_option(part: Source | Sink, sentence: str) -> int:
+    """Where the option stands that the sentence names first."""
+    for name in _OPTION.findall(sentence):
+        for option in part.options:
+            if option.lower() == name.lower():
+                return part.line_of(f"options.{option}")
+        if (key := SET_ELSEWHERE.get(name)) is not None and key in part.lines:
+            return part.line_of(key)
+    return part.line
+
+
+def sink_problems(sink: Sink, columns: Columns) -> Iterator[Problem]:
+    """`columns` are those of the source that the sink takes its rows from, where it is one."""
+    what = f"sink {sink.name!r}"
     try:
         if sink.topic is not None:
             from klamm.spark.writer_options import parse
@@ -66,4 +134,16 @@ def sink_problems(sink: Sink) -> Iterator[Problem]:
 
             parse_options({"path": sink.table, "badRecords": sink.bad_records or "", **sink.options})
     except KlammError as error:
-        yield Problem(sink.line, f"sink {sink.name!r}: {error}")
+        yield Problem(_line_of_option(sink, str(error)), f"{what}: {error}")
+    if not columns:
+        return
+    for key in ("key", "value", "partition_by_date"):
+        name = getattr(sink, key)
+        if isinstance(name, str) and _type_of(name, columns) is None:
+            reason = f"{what}: {sink.view!r} has no column {name!r} for {key!r}.{suggestion(name, columns)}"
+            yield Problem(sink.line_of(key), reason)
+    date = sink.partition_by_date
+    kind = _type_of(date, columns) if isinstance(date, str) else None
+    if kind not in (None, "struct", *_DATES):
+        reason = f"{what}: 'partition_by_date' needs a timestamp or a date, and {date!r} is {kind}."
+        yield Problem(sink.line_of("partition_by_date"), reason)

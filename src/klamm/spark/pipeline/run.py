@@ -21,7 +21,7 @@ from klamm.spark.pipeline.runner import PipelineRunner, SparkQuery
 from klamm.spark.pipeline.shape import ShapeFile, shape_of
 from klamm.spark.pipeline.state import CheckpointLock, RunFile, identity, refuse_if_running
 from klamm.spark.progress import Progress, Sink, parse_progress
-from klamm.spark.supervise import Supervised, Supervisor
+from klamm.spark.supervise import State, Supervised, Supervisor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +45,10 @@ def _plain_session(master: str, app_name: str, conf: Mapping[str, str]) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """`session` makes the SparkSession of the run and ends it; `progress` is told of batches, at most one a second."""
+    """`session` makes the SparkSession of the run and ends it; `progress` is told of batches, at most one a second.
+
+    `log` is the file that has all of what Spark says, for those who want more than a sentence.
+    """
 
     bootstrap_servers: str
     trigger: Trigger
@@ -54,6 +57,7 @@ class RunOptions:
     tell: Callable[[str], None] = print
     progress: Sequence[Sink] = ()
     session: Callable[[str, str, Mapping[str, str]], AbstractContextManager[SparkSession]] = _plain_session
+    log: str = ""
 
 
 def check_checkpoint(spec: PipelineSpec) -> None:
@@ -66,21 +70,64 @@ def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> 
     """Runs until the queries are done, one fails for good, or SIGTERM or SIGINT asks for the end."""
     clock = clock or SystemClock()
     check_checkpoint(spec)
-    shapes = ShapeFile(spec.checkpoint)
     conf = {**spec.settings, **options.conf}
-    with (
-        CheckpointLock(spec.checkpoint, spec.name, clock.now_ms()),
-        options.session(options.master, f"klamm pipeline {spec.name}", conf) as spark,
-    ):
-        runner = PipelineRunner(spec, spark, options.bootstrap_servers, options.trigger)
-        runner.build()
-        now = runner.shapes()
-        shapes.check(spec.file, now)
-        shapes.write(now)
-        _supervise(spec, options, runner, clock)
+    with CheckpointLock(spec.checkpoint, spec.name, clock.now_ms()):
+        story = _Story(spec, options, clock)
+        with story.of_start(), options.session(options.master, f"klamm pipeline {spec.name}", conf) as spark:
+            runner = _built(spec, options, spark)
+            _supervise(spec, options, runner, clock, story)
 
 
-def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, clock: Clock) -> None:
+def _built(spec: PipelineSpec, options: RunOptions, spark: SparkSession) -> PipelineRunner:
+    runner = PipelineRunner(spec, spark, options.bootstrap_servers, options.trigger)
+    runner.build()
+    now = runner.shapes()
+    shapes = ShapeFile(spec.checkpoint)
+    shapes.check(spec.file, now)
+    shapes.write(now)
+    return runner
+
+
+class _Story:
+    """What other terminals are told of this run, from its start on."""
+
+    def __init__(self, spec: PipelineSpec, options: RunOptions, clock: Clock) -> None:
+        self._sinks = [sink.name for sink in spec.sinks]
+        self._file = RunFile(spec.name, spec.checkpoint)
+        self._is_starting = True
+        self._head = {
+            "name": spec.name,
+            "file": os.path.abspath(spec.file),
+            "checkpoint": identity(spec.checkpoint),
+            "master": options.master,
+            "log": options.log,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started_ms": clock.now_ms(),
+        }
+
+    def tell(self, queries: Mapping[str, Mapping[str, Any]]) -> None:
+        self._is_starting = False
+        self._file.write({**self._head, "queries": queries})
+
+    @contextmanager
+    def of_start(self) -> Iterator[None]:
+        """Starting, until the first `tell`; what ends the run before that is told as its end."""
+        self._tell_all(State.STARTING)
+        try:
+            yield
+        except BaseException as error:
+            if self._is_starting:
+                reason = str(error) if isinstance(error, Exception) else ""
+                self._tell_all(State.FAILED if reason else State.STOPPED, reason)
+            raise
+
+    def _tell_all(self, state: State, failure: str = "") -> None:
+        query = {"state": state.value, "restarts": 0, "failure": failure}
+        self._file.write({**self._head, "queries": dict.fromkeys(self._sinks, query)})
+
+
+def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, clock: Clock, story: _Story) -> None:
     from py4j.protocol import Py4JError
 
     supervisor = Supervisor(
@@ -91,8 +138,7 @@ def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, 
         options.tell,
         stagger_s=STAGGER_S,
     )
-    file = RunFile(spec.name, spec.checkpoint)
-    publisher = _Publisher(spec, options, supervisor, file, clock)
+    publisher = _Publisher(spec, options, supervisor, story, clock)
     try:
         with _signals(supervisor):
             while _looked_after(supervisor):
@@ -103,7 +149,8 @@ def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, 
         with suppress(Py4JError, ConnectionError):
             publisher.publish(final=True)
     if supervisor.failed is not None:
-        raise KlammError("Sink {} failed: {}".format(*supervisor.failed))
+        more = f"\nSpark's log is {options.log}." if options.log else ""
+        raise KlammError("Sink {} failed: {}".format(*supervisor.failed) + more)
 
 
 def _starter(runner: PipelineRunner, sink: Any) -> Callable[[], SparkQuery]:
@@ -140,17 +187,15 @@ def _signals(supervisor: Supervisor) -> Iterator[None]:
 
 
 class _Publisher:
-    """Writes the state of the run about once a second, and hands new progress on."""
+    """Tells the state of the run about once a second, and hands new progress on."""
 
     def __init__(
-        self, spec: PipelineSpec, options: RunOptions, supervisor: Supervisor, file: RunFile, clock: Clock
+        self, spec: PipelineSpec, options: RunOptions, supervisor: Supervisor, story: _Story, clock: Clock
     ) -> None:
-        self._spec = spec
         self._options = options
         self._supervisor = supervisor
-        self._file = file
+        self._story = story
         self._clock = clock
-        self._started_ms = clock.now_ms()
         self._due = 0.0
         self._seen: dict[str, tuple[str, int, str]] = {}
         self._groups = _group_sinks(spec, options.bootstrap_servers)
@@ -160,18 +205,7 @@ class _Publisher:
         if not final and now < self._due:
             return
         self._due = now + PUBLISH_EVERY_S
-        self._file.write(
-            {
-                "name": self._spec.name,
-                "file": os.path.abspath(self._spec.file),
-                "checkpoint": identity(self._spec.checkpoint),
-                "master": self._options.master,
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "started_ms": self._started_ms,
-                "queries": {query.name: self._query(query) for query in self._supervisor.queries},
-            }
-        )
+        self._story.tell({query.name: self._query(query) for query in self._supervisor.queries})
 
     def _query(self, query: Supervised) -> dict[str, Any]:
         state = {"state": query.state.value, "restarts": query.restarts, "failure": query.last_failure}

@@ -11,27 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.errors import KlammError
-from klamm.spark.fetch import DataLossError
+from klamm.spark.pipeline.failures import failure_of, spark_sentence, start_advice
 from klamm.spark.pipeline.load import module_name
 from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, Trigger, View
 from klamm.spark.pipeline.options import reading_options
 from klamm.spark.pipeline.plan import stateful_operators
 from klamm.spark.pipeline.shape import QueryShape, shape_of
-from klamm.spark.supervise import Failure
+from klamm.spark.supervise import Failure, is_permanent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_STATE_CHANGED: Final = (
-    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
-    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
-    "STATE_STORE_OPERATION_OUT_OF_ORDER",
-    "STREAMING_STATEFUL_OPERATOR_NOT_MATCH",
-    "STATEFUL_PROCESSOR_",
-    "sources in the checkpoint offsets",
-    "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
-)
 _WAITS: Final = "Getting offsets from"
 
 
@@ -61,8 +52,15 @@ class PipelineRunner:
         }
 
     def start(self, sink: Sink) -> SparkQuery:
+        """A query that can never start is refused with its place in the file and what to do about it."""
         frame = self._frames[sink.view]
-        query = self._into_topic(frame, sink) if sink.topic is not None else self._into_table(frame, sink)
+        try:
+            query = self._into_topic(frame, sink) if sink.topic is not None else self._into_table(frame, sink)
+        except Exception as error:
+            if not is_permanent(error):
+                raise
+            place = f"{self.spec.file}:{sink.line}: sink {sink.name!r}"
+            raise KlammError(f"{place}: {spark_sentence(error, self.spec.file)}{start_advice(error, sink)}") from error
         return SparkQuery(query, self.spec.file, sink.name)
 
     def frame(self, name: str) -> DataFrame:
@@ -75,7 +73,7 @@ class PipelineRunner:
             frame.createOrReplaceTempView(step.name)
         except Exception as error:
             place = f"{self.spec.file}:{step.line}: {what} {step.name!r}"
-            raise KlammError(f"{place}: {spark_sentence(error)}") from error
+            raise KlammError(f"{place}: {spark_sentence(error, self.spec.file)}") from error
         self._frames[step.name] = frame
 
     def _source(self, source: Source) -> DataFrame:
@@ -164,16 +162,6 @@ def _pickle_by_value(path: Path) -> None:
         )
 
 
-def spark_sentence(error: BaseException) -> str:
-    """What Spark says, without its stack: the condition and its text, or the last line of a Python traceback."""
-    text = str(error).strip() or type(error).__name__
-    if "Traceback (most recent call last)" in text:
-        lines = [line for line in text.splitlines() if line and not line.startswith((" ", "\t", "at ", "Traceback"))]
-        text = lines[-1] if lines else text
-    text = text.split("\n=== Streaming Query ===")[0]
-    return text.split("\n\nJVM stacktrace:")[0].split("\n== SQL ==")[0].split("; line ")[0].split(";\n")[0].strip()
-
-
 class SparkQuery:
     """A StreamingQuery as the supervisor sees it."""
 
@@ -187,15 +175,7 @@ class SparkQuery:
 
     def failure(self) -> Failure | None:
         error = self.query.exception()
-        if error is None:
-            return None
-        text = str(error)
-        reason = spark_sentence(error)
-        if any(sign in text for sign in _STATE_CHANGED):
-            advice = f"start over with `klamm pipeline reset {self._file} --sink {self._sink}`"
-            return Failure(f"the query cannot go on from its checkpoint; undo the change, or {advice}: {reason}", True)
-        # Records that are gone do not come back, and a start anew may not notice that they are.
-        return Failure(reason, permanent="AnalysisException" in text or f"{DataLossError.__name__}: " in text)
+        return None if error is None else failure_of(error, self._file, self._sink)
 
     def is_in_batch(self) -> bool:
         """Waiting for records, inside of the source, is part of a trigger for Spark, but not of a batch."""

@@ -145,6 +145,7 @@ def _source(name: str, tree: Table, line: int, problems: list[Problem]) -> Sourc
         watermark=fields.watermark(),
         deduplicate=fields.names("deduplicate"),
         options=fields.options("options"),
+        lines=fields.lines(),
     )
 
 
@@ -190,6 +191,7 @@ def _sink(name: str, tree: Table, line: int, problems: list[Problem]) -> Sink:
         bad_records=fields.text("bad_records"),
         group=fields.text("group"),
         options=fields.options("options"),
+        lines=fields.lines(),
     )
 
 

@@ -1,0 +1,130 @@
+"""Why a query ended, in a sentence, from the pages that Spark says about it; and whether it would end so again."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from klamm.spark.pipeline.model import Sink
+from klamm.spark.supervise import Failure
+
+_STATE_CHANGED: Final = (
+    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
+    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
+    "STATE_STORE_OPERATION_OUT_OF_ORDER",
+    "STREAMING_STATEFUL_OPERATOR_NOT_MATCH",
+    "STATEFUL_PROCESSOR_",
+    "sources in the checkpoint offsets",
+    "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
+)
+_PLAN: Final = "\n=== Streaming Query ==="
+_TRACEBACK: Final = "Traceback (most recent call last)"
+_FRAME: Final = re.compile(r'\s+File "([^"]+)", line (\d+)')
+_OBJECT: Final = re.compile(r"@[0-9a-f]+\b")
+_OFFSETS: Final = re.compile(r"^Current (?:Committed|Available) Offsets: .*$", re.M)
+_BATCH_ERROR: Final = re.compile(r"SQLSTATE: 22\w{3}")
+"""The class of SQL's conditions that speak of data: a division by zero, text that is no number."""
+_MISTAKES: Final = frozenset(
+    {
+        "ArithmeticError",
+        "AssertionError",
+        "AttributeError",
+        "DecimalException",
+        "ImportError",
+        "IndexError",
+        "KeyError",
+        "LookupError",
+        "ModuleNotFoundError",
+        "NameError",
+        "NotImplementedError",
+        "OverflowError",
+        "RecursionError",
+        "TypeError",
+        "UnboundLocalError",
+        "UnicodeDecodeError",
+        "UnicodeEncodeError",
+        "ValueError",
+        "ZeroDivisionError",
+    }
+)
+"""Errors of code that meets data. A broker or a disk that is away raises others, and may come back."""
+
+
+def spark_sentence(error: BaseException, file: str = "") -> str:
+    """What Spark says, without its stack and plan: the Python exception at the bottom of it, or condition and text.
+
+    `file` is the pipeline's: an exception that went through it is told with its line there.
+    """
+    text = str(error).strip() or type(error).__name__
+    text = text.split(_PLAN)[0]
+    if (found := python_exception(text, file)) is not None:
+        return found
+    text = text.split("\n\nJVM stacktrace:")[0].split("\nDriver stacktrace:")[0].split("\n== SQL ==")[0]
+    return text.split("; line ")[0].split(";\n")[0].strip()
+
+
+def python_exception(text: str, file: str = "") -> str | None:
+    """The exception of the last traceback within `text`, which is the one that the others were caused by."""
+    found = None
+    for block in text.split(_TRACEBACK)[1:]:
+        lines = iter(block.splitlines()[1:])
+        place = ""
+        for line in lines:
+            if (frame := _FRAME.match(line)) is not None and file and _is_same(frame[1], file):
+                place = f"{os.path.basename(file)} line {frame[2]}: "
+            if line.strip() and not line[0].isspace():
+                found = place + _exception(line, lines)
+                break
+    return found
+
+
+def _exception(line: str, following: Iterator[str]) -> str:
+    """`DataLossError: text` of `klamm.spark.fetch.DataLossError: text`."""
+    kind, colon, told = line.partition(":")
+    kind = kind.rpartition(".")[2]
+    if kind == "Py4JJavaError":
+        # What happened in the JVM stands in the next line: `: java.io.IOException: No space left on device`.
+        return next(following, line).lstrip(": ").strip()
+    return f"{kind}{colon}{told}".strip()
+
+
+def _is_same(path: str, file: str) -> bool:
+    """On an executor the file has the path that the driver compiled it with."""
+    return path == file or os.path.basename(path) == os.path.basename(file)
+
+
+def failure_of(error: BaseException, file: str, sink: str) -> Failure:
+    """What the supervisor is told of a query that ended with `error`."""
+    text = str(error)
+    reason = spark_sentence(error, file)
+    reset = f"`klamm pipeline reset {file} --sink {sink}`"
+    if any(sign in text for sign in _STATE_CHANGED):
+        advice = f"undo the change, or start over with {reset}"
+        return Failure(f"the query cannot go on from its checkpoint; {advice}: {reason}", True)
+    if "DataLossError: " in text:
+        # Records that are gone do not come back, and a start anew may not notice that they are.
+        return Failure(f"{reason} That is an option of the source; {reset} starts over with what there is.", True)
+    return Failure(reason, "AnalysisException" in text, _batch(text) if _is_mistake(text, reason, file) else "")
+
+
+def start_advice(error: BaseException, sink: Sink) -> str:
+    """What to do about a query that Spark does not start, where that is known: else nothing."""
+    if "STREAMING_OUTPUT_MODE" not in (text := str(error)) and "output mode" not in text:
+        return ""
+    watermark = "give the source a watermark and group by a window of its column"
+    if sink.table is not None:
+        return f" A table takes finished rows only: {watermark}."
+    return f" Set `mode: update` or `mode: complete`, or {watermark}."
+
+
+def _is_mistake(text: str, reason: str, file: str) -> bool:
+    """Whether it looks like an error of code or data, which the same batch would bring again."""
+    kind = reason.removeprefix(f"{os.path.basename(file)} line ").lstrip("0123456789").removeprefix(": ")
+    return kind.partition(":")[0] in _MISTAKES or _BATCH_ERROR.search(text.split(_PLAN)[0]) is not None
+
+
+def _batch(text: str) -> str:
+    """The offsets between which the batch lay, as Spark tells them; empty where it tells none."""
+    return "\n".join(_OBJECT.sub("", line) for line in _OFFSETS.findall(text))
