@@ -43,7 +43,7 @@ def test_a_disk_that_refuses_the_epoch_changes_nothing() -> None:
     partition = Partition(TP, 1, max_lag_ms=1000)
 
     def fault(operation: str, path: str) -> None:
-        if operation == "write":
+        if operation in ("write", "pwrite"):
             raise OSError(errno.ENOSPC, "No space left on device", path)
 
     bench.files.fault = fault
