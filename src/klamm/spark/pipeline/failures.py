@@ -40,6 +40,7 @@ _MISTAKES: Final = frozenset(
         "NameError",
         "NotImplementedError",
         "OverflowError",
+        "PermanentWriteError",
         "RecursionError",
         "TypeError",
         "UnboundLocalError",
