@@ -20,7 +20,7 @@ def _own_environment() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The cheap kinds first, so that a mistake shows early. Where several run at once, a file's tests stay together.
 
-    Those of Spark all stay together: they share a JVM and a cluster.
+    Those of Spark stay together, because they share a JVM, but for the files that start Spark as a user would.
     """
     order = ["tidy", "unit", "wire", "property", "transcripts", "sim", "cluster", "clients", "spark"]
     here = Path(__file__).parent
@@ -33,5 +33,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=rank)
     for item in items:
-        together = "spark" if kind(item) == "spark" else item.path.as_posix()
+        shares_jvm = kind(item) == "spark" and item.path.parent.name != "cluster"
+        together = "spark" if shares_jvm else item.path.as_posix()
         item.add_marker(pytest.mark.xdist_group(together))
