@@ -5,6 +5,7 @@ A record's value says who wrote it, and its number among that producer's records
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter, defaultdict
@@ -118,11 +119,20 @@ class Writer(Worker):
         super().__init__(f"writer-{writer}", account)
         in_flight = 5 if writer in account.pipelined else 1
         self._topic, self._writer, self._per_second = topic, writer, per_second
+        self._statistics = "{}"
         settings = {"enable.idempotence": True, "acks": "all", "linger.ms": 5, "request.timeout.ms": 5_000}
         settings["max.in.flight.requests.per.connection"] = in_flight
         limits = {"message.timeout.ms": MESSAGE_TIMEOUT_MS, "queue.buffering.max.messages": 1_000_000}
         self._producer = Producer(
-            {"bootstrap.servers": servers, **CLIENT, **settings, **limits, "error_cb": self._on_error}
+            {
+                "bootstrap.servers": servers,
+                **CLIENT,
+                **settings,
+                **limits,
+                "error_cb": self._on_error,
+                "statistics.interval.ms": 5_000,
+                "stats_cb": self._on_statistics,
+            }
         )
 
     def run(self, is_stopped: Callable[[], bool]) -> None:
@@ -133,7 +143,8 @@ class Writer(Worker):
                 count += 1
             self._producer.poll(TICK_S)
         if (left := self._producer.flush(2 * MESSAGE_TIMEOUT_MS / 1000)) != 0:
-            self.account.problems.append(f"{self.name}: {left} records are neither acknowledged nor timed out")
+            stuck = f"{self.name}: {left} records are neither acknowledged nor timed out"
+            self.account.problems.append(f"{stuck}; the client says of itself: {_condensed(self._statistics)}")
 
     def _write(self, partition: int) -> None:
         key = self._writer, partition
@@ -154,6 +165,24 @@ class Writer(Worker):
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
             self.account.problems.append(f"{self.name}: {error}")
+
+    def _on_statistics(self, statistics: str) -> None:
+        self._statistics = statistics
+
+
+def _condensed(statistics: str) -> str:
+    """What tells why a producer of librdkafka stands still: its state, its requests under way and its queues."""
+    told = json.loads(statistics)
+    brokers = {
+        name: {key: broker.get(key) for key in ("state", "stateage", "outbuf_cnt", "waitresp_cnt", "req_timeouts")}
+        for name, broker in told.get("brokers", {}).items()
+    }
+    partitions = {
+        f"{topic}-{number}": {key: each.get(key) for key in ("broker", "msgq_cnt", "xmit_msgq_cnt", "msgs_inflight")}
+        for topic, found in told.get("topics", {}).items()
+        for number, each in found["partitions"].items()
+    }
+    return json.dumps({"at": told.get("time"), "eos": told.get("eos"), "brokers": brokers, "partitions": partitions})
 
 
 class Reader(Worker):
