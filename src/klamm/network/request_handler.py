@@ -7,6 +7,10 @@ the loop back so that sockets are read and written in between. A larger pool fav
 latency of everything else on the loop. The hand-over is one `call_soon` a turn: about 0.2 us a request where waking
 tasks on a queue costs 2 us and more.
 
+A control request that waits for something (a topic's configuration, its turn among others) goes on in steps of a loop
+turn each. While one is under way the pool gives the loop back `CONTROL_ROUNDS` times before it takes data requests
+again, so that a dozen steps do not cost a dozen milliseconds of other people's produces.
+
 `RequestHandlerAvgIdlePercent` is the share of time in which no data request was being handled, the control plane's the
 same for control requests.
 """
@@ -31,6 +35,7 @@ TURN_SECONDS: Final = 0.001
 
 Small requests are so answered in larger groups, with fewer system calls: 16 KiB produces took 7 to 10 % less CPU.
 """
+CONTROL_ROUNDS: Final = 8
 _GROUP: Final = "kafka.server"
 _TYPE: Final = "KafkaRequestHandlerPool"
 
@@ -55,6 +60,8 @@ class KafkaRequestHandlerPool:
         self._size = num_io_threads
         self._is_scheduled = False
         self._is_running = False
+        self._control_under_way = 0
+        self._rounds = 0
         self._idle = registry.busy_ratio(_GROUP, _TYPE, "RequestHandlerAvgIdlePercent")
         self._control_idle = registry.busy_ratio(_GROUP, _TYPE, "ControlPlaneRequestHandlerAvgIdlePercent")
 
@@ -94,7 +101,10 @@ class KafkaRequestHandlerPool:
         channel.flushes_itself = True
         if control.requests:
             self._handle_some(control, len(control.requests), self._control_idle)
-        if data.requests:
+        if self._control_under_way and self._rounds < CONTROL_ROUNDS:
+            self._rounds += 1
+        elif data.requests:
+            self._rounds = 0
             self._handle_some(data, self._size, self._idle)
         channel.flushes_itself = False
         channel.flush()
@@ -125,7 +135,9 @@ class KafkaRequestHandlerPool:
             result = request.api.dispatch(request, message)
             request.local_done_at = request.remote_done_at = self._monotonic()
             if isinstance(result, asyncio.Future):
-                result.add_done_callback(partial(self._on_delayed, request))
+                is_control = request.api.is_control
+                self._control_under_way += is_control
+                result.add_done_callback(partial(self._on_delayed_control if is_control else self._on_delayed, request))
             else:
                 request.connection.complete(request, result)
         except Exception:
@@ -141,6 +153,13 @@ class KafkaRequestHandlerPool:
             request.connection.complete(request, future.result())
         except (Exception, asyncio.CancelledError):
             self._on_bug(request)
+
+    def _on_delayed_control(self, request: Request, future: asyncio.Future[Message | None]) -> None:
+        """Sent at once: the controller has the next request for this broker ready, and waits."""
+        self._control_under_way -= 1
+        self._on_delayed(request, future)
+        if not self._channel.flushes_itself:
+            self._channel.flush()
 
     def _on_bug(self, request: Request) -> None:
         """A handler raised, or made a response that cannot be encoded: the connection pays, the broker lives."""

@@ -212,6 +212,8 @@ class ZkSession:
         At most `MAX_IN_FLIGHT` batches are under way at once: ZooKeeper holds every answer in memory until it is sent.
         """
         batches = path_batches([self._chroot.full(path) for path in paths])
+        if len(batches) == 1:
+            return await (self._read_watched(batches[0]) if watch else self._read_batch(batches[0]))
         found: list[list[tuple[bytes | None, Stat] | None]] = [[] for _ in batches]
         left = iter(enumerate(batches))
 
