@@ -27,7 +27,7 @@ def simulate(
         typer.Option("--mutant", help="Build this bug in, which must be found; a wrong name lists those of the level."),
     ] = None,
     transcript: Annotated[
-        bool, typer.Option("--transcript", help="With --seed, level 1: the transcript, also when nothing is wrong.")
+        bool, typer.Option("--transcript", help="With --seed: the transcript, also when nothing is wrong.")
     ] = False,
 ) -> None:
     """Try to break the control plane, or whole brokers with clients; a seed repeats its run exactly.
@@ -39,9 +39,8 @@ def simulate(
     _refuse_contradictions(seed, level, mutant, seeds=seeds, first=first, jobs=jobs, transcript=transcript)
     if mutant is not None and mutant not in (names := command.mutant_names(level)):
         fail(f"There is no mutant {mutant!r} of level {level}. There are: {', '.join(names)}.")
-    all_lines = seed is not None and (transcript or level == 2)
     code = command.run(
-        level, seeds, seed, brokers, first=first or 0, mutant=mutant, all_lines=all_lines, jobs=jobs or 1
+        level, seeds, seed, brokers, first=first or 0, mutant=mutant, all_lines=transcript, jobs=jobs or 1
     )
     raise typer.Exit(code)
 
@@ -65,7 +64,5 @@ def _refuse_contradictions(
         fail("--transcript is of one seed: name it with --seed.")
     if level == 2 and jobs is not None:
         fail("--jobs is for --level 1 only: a run of level 2 is one process.")
-    if level == 2 and transcript:
-        fail("--transcript is for --level 1 only: level 2 shows a transcript when something fails.")
     if mutant is not None and jobs is not None:
         fail("--jobs cannot be used with --mutant: a mutant lives in one process.")

@@ -19,11 +19,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", type=int, help="how many seeds to run (default 200, or as many as the mutant needs)")
     parser.add_argument("--first", type=int, default=0, help="the first seed of the range")
-    parser.add_argument("--seed", type=int, help="run this one seed and print its transcript")
+    parser.add_argument("--seed", type=int, help="run only this seed; a failure is told in full")
     parser.add_argument("--brokers", type=int, default=3)
     parser.add_argument("--mutant", help="run with this bug built in: the run should fail")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds of level 1")
-    parser.add_argument("--all-lines", action="store_true", help="print whole transcripts")
+    parser.add_argument(
+        "--all-lines", action="store_true", help="print whole transcripts, with --seed also when nothing is wrong"
+    )
     args = parser.parse_args(argv)
     return run(
         args.level,
