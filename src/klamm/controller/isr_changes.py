@@ -122,7 +122,10 @@ def _result(
 
 
 def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
-    """Leaders of older protocol versions write the ISR themselves and then leave a note here."""
+    """Leaders of older protocol versions write the ISR themselves and then leave a note here.
+
+    One that does not know yet that a move was taken back may have let the moved replica in: it is taken out again.
+    """
     names = yield from store.read_children(paths.ISR_CHANGE_NOTIFICATION, watch=True)
     if not names:
         return
@@ -137,8 +140,11 @@ def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
     states = yield from store.read_states([tp for tp in tps if ctx.has_assignment(tp)])
     for tp, state in states.items():
         ctx.put_leadership(tp, state)
+    unassigned = [tp for tp in states if replica_state_machine.has_unassigned_isr(ctx, tp)]
+    yield from replica_state_machine.shrink_isr(ctx, {tp: [] for tp in unassigned})
     if states:
-        yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=list(states)).send()
+        tells = [TellLeaderAndIsr(ctx.assignment(tp).replicas, tp) for tp in unassigned]
+        yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells, update_metadata=list(states)).send()
         yield from reassignment.maybe_complete(ctx, states)
     yield from store.delete_all(ctx, notes)
 

@@ -31,13 +31,19 @@ def startup(ctx: ControllerContext) -> dict[TopicPartition, list[int]]:
 
 
 def leave_isrs(ctx: ControllerContext, offline: dict[TopicPartition, list[int]]) -> Steps[None]:
-    """After failover: replicas that are not online leave the ISRs that they are still in. Nothing is sent."""
-    leaving = {}
-    for tp, replicas in offline.items():
-        state = ctx.leadership.get(tp)
-        if state is not None and any(replica in state.leader_and_isr.isr for replica in replicas):
-            leaving[tp] = replicas
+    """After failover: replicas that are not online leave the ISRs that they are still in, and so do replicas that are
+    not assigned: a move was taken back, and its controller died before it could say so. Nothing is sent."""
+    leaving: dict[TopicPartition, list[int]] = {}
+    for tp, state in ctx.leadership.items():
+        gone = offline.get(tp, [])
+        if has_unassigned_isr(ctx, tp) or any([replica in state.leader_and_isr.isr for replica in gone]):
+            leaving[tp] = gone
     yield from shrink_isr(ctx, leaving)
+
+
+def has_unassigned_isr(ctx: ControllerContext, tp: TopicPartition) -> bool:
+    """Whether the ISR has a replica that was moved away: no leader notices that it lags, and it counts as a copy."""
+    return not set(ctx.leadership[tp].leader_and_isr.isr).issubset(ctx.assignment(tp).replicas)
 
 
 def handle_state_changes(
@@ -113,11 +119,15 @@ def _become_offline(ctx: ControllerContext, replicas: list[PartitionReplica]) ->
 
 
 def shrink_isr(ctx: ControllerContext, leaving: dict[TopicPartition, list[int]]) -> Steps[None]:
-    """Removes replicas from ISRs in one write a partition; the last member stays, so that an ISR is never empty."""
+    """Removes replicas from ISRs in one write a partition; the last member stays, so that an ISR is never empty.
+
+    Replicas that are not assigned any more leave first: were one of them the last, nobody could ever lead.
+    """
 
     def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
         shrunk = state
-        for replica in leaving[tp]:
+        assigned = ctx.assignment(tp).replicas
+        for replica in (*(r for r in state.isr if r not in assigned), *leaving[tp]):
             shrunk = remove_from_isr(shrunk, replica) or shrunk
         unchanged = (shrunk.leader, shrunk.isr) == (state.leader, state.isr)
         return None if unchanged else state.with_leader(shrunk.leader, shrunk.isr)

@@ -1,0 +1,81 @@
+"""Replicas of moves that were replaced or taken back do not stay in an ISR: they would count as copies, and no leader
+notices that they lag."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from klamm.controller.requests import LeaderAndIsrRequest
+from klamm.model import ReplicaAssignment, TopicPartition
+from klamm.zk import paths
+from klamm.zk.ops import WriteOp
+from klamm.zk.znodes import decode_partition_state, encode_partition_state, encode_partitions
+from tests.unit.controller.core import Core
+
+TP = TopicPartition("T", 0)
+STATE = paths.partition_state_path(*TP)
+
+
+def state(core: Core) -> tuple[int, tuple[int, ...]]:
+    led = decode_partition_state(TP, core.tree.nodes[STATE].data, 0).leader_and_isr
+    return led.leader, led.isr
+
+
+def leader_writes(core: Core, *isr: int) -> None:
+    """As a leader does that knows nothing of AlterPartition, or did before the replica was taken away."""
+    written = decode_partition_state(TP, core.tree.nodes[STATE].data, 0)
+    led = replace(written.leader_and_isr, isr=isr)
+    core.tool_writes(STATE, encode_partition_state(replace(written, leader_and_isr=led)))
+
+
+def test_a_leader_that_takes_in_a_dropped_replica_while_another_is_elected_for_the_move() -> None:
+    """Leader 1 goes; what it writes last has the replica that the new move does not want any more."""
+    core = Core("protocol 2.7-IV1", "brokers 1 2 3", "controller 0", "create T 1,2", "reassign T-0 2,3")
+
+    def late_write(ops: tuple[WriteOp, ...]) -> None:
+        if any(op.path == STATE for op in ops):
+            core.before_multi = lambda _: None
+            leader_writes(core, 1, 2, 3)
+
+    core.before_multi = late_write
+    core.run("reassign T-0 2")
+    assert core.controller is not None
+    assert core.controller.context.assignment(TP) == ReplicaAssignment((2,))
+    assert state(core) == (2, (2,))
+    core.run("dies 2")
+    core.run("starts 2")
+    assert state(core) == (2, (2,))
+
+
+@pytest.mark.parametrize("protocol", ["2.7-IV1", "3.9-IV0"])
+def test_the_next_controller_takes_out_what_its_predecessor_could_not(protocol: str) -> None:
+    """The topic znode says that the move was taken back; nobody was told, and the leader had taken the replica in."""
+    core = Core(f"protocol {protocol}", "brokers 1 2 3", "controller 0", "create T 1")
+    leader_writes(core, 1, 3)
+    core.run("controller-fails-over-to 4")
+    assert state(core) == (1, (1,))
+    core.run("dies 1")
+    core.run("starts 1")
+    assert state(core) == (1, (1,))
+
+
+def test_a_leader_that_is_not_assigned_hands_over_when_the_controller_changes() -> None:
+    core = Core("brokers 1 2 3", "controller 0", "create T 1,2")
+    written = decode_partition_state(TP, core.tree.nodes[STATE].data, 0)
+    led = replace(written.leader_and_isr, leader=3, isr=(3, 2))
+    core.tool_writes(STATE, encode_partition_state(replace(written, leader_and_isr=led)))
+    core.run("controller-fails-over-to 4")
+    assert state(core) == (2, (2,))
+
+
+def test_a_leader_that_was_not_told_lets_the_replica_in_after_the_failover() -> None:
+    core = Core("protocol 2.7-IV1", "brokers 1 2 3", "controller 0", "create T 1,2")
+    leader_writes(core, 1, 2, 3)
+    core.sent.clear()
+    core.tool_writes(paths.isr_change_path("isr_change_0000000001"), encode_partitions([TP]))
+    core.drain()
+    assert state(core) == (1, (1, 2))
+    told = [broker for broker, request in core.sent if isinstance(request, LeaderAndIsrRequest)]
+    assert told == [1, 2]
