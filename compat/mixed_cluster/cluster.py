@@ -1,0 +1,194 @@
+"""Brokers of klamm and of Apache Kafka in one cluster, on klamm's embedded ZooKeeper.
+
+A broker keeps its id, its port and its log directory, whichever program runs it: `start(2, "kafka")` starts Apache
+Kafka on what klamm has left there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Self, TypeVar
+
+from bench.clusters import JVM_OPTIONS, LOG4J
+from bench.kafka_distribution import libraries
+from kazoo.client import KazooClient
+from klamm.errors import KlammError
+from klamm.testing.admin import ClusterAdmin
+from klamm.testing.launch import broker_process, zookeeper_process
+from klamm.testing.ports import LOOPBACK, ReservedPort
+from klamm.testing.processes import ChildProcess
+
+T = TypeVar("T")
+Kind = Literal["klamm", "kafka"]
+
+TIMEOUT_S: Final = 120.0
+SETTINGS: Final[Mapping[str, object]] = {
+    "zookeeper.session.timeout.ms": 4000,
+    "replica.lag.time.max.ms": 4000,
+    "controlled.shutdown.retry.backoff.ms": 500,
+    "group.initial.rebalance.delay.ms": 0,
+    "auto.create.topics.enable": False,
+    "auto.leader.rebalance.enable": False,
+    "offsets.topic.num.partitions": 4,
+    "offsets.topic.replication.factor": 3,
+}
+
+
+class MixedCluster:
+    """`kinds` says who runs which broker at first; `protocol` is the inter.broker.protocol.version of all."""
+
+    def __init__(
+        self, kinds: Mapping[int, Kind], protocol: str = "3.9", configs: Mapping[str, object] | None = None
+    ) -> None:
+        self.kinds: dict[int, Kind] = dict(kinds)
+        self.folder = Path(tempfile.mkdtemp(prefix="klamm-mixed-"))
+        self._configs = {**SETTINGS, "inter.broker.protocol.version": protocol, **(configs or {})}
+        self._ports = {broker_id: ReservedPort() for broker_id in self.kinds}
+        self._zookeeper_port = ReservedPort()
+        self._zookeeper = zookeeper_process(self.folder, self._zookeeper_port.number, is_temporary=True)
+        self._brokers: dict[int, ChildProcess] = {}
+        self.zk = KazooClient(self.zookeeper_connect)
+        self.admin = ClusterAdmin(
+            self.answering, timeout_s=TIMEOUT_S, on_wait=self._on_wait, why_silent=lambda: None, ended=self.ended
+        )
+
+    def __enter__(self) -> Self:
+        try:
+            (self.folder / "log4j.properties").write_text(LOG4J)
+            self._zookeeper.spawn()
+            self._zookeeper.wait_ready(time.monotonic() + TIMEOUT_S)
+            self.zk.start(timeout=TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The data goes with the cluster, so that no controlled shutdown is needed."""
+        self.zk.stop()
+        self.zk.close()
+        for process in [*self._brokers.values(), self._zookeeper]:
+            process.discard()
+        for port in [*self._ports.values(), self._zookeeper_port]:
+            port.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def zookeeper_connect(self) -> str:
+        return f"{LOOPBACK}:{self._zookeeper_port.number}"
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(f"{LOOPBACK}:{port.number}" for port in self._ports.values())
+
+    def start(self, *broker_ids: int, kind: Kind | None = None) -> None:
+        """Returns when all running brokers know them. `kind` is kept for later starts."""
+        for broker_id in broker_ids:
+            self.kinds[broker_id] = kind or self.kinds[broker_id]
+            self.wait(
+                lambda broker_id=broker_id: self.zk.exists(f"/brokers/ids/{broker_id}") is None,
+                f"The session of broker {broker_id} did not end",
+            )
+            self._spawn(broker_id)
+        self.admin.wait_until_acquainted(self.running(), time.monotonic() + TIMEOUT_S)
+
+    def kill(self, broker_id: int) -> None:
+        self._brokers[broker_id].kill()
+
+    def stop(self, broker_id: int) -> None:
+        """SIGTERM, and the controlled shutdown to its end."""
+        self._brokers[broker_id].stop(TIMEOUT_S)
+
+    def pause(self, broker_id: int) -> None:
+        self._brokers[broker_id].pause()
+
+    def resume(self, broker_id: int) -> None:
+        self._brokers[broker_id].resume()
+
+    def log_dir(self, broker_id: int) -> Path:
+        return self.folder / f"broker-{broker_id}"
+
+    def log_file(self, broker_id: int, kind: Kind) -> Path:
+        return self.folder / f"broker-{broker_id}-{kind}.log"
+
+    def running(self) -> list[int]:
+        return [broker_id for broker_id, process in self._brokers.items() if process.is_running]
+
+    def ended(self) -> list[int]:
+        return [broker_id for broker_id in self.kinds if broker_id not in self.running()]
+
+    def of(self, kind: Kind) -> list[int]:
+        """The brokers of this kind that run."""
+        return [broker_id for broker_id in self.running() if self.kinds[broker_id] == kind]
+
+    def answering(self) -> dict[int, tuple[str, int]]:
+        return {
+            broker_id: (LOOPBACK, self._ports[broker_id].number)
+            for broker_id, process in self._brokers.items()
+            if process.is_running and not process.is_paused
+        }
+
+    def controller(self) -> int:
+        return self.admin.controller_id()
+
+    def make_controller(self, kind: Kind) -> int:
+        """Deletes /controller until a broker of this kind has it."""
+
+        def elected() -> int | None:
+            if self.kinds[broker_id := self.controller()] == kind:
+                return broker_id
+            self.zk.delete("/controller")
+            time.sleep(0.5)
+            return None
+
+        return self.wait(elected, f"No {kind} broker became the controller")
+
+    def wait(self, condition: Callable[[], T | None], problem: str) -> T:
+        return self.admin.wait(condition, problem)
+
+    def _spawn(self, broker_id: int) -> None:
+        kind = self.kinds[broker_id]
+        properties = self.folder / f"broker-{broker_id}.properties"
+        properties.write_text("".join(f"{key}={value}\n" for key, value in self._properties(broker_id).items()))
+        log_file = self.log_file(broker_id, kind)
+        if kind == "klamm":
+            process = broker_process(broker_id, properties, self.folder / f"broker-{broker_id}.ready", log_file)
+        else:
+            java = ["java", *JVM_OPTIONS, f"-Dlog4j.configuration=file:{self.folder}/log4j.properties"]
+            arguments = [*java, "-cp", f"{libraries()}/*", "kafka.Kafka", str(properties)]
+            process = ChildProcess(
+                f"Kafka broker {broker_id}", "bench.run_program", arguments, log_file, lambda: True
+            )
+        self._brokers[broker_id] = process
+        process.spawn()
+
+    def _properties(self, broker_id: int) -> dict[str, object]:
+        own = {"klamm.control.log.enable": "false"} if self.kinds[broker_id] == "klamm" else {}
+        settings = {
+            "broker.id": broker_id,
+            "listeners": f"PLAINTEXT://{LOOPBACK}:{self._ports[broker_id].number}",
+            "log.dirs": self.log_dir(broker_id),
+            "zookeeper.connect": self.zookeeper_connect,
+            "zookeeper.connection.timeout.ms": int(TIMEOUT_S * 1000),
+            **self._configs,
+            **own,
+        }
+        return {key: str(value).lower() if isinstance(value, bool) else value for key, value in settings.items()}
+
+    def _on_wait(self, problem: str, is_late: bool) -> None:
+        for process in [*self._brokers.values(), self._zookeeper]:
+            if process.has_crashed:
+                raise KlammError(f"{problem}: {process.name} has ended by itself.\n{process.log_tail()}")
+        if is_late:
+            tails = [process.log_tail() for process in self._brokers.values()]
+            raise KlammError("\n".join([f"{problem}.", *tails]))

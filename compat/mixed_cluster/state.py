@@ -1,0 +1,78 @@
+"""What must hold in a mixed cluster whenever it is at rest: one metadata, whole ISRs, equal logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from compat.mixed_cluster.cluster import MixedCluster
+from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from klamm.testing.wire_client import send_request
+
+_VERSION: Final = 12
+Partition = tuple[str, int]
+
+
+def metadata_of(cluster: MixedCluster, broker_id: int) -> dict[object, object]:
+    """Brokers, controller, and every partition with its topic id, leader, epoch, replicas and ISR."""
+    request = MetadataRequest(topics=None, allow_auto_topic_creation=False)
+    answer = send_request(cluster.answering()[broker_id], request, _VERSION, MetadataResponse, 10.0)
+    view: dict[object, object] = {
+        (topic.name, part.partition_index): (
+            topic.topic_id,
+            topic.is_internal,
+            part.error_code,
+            part.leader_id,
+            part.leader_epoch,
+            list(part.replica_nodes),
+            sorted(part.isr_nodes),
+            list(part.offline_replicas),
+        )
+        for topic in answer.topics
+        for part in topic.partitions
+    }
+    # Kafka answers with a live broker of its choice from forwarding on, klamm with the controller.
+    view["brokers"] = sorted((it.node_id, it.host, it.port, it.rack) for it in answer.brokers)
+    view["cluster"] = answer.cluster_id
+    return view
+
+
+def partitions_of(cluster: MixedCluster) -> dict[Partition, tuple[object, ...]]:
+    view = metadata_of(cluster, next(iter(cluster.answering())))
+    return {key: value for key, value in view.items() if isinstance(key, tuple) and isinstance(value, tuple)}
+
+
+def differences(cluster: MixedCluster) -> list[str]:
+    """Empty when all running brokers tell the same and every partition has all its running replicas in sync."""
+    views = {broker_id: metadata_of(cluster, broker_id) for broker_id in cluster.answering()}
+    first, *others = views
+    found = [
+        f"{key}: broker {first} says {views[first].get(key)}, broker {other} {views[other].get(key)}"
+        for other in others
+        for key in views[first].keys() | views[other].keys()
+        if views[first].get(key) != views[other].get(key)
+    ]
+    running = set(views)
+    for key, value in views[first].items():
+        if isinstance(key, tuple) and isinstance(value, tuple):
+            replicas, isr, leader = value[5], value[6], value[3]
+            if set(isr) != set(replicas) & running or leader not in running:
+                found.append(f"{key}: leader {leader}, replicas {replicas}, in sync {isr}")
+    return found
+
+
+def records(cluster: MixedCluster, broker_id: int, partition: Partition) -> bytes:
+    """All segments of a replica, one after the other."""
+    folder = Path(cluster.log_dir(broker_id)) / f"{partition[0]}-{partition[1]}"
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.log")))
+
+
+def unequal_logs(cluster: MixedCluster) -> list[str]:
+    """Replicas of running brokers that do not have the very bytes of the first one. Nobody may write meanwhile."""
+    found = []
+    for partition, state in partitions_of(cluster).items():
+        replicas = [it for it in state[5] if it in cluster.answering()]  # type: ignore[attr-defined]
+        sizes = {replica: records(cluster, replica, partition) for replica in replicas}
+        if len(set(sizes.values())) > 1:
+            found.append(f"{partition}: " + ", ".join(f"{it} has {len(data)} bytes" for it, data in sizes.items()))
+    return found
