@@ -6,7 +6,7 @@ added and removed, so any controller can go on. A move ends when the target is a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from klamm.controller import partition_state_machine, replica_state_machine, store, topic_store
 from klamm.controller.context import ControllerContext, PartitionReplica
@@ -26,7 +26,7 @@ def on_partition_reassignment(ctx: ControllerContext, tp: TopicPartition, new: R
     if (yield from _is_complete(ctx, tp, new)):
         yield from _complete(ctx, tp, new)
     elif tp in ctx.reassigning:
-        yield from _begin(ctx, tp, new)
+        yield from _begin(ctx, [tp])
 
 
 def _update_current(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[bool]:
@@ -60,40 +60,46 @@ def _is_in_sync(
     return able and (not new.is_being_reassigned or set(target) <= set(isr))
 
 
-def _begin(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:
-    """Everyone learns the new replica list under a new leader epoch; added replicas begin to fetch."""
-    if not (yield from _bump_leader_epoch(ctx, tp, new.replicas)):
-        return
-    tells = [
-        TellLeaderAndIsr(tuple(r for r in new.replicas if r not in new.adding_replicas), tp),
-        TellLeaderAndIsr(new.adding_replicas, tp, is_new=True),
-    ]
+def _begin(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:
+    """Everyone learns the new replica lists under new leader epochs; added replicas begin to fetch."""
+    begun = yield from _bump_leader_epochs(ctx, {tp: ctx.assignment(tp).replicas for tp in tps})
+    tells: list[TellLeaderAndIsr] = []
+    fresh: list[PartitionReplica] = []
+    for tp in begun:
+        new = ctx.assignment(tp)
+        tells.append(TellLeaderAndIsr(tuple(r for r in new.replicas if r not in new.adding_replicas), tp))
+        tells.append(TellLeaderAndIsr(new.adding_replicas, tp, is_new=True))
+        adding = (PartitionReplica(tp, r) for r in new.adding_replicas)
+        fresh += (r for r in adding if ctx.replica_state(r) is ReplicaState.NON_EXISTENT)
     yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
-    adding = [PartitionReplica(tp, r) for r in new.adding_replicas]
-    fresh = [r for r in adding if ctx.replica_state(r) is ReplicaState.NON_EXISTENT]
     yield from replica_state_machine.handle_state_changes(ctx, fresh, ReplicaState.NEW)
-    if ctx.partition_state(tp) is PartitionState.OFFLINE:
-        yield from _elect_added(ctx, tp)
+    yield from _elect_added(ctx, [tp for tp in begun if ctx.partition_state(tp) is PartitionState.OFFLINE])
 
 
-def _elect_added(ctx: ControllerContext, tp: TopicPartition) -> Steps[None]:
-    """A partition that nobody could lead has more replicas now: where records may be lost, one of them leads."""
-    outcome = yield from partition_state_machine.handle_state_changes(ctx, [tp], PartitionState.ONLINE)
+def _elect_added(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:
+    """Partitions that nobody could lead have more replicas now: where records may be lost, one of them leads."""
+    outcome = yield from partition_state_machine.handle_state_changes(ctx, tps, PartitionState.ONLINE)
     yield from maybe_complete(ctx, outcome.elected)
 
 
-def _bump_leader_epoch(ctx: ControllerContext, tp: TopicPartition, replicas: tuple[int, ...]) -> Steps[bool]:
-    """A leader that writes its ISR itself may have taken one in that was just dropped: it does not stay."""
+def _bump_leader_epochs(
+    ctx: ControllerContext, replicas: Mapping[TopicPartition, tuple[int, ...]]
+) -> Steps[list[TopicPartition]]:
+    """The partitions that have a new leader epoch now.
 
-    def decide(_: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr:
-        return state.with_leader(state.leader, tuple(r for r in state.isr if r in replicas) or state.isr)
+    A leader that writes its ISR itself may have taken a replica in that was just dropped: it does not stay.
+    """
 
-    updated = yield from store.update_states(ctx, [tp], decide)
-    if tp not in updated.changed:
-        yield Note(f"partition {tp} has no state znode: its reassignment waits")
-        return False
-    ctx.put_leadership(tp, updated.changed[tp])
-    return True
+    def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr:
+        return state.with_leader(state.leader, tuple(r for r in state.isr if r in replicas[tp]) or state.isr)
+
+    updated = yield from store.update_states(ctx, list(replicas), decide)
+    for tp in replicas:
+        if tp in updated.changed:
+            ctx.put_leadership(tp, updated.changed[tp])
+        else:
+            yield Note(f"partition {tp} has no state znode: its reassignment waits")
+    return [tp for tp in replicas if tp in updated.changed]
 
 
 def _complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:
@@ -116,7 +122,7 @@ def _move_leader(
 ) -> Steps[None]:
     leader = ctx.leadership[tp].leader_and_isr.leader
     if leader in target.replicas and ctx.is_replica_online(leader, tp):
-        if (yield from _bump_leader_epoch(ctx, tp, replicas)):
+        if (yield from _bump_leader_epochs(ctx, {tp: replicas})):
             tells = [TellLeaderAndIsr(target.replicas, tp)]
             yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
         return
@@ -157,13 +163,24 @@ def maybe_complete(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> Ste
 
 
 def resume_on_brokers(ctx: ControllerContext, brokers: Iterable[int]) -> Steps[None]:
+    """Moves to brokers that have started go on."""
     started = frozenset(brokers)
-    for tp in list(ctx.reassigning):
-        if started & set(ctx.assignment(tp).target_replicas):
-            yield from on_partition_reassignment(ctx, tp, ctx.assignment(tp))
+    yield from _resume(ctx, [tp for tp in ctx.reassigning if started.intersection(ctx.assignment(tp).target_replicas)])
 
 
 def resume_all(ctx: ControllerContext) -> Steps[None]:
     """At failover: every move that the topic znodes speak of goes on."""
-    for tp in list(ctx.reassigning):
-        yield from on_partition_reassignment(ctx, tp, ctx.assignment(tp))
+    yield from _resume(ctx, list(ctx.reassigning))
+
+
+def _resume(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:
+    """All are read at once; those whose target is in sync are completed, the others begin together."""
+    states = yield from store.read_states(tps)
+    waiting = []
+    for tp in tps:
+        if _is_in_sync(ctx, tp, ctx.assignment(tp), states.get(tp)):
+            yield from on_partition_reassignment(ctx, tp, ctx.assignment(tp))
+        else:
+            waiting.append(tp)
+    if waiting := [tp for tp in waiting if tp in ctx.reassigning]:
+        yield from _begin(ctx, waiting)

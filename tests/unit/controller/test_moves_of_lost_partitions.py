@@ -145,3 +145,21 @@ def test_moves_that_go_on_cost_no_round_trips_of_their_own(how: str) -> None:
         assert len(core.controller.context.reassigning) == count
         asked.append(core.reads)
     assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "protocol"),
+    [("bounces 3", "3.9"), ("controller-fails-over-to 4", "3.9"), ("controller-fails-over-to 4", "2.7-IV1")],
+)
+def test_moves_that_are_resumed_are_read_and_written_together(how: str, protocol: str) -> None:
+    asked = []
+    for count in (2, 20):
+        core = CountingCore(f"protocol {protocol}", "brokers 1 2 3", "controller 0", "create T" + " 1,2" * count)
+        for p in range(count):
+            core.run(f"reassign T-{p} 2,3")
+        core.reads, core.multis = 0, []
+        core.run(how)
+        assert core.controller is not None
+        assert len(core.controller.context.reassigning) == count
+        asked.append((core.reads, len(core.multis)))
+    assert asked[0] == asked[1]
