@@ -47,8 +47,8 @@ class MetadataSnapshot:
     def apply(self, update: MetadataUpdate) -> tuple[MetadataSnapshot, tuple[TopicPartition, ...]]:
         """The snapshot after `update`, and the partitions that it took away.
 
-        A partition never goes back to an older (controller epoch, leader epoch, partition epoch): an update that was
-        held up and overtaken must not undo the newer one. Deletion (leader -2) has no such guard but the topic id.
+        A partition never goes back to an older state (`PartitionState.is_older_than`): an update that was held up and
+        overtaken must not undo the newer one. Deletion (leader -2) has no such guard but the topic id.
         """
         topics: dict[str, TopicState | None] = {}
         names: dict[UUID, str | None] = {}

@@ -35,12 +35,14 @@ class PartitionState:
         return self.leader == LEADER_DURING_DELETE
 
     def is_older_than(self, known: PartitionState) -> bool:
-        """Whether taking this state over `known` would go back in time (a request that was overtaken)."""
-        return (self.controller_epoch, self.leader_epoch, self.partition_epoch) < (
-            known.controller_epoch,
-            known.leader_epoch,
-            known.partition_epoch,
-        )
+        """Whether taking this state over `known` would go back in time (a request that was overtaken).
+
+        In one leader epoch the znode's version tells. The controller epoch need not rise with it: a leader that writes
+        its ISR itself (before 2.7) leaves the one it was elected in, and Kafka's controller sends its own before that.
+        """
+        if self.leader_epoch != known.leader_epoch:
+            return (self.controller_epoch, self.leader_epoch) < (known.controller_epoch, known.leader_epoch)
+        return self.controller_epoch <= known.controller_epoch and self.partition_epoch < known.partition_epoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,17 @@ def test_an_overtaken_update_does_not_turn_back_the_clock() -> None:
     assert applied(update(newest), update(same)).partition("t", 0) == same
 
 
+def test_an_isr_written_under_an_earlier_controller_is_news() -> None:
+    """Before 2.7 a leader writes its ISR with the controller epoch it was elected in; Kafka's controller sent its own."""
+    known = state("t", 0, epoch=4, version=8, controller=6)
+    grown = replace(state("t", 0, epoch=4, version=9, controller=2), isr=(1, 2, 3))
+    assert applied(update(known), update(grown)).partition("t", 0) == grown
+    read_anew = replace(known, controller_epoch=2, offline_replicas=(2,))
+    assert applied(update(known), update(read_anew)).partition("t", 0) == read_anew
+    created_anew = state("t", 0, epoch=4, version=0, controller=7)
+    assert applied(update(known), update(created_anew)).partition("t", 0) == created_anew
+
+
 def test_a_topic_created_again_starts_anew() -> None:
     old, new = {"t": UUID(int=7)}, {"t": UUID(int=8)}
     before = applied(update(state("t", 0, epoch=9), state("t", 1, epoch=9), ids=old))
