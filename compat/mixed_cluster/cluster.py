@@ -166,9 +166,7 @@ class MixedCluster:
         else:
             java = ["java", *JVM_OPTIONS, f"-Dlog4j.configuration=file:{self.folder}/log4j.properties"]
             arguments = [*java, "-cp", f"{libraries()}/*", "kafka.Kafka", str(properties)]
-            process = ChildProcess(
-                f"Kafka broker {broker_id}", "bench.run_program", arguments, log_file, lambda: True
-            )
+            process = ChildProcess(f"Kafka broker {broker_id}", "bench.run_program", arguments, log_file, lambda: True)
         self._brokers[broker_id] = process
         process.spawn()
 

@@ -43,9 +43,7 @@ class Load:
         self._thread.join()
 
     def _run(self) -> None:
-        producer = Producer(
-            {**CLIENT, "bootstrap.servers": self._servers, "enable.idempotence": True, "linger.ms": 5}
-        )
+        producer = Producer({**CLIENT, "bootstrap.servers": self._servers, "enable.idempotence": True, "linger.ms": 5})
         while not self._stopped.wait(1 / PER_SECOND):
             self._write(producer)
             producer.poll(0)

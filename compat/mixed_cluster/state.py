@@ -14,13 +14,12 @@ Partition = tuple[str, int]
 
 
 def metadata_of(cluster: MixedCluster, broker_id: int) -> dict[object, object]:
-    """Brokers, controller, and every partition with its topic id, leader, epoch, replicas and ISR."""
+    """Brokers, and every partition with its topic id, leader, epoch, replicas and ISR."""
     request = MetadataRequest(topics=None, allow_auto_topic_creation=False)
     answer = send_request(cluster.answering()[broker_id], request, _VERSION, MetadataResponse, 10.0)
     view: dict[object, object] = {
         (topic.name, part.partition_index): (
             topic.topic_id,
-            topic.is_internal,
             part.error_code,
             part.leader_id,
             part.leader_epoch,
@@ -31,7 +30,6 @@ def metadata_of(cluster: MixedCluster, broker_id: int) -> dict[object, object]:
         for topic in answer.topics
         for part in topic.partitions
     }
-    # Kafka answers with a live broker of its choice from forwarding on, klamm with the controller.
     view["brokers"] = sorted((it.node_id, it.host, it.port, it.rack) for it in answer.brokers)
     view["cluster"] = answer.cluster_id
     return view
@@ -55,7 +53,7 @@ def differences(cluster: MixedCluster) -> list[str]:
     running = set(views)
     for key, value in views[first].items():
         if isinstance(key, tuple) and isinstance(value, tuple):
-            replicas, isr, leader = value[5], value[6], value[3]
+            replicas, isr, leader = value[4], value[5], value[2]
             if set(isr) != set(replicas) & running or leader not in running:
                 found.append(f"{key}: leader {leader}, replicas {replicas}, in sync {isr}")
     return found
@@ -71,7 +69,7 @@ def unequal_logs(cluster: MixedCluster) -> list[str]:
     """Replicas of running brokers that do not have the very bytes of the first one. Nobody may write meanwhile."""
     found = []
     for partition, state in partitions_of(cluster).items():
-        replicas = [it for it in state[5] if it in cluster.answering()]  # type: ignore[attr-defined]
+        replicas = [it for it in state[4] if it in cluster.answering()]  # type: ignore[attr-defined]
         sizes = {replica: records(cluster, replica, partition) for replica in replicas}
         if len(set(sizes.values())) > 1:
             found.append(f"{partition}: " + ", ".join(f"{it} has {len(data)} bytes" for it, data in sizes.items()))
