@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from confluent_kafka import Consumer, ElectionType
-from confluent_kafka.admin import AdminClient, NewPartitions
-
 from compat.mixed_cluster.cluster import Kind, MixedCluster
 from compat.mixed_cluster.load import CLIENT, Load
 from compat.mixed_cluster.state import differences, partitions_of, unequal_logs
+from confluent_kafka import Consumer, ElectionType
+from confluent_kafka.admin import AdminClient, NewPartitions
+
 from klamm.errors import KlammError
 
 TOPIC: Final = "mixed"

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self, TypeVar
 
+from kazoo.client import KazooClient
+
 from bench.clusters import JVM_OPTIONS, LOG4J
 from bench.kafka_distribution import libraries
-from kazoo.client import KazooClient
 from klamm.errors import KlammError
 from klamm.testing.admin import ClusterAdmin
 from klamm.testing.launch import broker_process, zookeeper_process

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from compat.mixed_cluster.cluster import MixedCluster
+
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from klamm.testing.wire_client import send_request
 
