@@ -89,7 +89,7 @@ def test_an_overtaken_update_does_not_turn_back_the_clock() -> None:
 
 
 def test_an_isr_written_under_an_earlier_controller_is_news() -> None:
-    """Before 2.7 leaders write the controller epoch of their election with the ISR, Kafka's controller sends its own."""
+    """Before 2.7 leaders write the controller epoch of their election with the ISR; Kafka's controller sent its own."""
     known = state("t", 0, epoch=4, version=8, controller=6)
     grown = replace(state("t", 0, epoch=4, version=9, controller=2), isr=(1, 2, 3))
     assert applied(update(known), update(grown)).partition("t", 0) == grown
