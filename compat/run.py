@@ -3,6 +3,7 @@
 A folder holds `run.sh`, which is called twice, as `run.sh before` and `run.sh after`; in between the broker is
 restarted. It prints a line a check, `ok NAME` or `not ok NAME: reason`. `known-failures.txt` lists the names that may
 fail, with the reason: a name that fails and is not listed breaks the run, and so does a listed one that passes.
+A folder with a file `not-quick` is left out of the quick form unless it is named.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ def known_failures(folder: Path) -> set[str]:
     path = folder / "known-failures.txt"
     lines = path.read_text().splitlines() if path.exists() else []
     return {line.split(":")[0].strip() for line in lines if line.strip() and not line.startswith("#")}
+
+
+def is_long(folder: Path) -> bool:
+    return (folder / "not-quick").exists()
 
 
 def run_phase(folder: Path, phase: str, env: dict[str, str]) -> dict[str, bool]:
@@ -64,7 +69,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer records and rounds")
     args = parser.parse_args()
     folders = sorted(p.parent for p in HERE.glob("*/run.sh"))
-    chosen = [f for f in folders if not args.names or f.name in args.names]
+    chosen = [f for f in folders if f.name in args.names or not (args.names or (args.quick and is_long(f)))]
     if not chosen:
         parser.error(f"no such client; there are: {', '.join(f.name for f in folders)}")
     totals = [run_client(folder, args.quick) for folder in chosen]
