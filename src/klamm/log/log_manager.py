@@ -1,7 +1,8 @@
 """All logs of a broker: loading them, making and removing them, and the periodic work on them.
 
 Owner: the broker loop. The server calls the `*_pass` and `checkpoint_*` methods when their intervals say so; what takes
-long in them is handed to the background thread.
+long in them is handed to the background thread. A pass over all logs is an iterator: the loop serves others between
+its steps.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from klamm.model import TopicPartition
 
 _log = logging.getLogger(__name__)
 _DAY_MS: Final = 86_400_000
+LOGS_A_SLICE: Final = 100
+"""How many logs periodic work looks at before the loop serves others: about a millisecond when little is due."""
 
 
 class LogManager:
@@ -77,7 +80,7 @@ class LogManager:
         self._deletion_count = 0
         self._clean_job: CleanJob | None = None
         self._uncleanable: set[TopicPartition] = set()
-        self._flushes = FlushQueue(lambda log: self._logs.get(log.topic_partition) is log)
+        self._flushes = FlushQueue(self._is_in_use)
         self._env = LogEnvironment(
             self._files, clock, rng, self, OpenSegments(max_open_segments), producer_id_expiration_ms
         )
@@ -321,9 +324,18 @@ class LogManager:
 
     # periodic work
 
-    def retention_pass(self, now_ms: int) -> int:
-        """Removes old segments of every log that is not only compacted; returns how many."""
-        return sum(log.delete_old_segments(now_ms) for log in list(self._logs.values()))
+    def retention_pass(self, now_ms: int) -> Iterator[int]:
+        """Removes old segments of every log that is not only compacted; how many, slice by slice."""
+        for part in self._slices():
+            yield sum(log.delete_old_segments(now_ms) for log in part if self._is_in_use(log))
+
+    def _slices(self) -> Iterator[list[Log]]:
+        """All logs in parts, between which the loop may do something else, also with logs that are yet to come."""
+        logs = list(self._logs.values())
+        return (logs[i : i + LOGS_A_SLICE] for i in range(0, len(logs), LOGS_A_SLICE))
+
+    def _is_in_use(self, log: Log) -> bool:
+        return self._logs.get(log.topic_partition) is log
 
     def flush_pass(self, now_ms: int) -> None:
         """`flush.ms` for the logs whose time it is."""
@@ -359,9 +371,12 @@ class LogManager:
             job.log.cleaner_offset = cleaned_to
             self._checkpoint(names.CLEANER_CHECKPOINT, {tp: o.cleaner_offset for tp, o in self._logs.items()})
 
-    def producer_expiration_pass(self, now_ms: int) -> None:
-        for log in self._logs.values():
-            log.producers.remove_expired(now_ms)
+    def producer_expiration_pass(self, now_ms: int) -> Iterator[None]:
+        """Forgets producers that have been silent for too long, slice by slice."""
+        for part in self._slices():
+            for log in part:
+                log.producers.remove_expired(now_ms)
+            yield
 
     def deletion_pass(self, now_ms: int) -> int:
         """Removes the files and directories whose delay is over; returns how many removals were started."""
@@ -408,10 +423,10 @@ class LogManager:
             if log is not None:
                 by_dir[log.log_dir][tp] = offset
         for log_dir, entries in by_dir.items():
-            self._worker.submit(self._write_job(log_dir, name, encode_offsets(entries)))
+            self._worker.submit(self._write_job(log_dir, name, entries))
 
-    def _write_job(self, log_dir: str, name: str, data: bytes) -> FileJob:
-        return FileJob(log_dir, lambda: self._files.write_atomic(f"{log_dir}/{name}", data))
+    def _write_job(self, log_dir: str, name: str, entries: Mapping[TopicPartition, int]) -> FileJob:
+        return FileJob(log_dir, lambda: self._files.write_atomic(f"{log_dir}/{name}", encode_offsets(entries)))
 
     def _logs_in(self, log_dir: str) -> Iterator[Log]:
         return (log for log in self._logs.values() if log.log_dir == log_dir)

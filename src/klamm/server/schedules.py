@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Final
 
 log = logging.getLogger(__name__)
+_END: Final = object()
 
 
 class Scheduler:
@@ -14,19 +16,30 @@ class Scheduler:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers: dict[str, asyncio.Handle] = {}
 
     def every(self, name: str, interval_ms: int, task: Callable[[], object], *, first_ms: int | None = None) -> None:
-        """Runs `task` every `interval_ms`, counted from the end of the run before."""
+        """Runs `task` every `interval_ms`, counted from the end of the run before.
+
+        One that returns an iterator has been begun only: a step is taken in each turn of the loop until it ends.
+        """
         delay_ms = interval_ms if first_ms is None else first_ms
 
         def run() -> None:
+            go_on(lambda: begun if isinstance(begun := task(), Iterator) else None)
+
+        def go_on(step: Callable[[], Iterator[object] | None]) -> None:
+            rest: Iterator[object] | None = None
             try:
-                task()
+                rest = step()
             except Exception:
                 log.exception("The periodic task %s failed", name)
-            if name in self._timers:
+            if name not in self._timers:
+                return
+            if rest is None:
                 self._timers[name] = self._loop.call_later(interval_ms / 1000, run)
+            else:
+                self._timers[name] = self._loop.call_soon(go_on, lambda: None if next(rest, _END) is _END else rest)
 
         self._timers[name] = self._loop.call_later(delay_ms / 1000, run)
 

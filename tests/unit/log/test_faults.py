@@ -114,7 +114,7 @@ def test_an_error_anywhere_is_an_answer(operation: str, part: str, number: int) 
     results = [log.append_as_leader(batch(b"%d" % i), 0) for i in range(40)]
     reads = [log.read(o, 100, max_offset=log.log_end_offset) for o in range(log.log_end_offset)]
     log.offset_for_timestamp(5)
-    manager.retention_pass(1 << 50)
+    sum(manager.retention_pass(1 << 50))
     log.flush()
     files.fault = None
     errors = {r.error for r in results} | {r for r in reads if isinstance(r, ErrorCode)}
@@ -136,7 +136,7 @@ def test_an_error_in_the_managers_own_work(operation: str) -> None:
     log.update_high_watermark(20)
     files.fault = Faults(operation, DIR)
     manager.flush_pass(1 << 62)
-    manager.retention_pass(1 << 62)
+    sum(manager.retention_pass(1 << 62))
     manager.checkpoint_recovery_points()
     manager.async_delete(TP)
     if not failures:

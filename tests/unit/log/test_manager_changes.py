@@ -9,10 +9,12 @@ from random import Random
 import pytest
 
 from klamm.errors import ErrorCode, KlammError
-from klamm.log import LogManager
+from klamm.log import LogConfig, LogManager, log_manager
 from klamm.log.checkpoints import MetaProperties, read_meta_properties
+from klamm.log.jobs import Job
+from klamm.log.log_manager import LOGS_A_SLICE
 from klamm.model import TopicPartition
-from tests.unit.log.harness import TP, Bench, append, batch
+from tests.unit.log.harness import NOW, TP, Bench, append, batch
 
 DIRS = ("/a", "/b")
 
@@ -117,3 +119,46 @@ def test_a_directory_that_cannot_say_whose_it_is_has_failed() -> None:
     manager.load_logs(MetaProperties(1, "cluster-a"))
     assert [d.path for d in manager.dirs.live] == ["/b"]
     assert manager.dirs.failures == {"/a": "/a cannot be used: Input/output error"}
+
+
+def test_retention_takes_many_logs_in_slices_and_leaves_those_alone_that_go_meanwhile() -> None:
+    bench = Bench(LogConfig(segment_bytes=500, retention_ms=1))
+    manager = bench.manager()
+    tps = partitions("t", LOGS_A_SLICE + 2)
+    for tp in tps:
+        log = manager.get_or_create_log(tp, is_new=True)
+        append(log, batch(b"x"))
+        log.update_high_watermark(1)
+    slices = manager.retention_pass(NOW + 60_000)
+    assert next(slices) == LOGS_A_SLICE
+    gone = manager.logs[tps[-1]]
+    manager.async_delete(tps[-1])
+    assert list(slices) == [1]
+    assert gone.log_start_offset == 0
+    assert [log.log_start_offset for log in manager.logs.values()] == [1] * (LOGS_A_SLICE + 1)
+
+
+def test_expired_producers_are_forgotten_in_slices() -> None:
+    manager = Bench().manager()
+    for tp in partitions("t", LOGS_A_SLICE + 1):
+        manager.get_or_create_log(tp, is_new=True)
+    assert len(list(manager.producer_expiration_pass(NOW))) == 2
+
+
+def test_checkpoints_are_encoded_where_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the loop: with many logs that takes longer than to collect the offsets."""
+    manager = Bench().manager()
+    manager.get_or_create_log(TP)
+    jobs: list[Job] = []
+    encoded: list[dict[TopicPartition, int]] = []
+
+    def encode(entries: dict[TopicPartition, int]) -> bytes:
+        encoded.append(entries)
+        return b""
+
+    monkeypatch.setattr(log_manager, "encode_offsets", encode)
+    monkeypatch.setattr(manager._worker, "submit", jobs.append)
+    manager.checkpoint_recovery_points()
+    assert (len(jobs), encoded) == (1, [])
+    jobs[0].work()
+    assert encoded == [{TP: 0}]
