@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self, TypeVar
@@ -96,10 +97,8 @@ class MixedCluster:
         """Returns when all running brokers know them. `kind` is kept for later starts."""
         for broker_id in broker_ids:
             self.kinds[broker_id] = kind or self.kinds[broker_id]
-            self.wait(
-                lambda broker_id=broker_id: self.zk.exists(f"/brokers/ids/{broker_id}") is None,
-                f"The session of broker {broker_id} did not end",
-            )
+            path = f"/brokers/ids/{broker_id}"
+            self.wait(partial(self._is_gone, path), f"The session of broker {broker_id} did not end")
             self._spawn(broker_id)
         self.admin.wait_until_acquainted(self.running(), time.monotonic() + TIMEOUT_S)
 
@@ -156,6 +155,9 @@ class MixedCluster:
 
     def wait(self, condition: Callable[[], T | None], problem: str) -> T:
         return self.admin.wait(condition, problem)
+
+    def _is_gone(self, path: str) -> bool:
+        return self.zk.exists(path) is None
 
     def _spawn(self, broker_id: int) -> None:
         kind = self.kinds[broker_id]

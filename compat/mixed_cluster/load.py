@@ -90,8 +90,10 @@ class Load:
                 if message is None:
                     raise TimeoutError(f"nothing was read for {TIMEOUT_S:g} s at {positions} of {ends}")
                 if message.error() is None:
-                    positions[message.partition()] = message.offset() + 1
-                    read[message.partition()].append(int(message.value()))
+                    partition, offset, value = message.partition(), message.offset(), message.value()
+                    assert partition is not None and offset is not None and value is not None
+                    positions[partition] = offset + 1
+                    read[partition].append(int(value))
         finally:
             consumer.close()
         return read
