@@ -42,7 +42,8 @@ class Checks:
 
     def create(self) -> None:
         self._cluster.admin.create_topic(TOPIC, PARTITIONS // 2, 3, {"min.insync.replicas": 2})
-        self._admin().create_partitions([NewPartitions(TOPIC, PARTITIONS)])[TOPIC].result(30)
+        admin = self._admin()
+        admin.create_partitions([NewPartitions(TOPIC, PARTITIONS)])[TOPIC].result(30)
         self._settle()
         if len(partitions_of(self._cluster)) < PARTITIONS:
             raise KlammError("the topic has not grown")
@@ -56,7 +57,8 @@ class Checks:
 
     def elect(self) -> None:
         """Preferred leaders: every broker leads two partitions then."""
-        self._admin().elect_leaders(ElectionType.PREFERRED, None).result(30)
+        admin = self._admin()
+        admin.elect_leaders(ElectionType.PREFERRED, None).result(30)
         self._settle()
         if moved := [key for key, state in partitions_of(self._cluster).items() if state[2] != state[4][0]]:  # type: ignore[index]
             raise KlammError(f"{moved} are not led by their first replica")
