@@ -60,6 +60,7 @@ class KafkaRequestHandlerPool:
         self._size = num_io_threads
         self._is_scheduled = False
         self._is_running = False
+        self._serves_data = False
         self._control_under_way = 0
         self._rounds = 0
         self._idle = registry.busy_ratio(_GROUP, _TYPE, "RequestHandlerAvgIdlePercent")
@@ -69,10 +70,19 @@ class KafkaRequestHandlerPool:
     def size(self) -> int:
         return self._size
 
-    def start(self) -> None:
-        """Begins to handle what is queued; until then requests wait."""
+    @property
+    def serves_data(self) -> bool:
+        return self._serves_data
+
+    def start(self, *, data: bool = True) -> None:
+        """Begins to handle what is queued; until then requests wait. Without `data`, control requests only."""
         self._is_running = True
+        self._serves_data = data
         self._channel.wake_handlers = self._schedule
+        self._schedule()
+
+    def open_data_plane(self) -> None:
+        self._serves_data = True
         self._schedule()
 
     def resize(self, num_io_threads: int) -> None:
@@ -103,14 +113,14 @@ class KafkaRequestHandlerPool:
             self._handle_some(control, len(control.requests), self._control_idle)
         if self._control_under_way and self._rounds < CONTROL_ROUNDS:
             self._rounds += 1
-        elif data.requests:
+        elif data.requests and self._serves_data:
             self._rounds = 0
             self._handle_some(data, self._size, self._idle)
         channel.flushes_itself = False
         channel.flush()
         if control.waiting or data.waiting or channel.memory_pool.waiting:
             channel.admit_waiting()
-        if control.requests or data.requests:
+        if control.requests or (data.requests and self._serves_data):
             self._schedule()
 
     def _handle_some(self, queue: RequestQueue, most: int, ratio: BusyRatio) -> None:

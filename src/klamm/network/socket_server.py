@@ -155,11 +155,17 @@ class SocketServer:
                 acceptor.close()
             raise
 
-    def start_processing(self) -> None:
-        """Begins to read connections and to handle requests."""
-        self.handler_pool.start()
+    def start_processing(self, *, data: bool = True) -> None:
+        """Begins to read connections and to handle requests: all, or those of the control plane first.
+
+        Then data requests wait in their queue for `open_data_plane`.
+        """
+        self.handler_pool.start(data=data)
         for acceptor in self.acceptors:
             acceptor.start_processing()
+
+    def open_data_plane(self) -> None:
+        self.handler_pool.open_data_plane()
 
     def stop_accepting(self) -> None:
         for acceptor in self.acceptors:
@@ -171,7 +177,7 @@ class SocketServer:
         for acceptor in self.acceptors:
             acceptor.processor.stop_reading()
         try:
-            if self.channel.in_flight:
+            if self.channel.in_flight and self.handler_pool.serves_data:
                 async with asyncio.timeout(timeout_ms / 1000):
                     await self.channel.drained()
         except TimeoutError:

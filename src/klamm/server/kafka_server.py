@@ -129,6 +129,8 @@ class KafkaServer:
         self._schedule()
         await registration.until_known(self._broker.metadata, address)
         await registration.until_partitions_known(self._broker.metadata, zk)
+        assert self._sockets is not None
+        self._sockets.open_data_plane()
         names = ", ".join(f"{e.listener}://{e.host}:{e.port}" for e in self.endpoints)
         log.info("Broker %d of cluster %s answers on %s", broker_id, cluster_id, names)
 
@@ -240,7 +242,12 @@ class KafkaServer:
             broker.configs.settle("klamm.metrics.port", str(self.metrics_port))
 
     async def _join(self, wait_ms: int) -> EndPoint:
-        """Registers, competes for the controller's role, and begins to read requests; where the controller connects."""
+        """Registers, competes for the controller's role, and begins to read requests; where the controller connects.
+
+        Clients wait until the controller has told this broker of the cluster. What it would say before, that there are
+        no brokers and that topics do not exist, makes a client forget all brokers it knows: librdkafka 2.16 was seen
+        to stand still for good after it.
+        """
         assert self._controller is not None and self._sockets is not None
         broker = self.broker
         advertised = settings.advertised(broker.config, self._sockets.endpoints)
@@ -252,7 +259,7 @@ class KafkaServer:
         broker.broker_epoch = registered.broker_epoch
         self._has_joined = True
         broker.groups.startup()
-        self._sockets.start_processing()
+        self._sockets.start_processing(data=False)
         return next(e for e in advertised if e.listener == settings_of_controller.controller_listener)
 
     # --- while it runs -------------------------------------------------------------------------------------------

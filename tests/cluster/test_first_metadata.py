@@ -1,0 +1,115 @@
+"""A broker that no controller has told of the cluster yet says nothing to clients: not that there are no brokers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from klamm.errors import ErrorCode
+from klamm.protocol.frames import RequestHeader, decode_response_header, encode_request_frame
+from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from klamm.protocol.messages.update_metadata import (
+    UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
+    UpdateMetadataRequest,
+    UpdateMetadataResponse,
+)
+from klamm.protocol.wire import decode
+from klamm.testing.ports import LOOPBACK, ReservedPort
+from klamm.testing.wire_client import exchange
+from klamm.zk.main import EmbeddedZooKeeperThread
+from klamm.zk.znodes import encode_controller, encode_controller_epoch
+from tests.support.broker_process import BrokerProcess, write_properties
+from tests.support.raw_client import TIMEOUT_S, eventually
+
+ANOTHER = 99
+EPOCH = 7
+VERSION = 7
+
+
+@pytest.fixture
+def zookeeper(tmp_path: Path) -> Iterator[KazooClient]:
+    """Somebody else is the controller: the test."""
+    server = EmbeddedZooKeeperThread(tmp_path / "zookeeper", fsync=False).start()
+    client = KazooClient(server.address)
+    client.start()
+    client.create("/controller_epoch", encode_controller_epoch(EPOCH))
+    client.create("/controller", encode_controller(ANOTHER, 0), ephemeral=True)
+    yield client
+    client.stop()
+    client.close()
+    server.stop()
+
+
+@contextlib.contextmanager
+def launched(zookeeper: KazooClient, directory: Path) -> Iterator[tuple[BrokerProcess, int]]:
+    """A broker that has registered, and its port."""
+    with ReservedPort() as port:
+        properties = {
+            "broker.id": 1,
+            "zookeeper.connect": "{}:{}".format(*zookeeper.hosts[0]),
+            "listeners": f"PLAINTEXT://{LOOPBACK}:{port.number}",
+            "log.dirs": directory / "data",
+        }
+    broker = BrokerProcess(write_properties(directory / "broker.properties", properties))
+    broker.launch()
+    try:
+        eventually(lambda: zookeeper.exists("/brokers/ids/1") is not None, f"no registration:\n{broker.log}")
+        yield broker, port.number
+    finally:
+        broker.__exit__(None, None, None)
+
+
+def ask_metadata(client: socket.socket) -> None:
+    request = MetadataRequest(topics=[MetadataRequestTopic(name="somewhere")], allow_auto_topic_creation=False)
+    client.sendall(b"".join(encode_request_frame(RequestHeader(request.KEY, VERSION, 1, "test"), request)))
+
+
+def read_metadata(client: socket.socket) -> MetadataResponse:
+    with client.makefile("rb") as stream:
+        (size,) = struct.unpack(">i", stream.read(4))
+        frame = stream.read(size)
+    _, position = decode_response_header(MetadataRequest.KEY, VERSION, frame)
+    answer, _ = decode(MetadataResponse, VERSION, frame, position)
+    return answer
+
+
+def update(port: int, broker_epoch: int = -1) -> UpdateMetadataRequest:
+    endpoint = UpdateMetadataEndpoint(port=port, host=LOOPBACK, listener="PLAINTEXT", security_protocol=0)
+    return UpdateMetadataRequest(
+        controller_id=ANOTHER,
+        controller_epoch=EPOCH,
+        broker_epoch=broker_epoch,
+        live_brokers=[UpdateMetadataBroker(id_=1, endpoints=[endpoint])],
+    )
+
+
+def test_clients_wait_for_the_first_update(zookeeper: KazooClient, tmp_path: Path) -> None:
+    with launched(zookeeper, tmp_path) as (_, port):
+        with (
+            socket.create_connection((LOOPBACK, port), TIMEOUT_S) as client,
+            socket.create_connection((LOOPBACK, port), TIMEOUT_S) as controller,
+        ):
+            ask_metadata(client)
+            # updates for an earlier life of this broker are refused, and show that the client's request has been read
+            for _ in range(3):
+                refused = exchange(controller, update(port, broker_epoch=0), VERSION, UpdateMetadataResponse)
+                assert refused.error_code == ErrorCode.STALE_BROKER_EPOCH
+            assert exchange(controller, update(port), VERSION, UpdateMetadataResponse).error_code == ErrorCode.NONE
+            answer = read_metadata(client)
+        assert [(each.node_id, each.port) for each in answer.brokers] == [(1, port)]
+        assert answer.controller_id == ANOTHER
+
+
+def test_a_broker_that_waits_for_its_first_update_can_be_stopped(zookeeper: KazooClient, tmp_path: Path) -> None:
+    with launched(zookeeper, tmp_path) as (broker, port):
+        with socket.create_connection((LOOPBACK, port), TIMEOUT_S) as client:
+            ask_metadata(client)
+            broker.stop()
+        assert "Traceback" not in broker.log
