@@ -313,9 +313,10 @@ class Partition:
 
     @property
     def low_watermark(self) -> int:
-        """The smallest log start offset among the replicas: what DeleteRecords waits for."""
+        """The smallest log start offset among the replicas of live brokers: what DeleteRecords waits for."""
         assert self.log is not None
-        return min([self.log.log_start_offset, *(r.log_start_offset for r in self.remotes.values())])
+        alive = (r.log_start_offset for r in self.remotes.values() if self._is_alive(r.broker_id))
+        return min([self.log.log_start_offset, *alive])
 
     def delete_records(self, offset: int) -> int | ErrorCode:
         """Moves the log start to `offset` (-1: the high watermark) and returns the offset asked for."""

@@ -208,6 +208,8 @@ class ReplicaManager:
         for tp, partition in self.partitions.items():
             if partition.maybe_increment_high_watermark(now_ms):
                 self.complete_after_high_watermark(tp)
+            if self.delete_records_purgatory.size:
+                self.delete_records_purgatory.check_and_complete(tp)
 
     def on_topic_config_change(self, topic: str) -> None:
         """`min.insync.replicas` may have changed: counts and waiting produces look again."""

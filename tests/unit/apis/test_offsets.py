@@ -220,6 +220,7 @@ class TestDeleteRecords:
 
     def test_it_waits_for_the_followers(self, one: OneBroker) -> None:
         one.lead("t", replicas=(1, 2), isr=(1, 2))
+        one.update_metadata({}, brokers=(1, 2))
         one.ask(produce.API, produce_request(batch(b"a", b"b"), acks=1), 9)
         one.ask(fetch.API, fetch_request({0: 2}, replica_id=2, log_start_offset=0), 11)
         waiting = one.dispatch(delete_records.API, self.request(1, timeout_ms=30_000), 2)
@@ -228,6 +229,17 @@ class TestDeleteRecords:
         assert one.run(waiting).topics[0].partitions[0].low_watermark == 1
         late = one.ask(delete_records.API, self.request(2, timeout_ms=1), 2)
         assert late.topics[0].partitions[0].error_code == ErrorCode.REQUEST_TIMED_OUT
+
+    def test_it_does_not_wait_for_brokers_that_are_not_alive(self, one: OneBroker) -> None:
+        one.lead("t", replicas=(1, 2), isr=(1,))
+        one.update_metadata({}, brokers=(1, 2))
+        append(one, b"a", b"b")
+        waiting = one.dispatch(delete_records.API, self.request(1, timeout_ms=30_000), 2)
+        assert isinstance(waiting, asyncio.Future)
+        one.update_metadata({}, brokers=(1,))
+        assert one.run(waiting).topics[0].partitions[0].low_watermark == 1
+        at_once = one.ask(delete_records.API, self.request(2), 2).topics[0].partitions[0]
+        assert (at_once.error_code, at_once.low_watermark) == (0, 2)
 
 
 class TestInitProducerId:
