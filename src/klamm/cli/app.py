@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from klamm import __version__
-from klamm.cli import cluster, config, group, log, pipeline, schema, spark, table, topic
+from klamm.cli import cluster, config, group, log, partition, pipeline, schema, spark, table, topic
 from klamm.cli.consume import consume
 from klamm.cli.demo import demo
 from klamm.cli.doctor import doctor
@@ -71,6 +71,7 @@ app.command()(up)
 app.command()(broker)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
+app.add_typer(partition.app, name="partition")
 app.add_typer(group.app, name="group")
 app.command()(produce)
 app.command()(consume)

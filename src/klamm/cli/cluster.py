@@ -247,17 +247,17 @@ def _metrics_address(node: MetadataResponseBroker, timeout_s: float) -> Address 
 
 
 def _addresses(servers: Iterable[str]) -> list[Address]:
-    return [_address(server) for server in servers]
+    return [parse_address(server) for server in servers]
 
 
 def _metrics_addresses(pairs: Iterable[str]) -> dict[int, Address]:
     parsed = parse_pairs(pairs, "--metrics")
     if wrong := [broker for broker in parsed if not broker.isdecimal()]:
         fail(f"--metrics {wrong[0]}: expected the number of a broker.")
-    return {int(broker): _address(server) for broker, server in parsed.items()}
+    return {int(broker): parse_address(server) for broker, server in parsed.items()}
 
 
-def _address(server: str) -> Address:
+def parse_address(server: str) -> Address:
     host, _, port = server.strip().rpartition("://")[2].rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 65_536:
         fail(f"{server.strip()!r} is not an address: expected host:port.")

@@ -1,0 +1,36 @@
+"""Asking the controller for leader elections."""
+
+from __future__ import annotations
+
+from klamm.cli.controller import ask_controller, partitions_of, reason
+from klamm.cli.output import fail, note, say
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
+
+
+def elect_leaders(servers: str, topic: str | None, partition: int | None, *, unclean: bool) -> None:
+    """Tells what came of it; a partition without a result is a failure."""
+    asked = None
+    if topic is not None:
+        wanted = [partition] if partition is not None else sorted(partitions_of(servers, topic))
+        asked = [TopicPartitions(topic=topic, partitions=wanted)]
+    request = ElectLeadersRequest(election_type=1 if unclean else 0, topic_partitions=asked, timeout_ms=30_000)
+    told = ask_controller(servers, request, 2, ElectLeadersResponse)
+    if told.error_code:
+        fail(reason(told.error_code, None))
+    kind = "an unclean election" if unclean else "the election of its preferred replica"
+    problems: list[str] = []
+    for answer in told.replica_election_results:
+        for each in answer.partition_result:
+            tp = TopicPartition(answer.topic, each.partition_id)
+            if each.error_code == ErrorCode.NONE:
+                say(f"Partition {tp} has a new leader.")
+            elif each.error_code == ErrorCode.ELECTION_NOT_NEEDED:
+                note(f"Partition {tp} needs no election.")
+            else:
+                problems.append(f"Partition {tp}: {kind} failed: {reason(each.error_code, each.error_message)}")
+    if problems:
+        fail("\n".join(problems))
+    if not any(answer.partition_result for answer in told.replica_election_results):
+        note("No partition needs an election.")

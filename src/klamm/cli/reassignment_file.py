@@ -1,0 +1,58 @@
+"""The JSON file of kafka-reassign-partitions.sh."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from klamm.cli.output import fail
+from klamm.model import TopicPartition
+
+_EXPECTED = 'expected {"version": 1, "partitions": [{"topic": "t", "partition": 0, "replicas": [1, 2]}, ...]}'
+
+
+def read_targets(path: Path) -> dict[TopicPartition, list[int]]:
+    """Where each partition is to go. Whatever is not as Kafka writes it is a failure that names it."""
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        fail(f"{path} is not JSON: {error}.")
+    if not isinstance(content, dict) or not isinstance(content.get("partitions"), list):
+        fail(f"{path}: {_EXPECTED}.")
+    if (version := content.get("version", 1)) != 1:
+        fail(f"{path} has version {version!r}: only version 1 is known.")
+    targets: dict[TopicPartition, list[int]] = {}
+    for entry in content["partitions"]:
+        tp, replicas = _entry(path, entry)
+        if tp in targets:
+            fail(f"{path} names partition {tp} twice.")
+        targets[tp] = replicas
+    if not targets:
+        fail(f"{path} names no partition.")
+    return targets
+
+
+def _entry(path: Path, entry: Any) -> tuple[TopicPartition, list[int]]:
+    if not isinstance(entry, dict):
+        fail(f"{path}: {_EXPECTED}, not {entry!r}.")
+    topic, partition, replicas = entry.get("topic"), entry.get("partition"), entry.get("replicas")
+    numbers = replicas if isinstance(replicas, list) else [None]
+    if not isinstance(topic, str) or not all(_is_number(n) for n in (partition, *numbers)):
+        fail(f"{path}: {_EXPECTED}, not {json.dumps(entry)}.")
+    if any(log_dir != "any" for log_dir in entry.get("log_dirs") or ()):
+        fail(f'{path}: log_dirs of {topic}-{partition} must be "any": replicas cannot be moved between directories.')
+    assert isinstance(partition, int)
+    return TopicPartition(topic, partition), list(numbers)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def parse_replicas(text: str) -> list[int]:
+    """`1,2,3`"""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) < 2**31 for part in parts):
+        fail(f"--replicas {text!r}: expected the numbers of brokers, as in 1,2,3.")
+    return [int(part) for part in parts]

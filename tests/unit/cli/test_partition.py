@@ -1,0 +1,99 @@
+"""`klamm partition`: what is refused before any broker is asked, and Kafka's file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from klamm.cli.app import app
+from klamm.cli.controller import reason
+from klamm.cli.output import Failure
+from klamm.cli.reassignment_file import read_targets
+from klamm.model import TopicPartition
+
+SAY_WHAT = "Say what to move: --topic, --partition and --replicas, or --file; or --list, or --cancel with --topic."
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("reassign", SAY_WHAT),
+        ("reassign --topic t --partition 0", SAY_WHAT),
+        ("reassign --topic t --replicas 1", SAY_WHAT),
+        ("reassign --cancel", SAY_WHAT),
+        ("reassign --wait", SAY_WHAT),
+        ("reassign --partition 0 --replicas 1", "--partition is of a topic: name it with --topic."),
+        ("reassign --file f --topic t", "--file names the partitions: leave out --topic, --partition and --replicas."),
+        ("reassign --list --wait", "--list only looks: leave out --replicas, --file, --cancel and --wait."),
+        (
+            "reassign -t t -p 0 --cancel --replicas 1",
+            "--cancel brings a partition back to where it was: leave out --replicas.",
+        ),
+        ("reassign -t t -p 0 --replicas 1,x", "--replicas '1,x': expected the numbers of brokers, as in 1,2,3."),
+        ("elect", "Say which election: --preferred or --unclean."),
+        ("elect --preferred --unclean", "Say which election: --preferred or --unclean."),
+        ("elect --preferred --partition 1", "--partition is of a topic: name it with --topic."),
+    ],
+)
+def test_what_is_refused(options: str, told: str) -> None:
+    done = CliRunner().invoke(app, ["partition", *options.split()])
+    assert done.exit_code == 1 and isinstance(done.exception, Failure)
+    assert str(done.exception) == told
+
+
+def test_kafkas_file(tmp_path: Path) -> None:
+    path = tmp_path / "moves.json"
+    path.write_text(
+        '{"version":1,"partitions":[{"topic":"a","partition":0,"replicas":[1,2],"log_dirs":["any","any"]},'
+        '{"topic":"a","partition":1,"replicas":[2]}]}'
+    )
+    assert read_targets(path) == {TopicPartition("a", 0): [1, 2], TopicPartition("a", 1): [2]}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is not JSON: "),
+        ("[]", ': expected {"version": 1, '),
+        ('{"partitions": 1}', ': expected {"version": 1, '),
+        ('{"partitions": []}', " names no partition."),
+        ('{"version": 2, "partitions": []}', " has version 2: only version 1 is known."),
+        ('{"partitions": [7]}', ", not 7."),
+        ('{"partitions": [{"topic": "t", "partition": 0}]}', ', not {"topic": "t", "partition": 0}.'),
+        (
+            '{"partitions": [{"topic": "t", "partition": "0", "replicas": [1]}]}',
+            ', not {"topic": "t", "partition": "0"',
+        ),
+        ('{"partitions": [{"topic": "t", "partition": 0, "replicas": [true]}]}', ', not {"topic": "t", "partition": 0'),
+        (
+            '{"partitions": [{"topic": "t", "partition": 0, "replicas": [1], "log_dirs": ["/d"]}]}',
+            ": log_dirs of t-0 must be ",
+        ),
+        (
+            '{"partitions": [{"topic": "t", "partition": 0, "replicas": [1]},'
+            '{"topic": "t", "partition": 0, "replicas": [2]}]}',
+            " names partition t-0 twice.",
+        ),
+    ],
+)
+def test_a_file_that_is_not_kafkas(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "moves.json"
+    path.write_text(text)
+    with pytest.raises(Failure) as failed:
+        read_targets(path)
+    assert str(failed.value).startswith(str(path)) and told in str(failed.value)
+
+
+def test_nobody_answers() -> None:
+    done = CliRunner().invoke(app, ["partition", "reassign", "--list", "-b", "127.0.0.1:1"])
+    assert done.exit_code == 1
+    assert str(done.exception).startswith("No broker answers at 127.0.0.1:1.")
+
+
+def test_reasons() -> None:
+    assert reason(85, "No move.") == "NO_REASSIGNMENT_IN_PROGRESS: No move."
+    assert reason(85, "No move") == "NO_REASSIGNMENT_IN_PROGRESS: No move."
+    assert reason(85, None) == "NO_REASSIGNMENT_IN_PROGRESS."
+    assert reason(32_000, None) == "error 32000."
