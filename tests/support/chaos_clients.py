@@ -251,10 +251,12 @@ def committed(servers: str, topic: str, group: str, partitions: int) -> dict[int
 def read_log(servers: str, topic: str, partitions: int, timeout_s: float) -> dict[int, list[Written]]:
     """Every partition from its beginning to its end; the place in the list is the offset."""
     consumer = Consumer({**group_settings(servers, "audit"), "enable.auto.commit": False, "check.crcs": True})
-    ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=timeout_s) for p in range(partitions)}
+    deadline = time.monotonic() + timeout_s
+    ends = {
+        partition: _watermarks(consumer, TopicPartition(topic, partition), deadline) for partition in range(partitions)
+    }
     out: dict[int, list[Written]] = {partition: [] for partition in ends}
     consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
-    deadline = time.monotonic() + timeout_s
     while any(len(out[partition]) < high for partition, (_, high) in ends.items()):
         assert time.monotonic() < deadline, f"read { ({p: len(read) for p, read in out.items()}) } of {ends}"
         for message in consumer.consume(10_000, 0.5):
@@ -264,6 +266,16 @@ def read_log(servers: str, topic: str, partitions: int, timeout_s: float) -> dic
                 read.append(Written.decode(message.value()))
     consumer.close()
     return out
+
+
+def _watermarks(consumer: Consumer, partition: TopicPartition, deadline: float) -> tuple[int, int]:
+    """Asks again while leaders move: the brokers still rebalance them by themselves."""
+    while True:
+        try:
+            return consumer.get_watermark_offsets(partition, timeout=10)
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
 
 
 def check(account: Account, log: Mapping[int, list[Written]]) -> list[str]:
