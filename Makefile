@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
-# Two files at a time. Tests that start brokers, JVMs and clients come last, and those of Spark all in one of the two.
+# Two files at a time. Tests that start brokers, JVMs and clients come last, in the order that tests/conftest.py gives.
 IN_PROCESS := $(addprefix tests/,tidy unit wire property transcripts sim)
 WITH_PROCESSES := $(addprefix tests/,cluster clients spark)
 QUICK ?=
@@ -38,7 +38,7 @@ test: $(STAMP) java ## every test: format, lint, types, and all of tests/
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist loadfile $(IN_PROCESS) $(PYTEST_ARGS)
-	$(BIN)/pytest -n 2 --dist loadgroup $(WITH_PROCESSES) $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder $(WITH_PROCESSES) $(PYTEST_ARGS)
 
 check: $(STAMP) ## format, lint, types and the tidy tests
 	$(BIN)/ruff format --check .

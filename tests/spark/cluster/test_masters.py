@@ -12,16 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import deltalake
 import pyspark
 import pytest
-from pyspark.sql import SparkSession
-from typer.testing import CliRunner
 
-from klamm.cli.app import app
 from klamm.testing import LocalCluster
 from tests.support.topics import consume_json, produce_json
 
@@ -222,24 +218,6 @@ def test_a_program_is_submitted(amounts: str, tmp_path: Path) -> None:
     told = klamm("spark", "submit", *settings, program, amounts, "--more", "x y", code=3)
     assert "sum 19900" in told and "uds true 7" in told and "arguments --more x y" in told
     assert "No such file" in klamm("spark", "submit", tmp_path / "none.py", code=1)
-
-
-def test_a_shell(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is typed runs with `spark` and `ks` at hand, and what goes wrong is told and does not end it."""
-
-    @contextmanager
-    def shared(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-        assert (master, conf) == ("local[2]", {"a": "b"})
-        yield spark
-
-    monkeypatch.setattr("klamm.cli.spark.spark_session", shared)
-    typed = "spark.range(40).count() + 2\n1 / 0\nfor n in range(2):\n    print(ks.__name__, n)\n\n"
-    done = CliRunner().invoke(
-        app, ["spark", "shell", "-m", "local[2]", "-c", "a=b"], input=typed, catch_exceptions=False
-    )
-    assert done.exit_code == 0
-    assert "42\n" in done.stdout and "klamm.spark 0\nklamm.spark 1\n" in done.stdout
-    assert "`spark` is the session" in done.stderr and "ZeroDivisionError" in done.stderr
 
 
 def test_sql_by_the_command(cluster: LocalCluster, amounts: str, tmp_path: Path) -> None:
