@@ -41,7 +41,7 @@ PARTS: Final[dict[str, Callable[[bool], Iterable[Row]]]] = {
     "change": lambda quick: one_change.rows(large=10_000 if quick else one_change.LARGE),
     "failover": failovers,
     "life": life,
-    "propagation": lambda quick: saturation.rows(30 if quick else peer.PROPAGATIONS),
+    "propagation": lambda quick: saturation.rows(30 if quick else saturation.CHANGES),
     "stopped": lambda quick: stopped_broker.rows(100, 5.0) if quick else stopped_broker.rows(),
     "control-log": lambda quick: control_log_cost.rows(50, 1) if quick else control_log_cost.rows(),
 }
