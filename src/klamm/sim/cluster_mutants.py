@@ -63,7 +63,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.server.kafka_server",
         "        self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))\n",
         "",
-        first=39,
+        first=1,
     ),
     "min_insync_replicas_is_not_asked": Mutant(
         _R + "partition",

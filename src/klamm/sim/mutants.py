@@ -123,7 +123,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         300,
     ),
     "unclean_leader_is_only_being_added": Mutant(
-        _C + "election", "(r for r in recipients if r not in assignment.adding_replicas)", "iter(recipients)"
+        _C + "election", "(r for r in recipients if r not in assignment.adding_replicas)", "iter(recipients)", 300, 75
     ),
     "unclean_without_being_asked": Mutant(
         _C + "partition_state_machine", "config.get(key, default).lower()", 'config.get(key, "true").lower()'
