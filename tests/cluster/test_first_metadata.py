@@ -56,6 +56,7 @@ def launched(zookeeper: KazooClient, directory: Path) -> Iterator[tuple[BrokerPr
             "zookeeper.connect": "{}:{}".format(*zookeeper.hosts[0]),
             "listeners": f"PLAINTEXT://{LOOPBACK}:{port.number}",
             "log.dirs": directory / "data",
+            "controlled.shutdown.enable": "false",
         }
     broker = BrokerProcess(write_properties(directory / "broker.properties", properties))
     broker.launch()
