@@ -252,6 +252,17 @@ class ControllerContext:
         state = self.leadership.get(tp)
         return state is not None and self.is_replica_online(state.leader_and_isr.leader, tp)
 
+    def leads_for_want_of_another(self, tp: TopicPartition, state: LeaderAndIsr) -> bool:
+        """Whether the leader was moved away, but nobody who is assigned and in sync is there to take over.
+
+        Then it holds the only good copy: it goes on, and its leader epoch does not change, or its broker would take
+        the log for a stray.
+        """
+        assigned = self.assignment(tp).replicas
+        if state.leader in assigned or not self.is_replica_online(state.leader, tp):
+            return False
+        return not any(r in assigned and self.is_replica_online(r, tp) for r in state.isr)
+
     def partitions_without_online_leader(self, brokers: Iterable[int]) -> list[TopicPartition]:
         """Partitions whose leader is one of `brokers` (or none at all) and cannot serve; deleting topics left out."""
         led = (tp for b in (*sorted(set(brokers)), NO_LEADER) for tp in self.partitions_by_leader.get(b, ()))

@@ -140,7 +140,8 @@ def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
     states = yield from store.read_states([tp for tp in tps if ctx.has_assignment(tp)])
     for tp, state in states.items():
         ctx.put_leadership(tp, state)
-    unassigned = [tp for tp in states if replica_state_machine.has_unassigned_isr(ctx, tp)]
+    staying = (tp for tp in states if not ctx.is_queued_for_deletion(tp.topic))
+    unassigned = [tp for tp in staying if replica_state_machine.has_unassigned_isr(ctx, tp)]
     yield from replica_state_machine.shrink_isr(ctx, {tp: [] for tp in unassigned})
     if states:
         tells = [TellLeaderAndIsr(ctx.assignment(tp).replicas, tp) for tp in unassigned]

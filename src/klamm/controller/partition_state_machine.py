@@ -43,7 +43,7 @@ def startup(
     """After failover: states from what was read, then an attempt to bring online what has no online leader.
 
     Leaders of `returned` partitions went and came back unseen: they count as gone, and may be elected again. A leader
-    that is not assigned any more counts as gone as well.
+    that is not assigned any more counts as gone as well, if somebody else can lead.
 
     Nothing is sent: the caller tells every broker everything. Returns the partitions that got their first state.
     """
@@ -51,8 +51,9 @@ def startup(
         if tp not in ctx.leadership:
             ctx.put_partition_state(tp, PartitionState.NEW)
         else:
-            is_assigned = ctx.leadership[tp].leader_and_isr.leader in ctx.assignment(tp).replicas
-            online = is_assigned and ctx.has_online_leader(tp) and tp not in returned
+            state = ctx.leadership[tp].leader_and_isr
+            may_lead = state.leader in ctx.assignment(tp).replicas or ctx.leads_for_want_of_another(tp, state)
+            online = may_lead and ctx.has_online_leader(tp) and tp not in returned
             ctx.put_partition_state(tp, PartitionState.ONLINE if online else PartitionState.OFFLINE)
     tells = yield from _bring_online(ctx, _to_bring_online(ctx), ElectionStrategy.OFFLINE, Outcome())
     return frozenset(tell.partition for tell in tells if tell.is_new)

@@ -13,7 +13,7 @@ from klamm.controller.effects import Note, Steps
 from klamm.controller.election import remove_from_isr
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr, TellStopReplica
 from klamm.controller.states import VALID_PREVIOUS_REPLICA_STATES, ReplicaState
-from klamm.model import LeaderAndIsr, ReplicaAssignment, TopicPartition
+from klamm.model import NO_LEADER, LeaderAndIsr, ReplicaAssignment, TopicPartition
 
 
 def startup(ctx: ControllerContext) -> dict[TopicPartition, list[int]]:
@@ -121,13 +121,15 @@ def _become_offline(ctx: ControllerContext, replicas: list[PartitionReplica]) ->
 def shrink_isr(ctx: ControllerContext, leaving: dict[TopicPartition, list[int]]) -> Steps[None]:
     """Removes replicas from ISRs in one write a partition; the last member stays, so that an ISR is never empty.
 
-    Replicas that are not assigned any more leave first: were one of them the last, nobody could ever lead.
+    Replicas that are not assigned any more leave first: were one of them the last, nobody could ever lead. A leader
+    among them stays while nobody else could lead.
     """
 
     def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
         shrunk = state
         assigned = ctx.assignment(tp).replicas
-        for replica in (*(r for r in state.isr if r not in assigned), *leaving[tp]):
+        stays = state.leader if ctx.leads_for_want_of_another(tp, state) else NO_LEADER
+        for replica in (*(r for r in state.isr if r not in assigned and r != stays), *leaving[tp]):
             shrunk = remove_from_isr(shrunk, replica) or shrunk
         unchanged = (shrunk.leader, shrunk.isr) == (state.leader, state.isr)
         return None if unchanged else state.with_leader(shrunk.leader, shrunk.isr)

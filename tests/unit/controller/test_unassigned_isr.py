@@ -70,6 +70,21 @@ def test_a_leader_that_is_not_assigned_hands_over_when_the_controller_changes() 
     assert state(core) == (2, (2,))
 
 
+@pytest.mark.parametrize("isr", [(3,), (3, 1)], ids=["alone", "with one that is dead"])
+def test_a_leader_that_is_not_assigned_stays_while_nobody_else_could_lead(isr: tuple[int, ...]) -> None:
+    """A new leader epoch would make its broker take the only good copy for a stray and delete it."""
+    core = Core("brokers 1 2 3", "controller 0", "create T 1,2")
+    written = decode_partition_state(TP, core.tree.nodes[STATE].data, 0)
+    led = replace(written.leader_and_isr, leader=3, isr=isr)
+    core.tool_writes(STATE, encode_partition_state(replace(written, leader_and_isr=led)))
+    if len(isr) > 1:
+        core.run("dies 1")
+    core.run("controller-fails-over-to 4")
+    assert state(core) == (3, (3,))
+    now = decode_partition_state(TP, core.tree.nodes[STATE].data, 0).leader_and_isr
+    assert now.leader_epoch == led.leader_epoch + len(isr) - 1  # one more where somebody left the ISR
+
+
 def test_a_leader_that_was_not_told_lets_the_replica_in_after_the_failover() -> None:
     core = Core("protocol 2.7-IV1", "brokers 1 2 3", "controller 0", "create T 1,2")
     leader_writes(core, 1, 2, 3)
