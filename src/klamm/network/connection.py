@@ -127,7 +127,7 @@ class Connection(MutableProtocol):
     def _process(self, now: float) -> None:
         frames = self._frames
         while frames and not self.paused:
-            if self._pool is not None and self._pool.is_depleted:
+            if self._pool is not None and self._pool.is_depleted and not self._is_control(frames[0]):
                 self._pool.waiting[self] = None
                 self.pause(MEMORY)
                 return
@@ -136,6 +136,11 @@ class Connection(MutableProtocol):
                 self._receive(frame, now)
             except ProtocolError as error:
                 self._refuse(str(error))
+
+    def _is_control(self, frame: Frame) -> bool:
+        """Control requests need not wait for memory: what frees it may be waiting for them."""
+        api = self._by_code.get(int.from_bytes(frame[:4], "big"))
+        return api is not None and api.is_control
 
     def _receive(self, frame: Frame, now: float) -> None:
         if len(frame) < 10:

@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from klamm.network import RequestContext
+from klamm.network import RequestContext, SocketServerConfig
 from klamm.network.connection import MAX_IN_FLIGHT
 from klamm.network.request_handler import CONTROL_ROUNDS
+from klamm.protocol.messages.api_versions import ApiVersionsRequest
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
 from tests.unit.network.harness import (
     Answer,
     ManualClock,
     RawClient,
     Server,
+    api_versions_api,
     both_loops,
     control_api,
     heartbeat,
@@ -25,13 +27,14 @@ from tests.unit.network.harness import (
 
 Run = Callable[[Any], None]
 CLIENTS = 20
+STEPS = 10
 
 
 class TickingClock(ManualClock):
-    """Every reading is a millisecond later: no turn goes on because it is young."""
+    """Every reading is a tenth of a millisecond later: after eight requests no turn is young enough to go on."""
 
     def monotonic(self) -> float:
-        self.seconds += 0.001
+        self.seconds += 0.0001
         return self.seconds
 
 
@@ -77,6 +80,58 @@ def test_a_control_request_of_many_steps_does_not_wait_for_data_at_each(run: Run
             assert handled_meanwhile[0] <= 2 * server.network.handler_pool.size
             for client in clients:
                 assert [(await client.receive_heartbeat())[1] for _ in range(MAX_IN_FLIGHT)] == [*range(MAX_IN_FLIGHT)]
+
+    run(scenario())
+
+
+@both_loops
+def test_data_has_its_turn_after_each_long_step_of_a_control_request(run: Run) -> None:
+    async def scenario() -> None:
+        data, control, clock = heartbeat_api(), control_api(), TickingClock()
+        handled_meanwhile: list[int] = []
+
+        async def in_long_steps() -> ControlledShutdownResponse:
+            for _ in range(STEPS):
+                clock.seconds += 0.005
+                await asyncio.sleep(0)
+            handled_meanwhile.append(len(data.asked))
+            return ControlledShutdownResponse(error_code=0, remaining_partitions=[])
+
+        def script(_: RequestContext, request: ControlledShutdownRequest) -> Answer:
+            return asyncio.get_running_loop().create_task(in_long_steps())
+
+        control.script = script
+        async with Server(data, control, clock=clock, started=False) as server:
+            await queued(server)
+            controller = await ask_control(server)
+            server.network.handler_pool.start()
+            await controller.receive()
+            assert handled_meanwhile[0] >= (STEPS - 2) * server.network.handler_pool.size
+
+    run(scenario())
+
+
+@both_loops
+def test_versions_and_control_requests_are_answered_while_the_data_plane_is_closed(run: Run) -> None:
+    """Even if requests that wait for it hold all the memory that there may be."""
+
+    async def scenario() -> None:
+        data, control, versions = heartbeat_api(), control_api(), api_versions_api()
+        config = SocketServerConfig(queued_max_request_bytes=100)
+        async with Server(data, control, versions, config=config, started=False) as server:
+            server.network.start_processing(data=False)
+            asking, controller = await server.client(), await server.client()
+            asking.send(ApiVersionsRequest(), 0)
+            await asking.receive()
+            for number in range(MAX_IN_FLIGHT):
+                asking.send(heartbeat(number))
+            await until(lambda: server.network.channel.memory_pool.is_depleted)
+            controller.send(ControlledShutdownRequest(broker_id=1))
+            await controller.receive()
+            assert not data.asked
+            server.network.open_data_plane()
+            for number in range(MAX_IN_FLIGHT):
+                assert await asking.receive_heartbeat() == (number + 1, number)
 
     run(scenario())
 
