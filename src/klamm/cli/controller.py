@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Message)
 ANSWER_S: Final = 60.0
+SEARCH_S: Final = 30.0
+"""For a controller. One that dies is replaced when its session has ended, by default after 18 s."""
 _PAUSE_S: Final = 0.2
 
 
@@ -50,7 +52,7 @@ def ask_controller(servers: str, request: Message, version: int, answer: type[R]
     """The controller's answer. One that moves or is elected just now is looked for again, for a while."""
     from klamm.testing.wire_client import send_request
 
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + SEARCH_S
     while True:
         address = _controller(servers)
         if address is not None:

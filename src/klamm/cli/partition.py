@@ -16,6 +16,8 @@ from klamm.model import TopicPartition
 app = typer.Typer(help="Move partitions to other brokers, and elect leaders.", no_args_is_help=True)
 
 POLL_S: Final = 0.5
+SETTLE_S: Final = 10.0
+"""A move ends at the controller; the broker that is asked for the replicas hears of it a little later."""
 SHOWN: Final = 10
 Moves = dict[TopicPartition, "list[int] | None"]
 """Where each partition goes; None: back to where it was."""
@@ -167,23 +169,30 @@ def _list(servers: str, topic: str | None, partition: int | None) -> None:
 
 def _wait(servers: str, moves: Moves, timeout_s: float) -> None:
     """A move that somebody else took back or replaced has not ended well."""
-    from klamm.cli.controller import partitions_of
-
     deadline = time.monotonic() + timeout_s
     while moving := [str(tp) for tp in _under_way(servers) if tp in moves]:
         if time.monotonic() > deadline:
             more = f" and {len(moving) - SHOWN} more" if len(moving) > SHOWN else ""
             fail(f"After {timeout_s:g} s still under way: {', '.join(sorted(moving)[:SHOWN])}{more}. They go on.")
         time.sleep(POLL_S)
+    settled_by = time.monotonic() + SETTLE_S
+    while (others := _elsewhere(servers, moves)) and time.monotonic() < settled_by:
+        time.sleep(POLL_S)
+    if others:
+        fail("Somebody else took back or replaced moves: " + "; ".join(others[:SHOWN]) + ".")
+    say("Nothing of it is under way any more.")
+
+
+def _elsewhere(servers: str, moves: Moves) -> list[str]:
+    """Partitions that are not where they were to go, as the broker that is asked knows it now."""
+    from klamm.cli.controller import partitions_of
+
     now = {topic: partitions_of(servers, topic) for topic in {tp.topic for tp in moves}}
-    others = [
+    return [
         f"{tp} is on {_ids(now[tp.topic].get(tp.partition, []))} and not on {_ids(target)}"
         for tp, target in moves.items()
         if target is not None and now[tp.topic].get(tp.partition) != target
     ]
-    if others:
-        fail("Somebody else took back or replaced moves: " + "; ".join(others[:SHOWN]) + ".")
-    say("Nothing of it is under way any more.")
 
 
 def _ids(brokers: list[int]) -> str:
@@ -198,6 +207,7 @@ def elect(
     ] = False,
     topic: Topic = None,
     partition: Partition = None,
+    all_topics: Annotated[bool, typer.Option("--all-topics", help="Of all topics; --unclean asks for it.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Elect leaders of a partition, of a topic, or of all topics.
@@ -208,6 +218,10 @@ def elect(
         fail("Say which election: --preferred or --unclean.")
     if partition is not None and topic is None:
         fail("--partition is of a topic: name it with --topic.")
+    if topic is not None and all_topics:
+        fail("Say --topic or --all-topics, not both.")
+    if unclean and topic is None and not all_topics:
+        fail("An unclean election may lose records: name the --topic, or say --all-topics.")
     from klamm.cli.elections import elect_leaders
 
     elect_leaders(bootstrap_server, topic, partition, unclean=unclean)

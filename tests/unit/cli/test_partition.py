@@ -35,6 +35,8 @@ SAY_WHAT = "Say what to move: --topic, --partition and --replicas, or --file; or
         ("elect", "Say which election: --preferred or --unclean."),
         ("elect --preferred --unclean", "Say which election: --preferred or --unclean."),
         ("elect --preferred --partition 1", "--partition is of a topic: name it with --topic."),
+        ("elect --unclean", "An unclean election may lose records: name the --topic, or say --all-topics."),
+        ("elect --preferred --topic t --all-topics", "Say --topic or --all-topics, not both."),
     ],
 )
 def test_what_is_refused(options: str, told: str) -> None:
