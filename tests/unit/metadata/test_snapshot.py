@@ -154,13 +154,20 @@ STATES = st.builds(
     leader=st.sampled_from([1, 2, -1]),
     epoch=st.integers(0, 3),
     version=st.integers(0, 3),
-    controller=st.integers(1, 2),
 )
 
 
-@given(st.lists(STATES, max_size=60), st.randoms(use_true_random=False))
-def test_deltas_commute_with_the_full_state(states: list[PartitionState], rng: random.Random) -> None:
+CONTROLLERS = st.lists(st.integers(1, 2), min_size=4, max_size=4)
+"""The controller epoch of each leader epoch. Under several of them in one leader epoch there is no order that holds for
+leaders before 2.7 and for topics created anew: what comes last is taken (see the test of an earlier controller)."""
+
+
+@given(st.lists(STATES, max_size=60), CONTROLLERS, st.randoms(use_true_random=False))
+def test_deltas_commute_with_the_full_state(
+    drawn: list[PartitionState], controllers: list[int], rng: random.Random
+) -> None:
     """Whatever the order and grouping of updates, a partition ends in its newest state."""
+    states = [replace(each, controller_epoch=controllers[each.leader_epoch]) for each in drawn]
     one_by_one = list(states)
     rng.shuffle(one_by_one)
     snapshot = applied(*(update(each) for each in one_by_one))
