@@ -16,13 +16,13 @@ from tests.support.raw_client import RawClient, batch_of
 SESSION = "zookeeper.session"
 
 
-def broker_config(cluster: LocalCluster, path: Path, *log_dirs: Path) -> Path:
+def broker_config(cluster: LocalCluster, path: Path, *log_dirs: Path, session_timeout_ms: int = 1000) -> Path:
     config = {
         "broker.id": 1,
         "log.dirs": ",".join(map(str, log_dirs)),
         "listeners": "PLAINTEXT://127.0.0.1:0",
         "zookeeper.connect": cluster.zookeeper_connect,
-        "zookeeper.session.timeout.ms": 1000,
+        "zookeeper.session.timeout.ms": session_timeout_ms,
     }
     return write_properties(path, config)
 
@@ -58,9 +58,11 @@ def test_the_session_is_found_in_any_directory(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     with LocalCluster() as cluster:
         cluster.stop(1)
-        with BrokerProcess(broker_config(cluster, tmp_path / "one.properties", second)) as broker:
+        # No session ends by itself here, also on a machine that lets nobody run for seconds.
+        one = broker_config(cluster, tmp_path / "one.properties", second, session_timeout_ms=40_000)
+        with BrokerProcess(one) as broker:
             broker.stop(signal.SIGKILL)
-        config = broker_config(cluster, tmp_path / "two.properties", first, second)
+        config = broker_config(cluster, tmp_path / "two.properties", first, second, session_timeout_ms=40_000)
         with BrokerProcess(config) as broker:
             assert "Ended the session" in broker.log and "waits for" not in broker.log
             assert json.loads((first / SESSION).read_text())["pid"] == broker.process.pid
@@ -69,4 +71,4 @@ def test_the_session_is_found_in_any_directory(tmp_path: Path) -> None:
         with BrokerProcess(config) as broker:
             assert "Ended the session" in broker.log and "waits for" not in broker.log
             assert broker.stop() == 0
-        assert not os.path.exists(first / SESSION) and not os.path.exists(second / SESSION)
+            assert not os.path.exists(first / SESSION) and not os.path.exists(second / SESSION), broker.log

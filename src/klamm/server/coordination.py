@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SESSION_FILE: Final = "zookeeper.session"
+GOODBYE_MS: Final = 1_000
+"""How long a stopping broker looks for a server that ends its session, when the connection was lost just then."""
 
 
 def embedded_dir(config: KafkaConfig) -> Path:
@@ -139,14 +141,22 @@ class Coordination:
     async def end_session(self) -> None:
         """Whoever waits for ZooKeeper hears that there is no more answer.
 
-        Without a connection the session lives on until its time is over: the next start has to find and end it.
+        Without a connection another one is tried for a moment, because the cluster counts this broker as alive while
+        its session is. When there is none, the session lives on until its time is over: the next start has to find and
+        end it.
         """
         if self._zk is None or self._zk.state is SessionState.CLOSED:
             return
-        is_confirmed = await self._zk.close()
-        for path in self._session_files if is_confirmed else ():
+        mine = self._zk.credentials
+        if not await self._zk.close() and not (mine.session_id and await self._end_by_another_connection(mine)):
+            return
+        for path in self._session_files:
             with contextlib.suppress(OSError):  # of a disk that failed; the session it names has ended
                 path.unlink()
+
+    async def _end_by_another_connection(self, mine: SessionCredentials) -> bool:
+        end = functools.partial(predecessor.end_session, self.zk.hosts, mine, GOODBYE_MS)
+        return await asyncio.get_running_loop().run_in_executor(None, end)
 
     async def stop(self) -> None:
         await self.end_session()

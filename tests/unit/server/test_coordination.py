@@ -15,6 +15,7 @@ from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.server.coordination import SESSION_FILE, Coordination, embedded_dir
 from klamm.zk import predecessor
+from klamm.zk.connection import Connection
 from klamm.zk.ops import Create
 from klamm.zk.server import EmbeddedZooKeeper
 
@@ -66,6 +67,29 @@ def test_the_file_goes_only_with_the_session(tmp_path: Path, is_confirmed: bool)
             await mine.stop()
             assert (predecessor.load(tmp_path / SESSION_FILE) == credentials) is not is_confirmed
             assert (credentials.session_id in zookeeper.tree.sessions) is not is_confirmed
+
+    run(scenario)
+
+
+def test_a_connection_that_is_lost_at_the_end_leaves_no_session(tmp_path: Path) -> None:
+    """The cluster would count the broker as alive for as long as its session may last."""
+
+    async def scenario() -> None:
+        async with server(tmp_path) as zookeeper:
+            mine = coordination(zookeeper)
+            await mine.start()
+            await mine.take_over([tmp_path])
+            credentials, answer = mine.zk.credentials, zookeeper.on_frame
+
+            def lose_one(connection: Connection, frame: bytes) -> None:
+                zookeeper.on_frame = answer  # type: ignore[method-assign]
+                connection.abort()
+
+            zookeeper.on_frame = lose_one  # type: ignore[method-assign]
+            await mine.stop()
+            assert zookeeper.on_frame == answer, "nothing was lost"
+            assert credentials.session_id not in zookeeper.tree.sessions
+            assert not (tmp_path / SESSION_FILE).exists()
 
     run(scenario)
 
