@@ -19,7 +19,7 @@ from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLead
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from klamm.protocol.wire import Message
 from klamm.testing.ports import LOOPBACK
-from klamm.testing.wire_client import exchange, send_request
+from klamm.testing.wire_client import exchange, receive, send, send_request
 
 REQUEST_TIMEOUT_S: Final = 120.0
 LIMIT_S: Final = 180.0
@@ -70,11 +70,21 @@ class Connections:
     def create_topic(self, controller: int, name: str, replication_factor: int) -> None:
         _created(exchange(self._sockets[controller], _creation([name], 1, replication_factor), 5, CreateTopicsResponse))
 
-    def knows(self, broker_id: int, topic: str) -> bool:
-        """Whether the broker's metadata has the topic and a leader for each of its partitions."""
+    def that_know(self, brokers: Iterable[int], topic: str) -> set[int]:
+        """Those whose metadata has the topic and a leader for each of its partitions.
+
+        All are asked at once: a question to one of them must not wait for the answer of another, which would be timed
+        as well.
+        """
         request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
-        (found,) = exchange(self._sockets[broker_id], request, 7, MetadataResponse).topics
-        return bool(found.partitions) and all(partition.leader_id >= 0 for partition in found.partitions)
+        asked = {broker_id: send(self._sockets[broker_id], request, 7) for broker_id in brokers}
+        answers = {b: receive(self._sockets[b], header, MetadataResponse) for b, header in asked.items()}
+        return {broker_id for broker_id, answer in answers.items() if _has_leaders(answer)}
+
+
+def _has_leaders(answer: MetadataResponse) -> bool:
+    (topic,) = answer.topics
+    return bool(topic.partitions) and all(partition.leader_id >= 0 for partition in topic.partitions)
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S, poll_s: float = POLL_S) -> float:
@@ -91,9 +101,7 @@ def wait_until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_
         time.sleep(poll_s)
 
 
-def wait_everywhere(
-    cluster: BenchCluster, brokers: Iterable[int], holds: Callable[[int], bool], what: str, poll_s: float = POLL_S
-) -> float:
+def wait_everywhere(cluster: BenchCluster, brokers: Iterable[int], holds: Callable[[int], bool], what: str) -> float:
     """The moment at which the last of `brokers` was seen to hold; one that held is not asked again."""
     waiting = list(brokers)
 
@@ -102,7 +110,7 @@ def wait_everywhere(
             waiting.pop(0)
         return not waiting
 
-    return wait_until(all_hold, what, poll_s=poll_s)
+    return wait_until(all_hold, what)
 
 
 def create_topics(cluster: BenchCluster, names: Sequence[str], partitions: int, replication_factor: int) -> None:

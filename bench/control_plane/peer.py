@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Final
 
 from bench.clusters import BenchCluster
@@ -177,11 +176,19 @@ def propagation_ms(cluster: BenchCluster, count: int, stem: str = "p") -> Times:
             name = f"{stem}-{number:05d}"
             begun = time.monotonic()
             connections.create_topic(controller, name, len(cluster.brokers))
-            ended = wait_everywhere(
-                cluster, cluster.brokers, partial(connections.knows, topic=name), f"{name} everywhere", poll_s=0.0005
-            )
+            ended = _known_everywhere(connections, cluster, name)
             times.append((ended - begun) * 1000)
     return Times(times)
+
+
+def _known_everywhere(connections: Connections, cluster: BenchCluster, topic: str) -> float:
+    waiting = set(cluster.brokers)
+
+    def all_know() -> bool:
+        waiting.difference_update(connections.that_know(waiting, topic))
+        return not waiting
+
+    return wait_until(all_know, f"{topic} everywhere", poll_s=0.0005)
 
 
 SCENARIOS: Final = (

@@ -26,16 +26,25 @@ def exchange(connection: socket.socket, request: Message, version: int, answer: 
 
     Raises KlammError when the answer is none to this request, or not of Kafka's protocol.
     """
-    host, port = connection.getpeername()[:2]
+    return receive(connection, send(connection, request, version), answer)
+
+
+def send(connection: socket.socket, request: Message, version: int) -> RequestHeader:
+    """What `receive` needs to know of the request that is under way now."""
     header = RequestHeader(request.KEY, version, next(_CORRELATION_IDS), "klamm-testing")
     connection.sendall(b"".join(encode_request_frame(header, request)))
+    return header
+
+
+def receive(connection: socket.socket, header: RequestHeader, answer: type[R]) -> R:
+    host, port = connection.getpeername()[:2]
     (size,) = struct.unpack(">i", _read(connection, 4))
     frame = _read(connection, size)
     try:
-        correlation_id, position = decode_response_header(request.KEY, version, frame)
+        correlation_id, position = decode_response_header(header.api_key, header.api_version, frame)
         if correlation_id != header.correlation_id:
             raise KlammError(f"The broker at {host}:{port} answered another request than ours.")
-        response, _ = decode(answer, version, frame, position)
+        response, _ = decode(answer, header.api_version, frame, position)
     except ProtocolError as error:
         raise KlammError(f"What answers at {host}:{port} does not speak Kafka's protocol: {error}.") from error
     return response
