@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from klamm.testing.processes import _with_bytecode_cache
 
@@ -15,6 +16,9 @@ from klamm.testing.processes import _with_bytecode_cache
 os.environ.update(_with_bytecode_cache(os.environ))
 if "PYTHONPYCACHEPREFIX" in os.environ:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# What an example takes says how busy the machine is, and nothing of the code.
+settings.register_profile("klamm", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("klamm")
 
 
 @pytest.fixture(autouse=True, scope="session")
