@@ -58,8 +58,11 @@ def test_what_the_controller_refuses(cluster: LocalCluster) -> None:
     assert "UNKNOWN_TOPIC_OR_PARTITION" in move(cluster, "refused", 7, "1", code=1).stderr
     cancelled = klamm(cluster, "reassign", "--cancel", "--topic", "refused", "--partition", "0", code=1)
     assert "NO_REASSIGNMENT_IN_PROGRESS" in cancelled.stderr
-    missing = klamm(cluster, "elect", "--preferred", "--topic", "missing", code=1)
-    assert str(missing.exception) == "There is no topic missing."
+    for asked in (("elect", "--preferred"), ("reassign", "--list"), ("reassign", "--cancel")):
+        missing = klamm(cluster, *asked, "--topic", "missing", code=1)
+        assert str(missing.exception) == "There is no topic missing."
+    missing = klamm(cluster, "reassign", "--list", "--topic", "refused", "--partition", "7", code=1)
+    assert str(missing.exception) == "Topic refused has no partition 7."
 
 
 def test_a_move_that_cannot_end_is_listed_and_taken_back(cluster: LocalCluster) -> None:
@@ -81,7 +84,7 @@ def test_a_move_that_cannot_end_is_listed_and_taken_back(cluster: LocalCluster) 
         assert str(late.exception) == "After 0 s still under way: slow-0. They go on."
         (row,) = ask("reassign", "--list", "--topic", "slow").stdout.splitlines()[1:]
         assert row.split() == ["slow", "0", f"{paused},{home}", str(paused), str(home)]
-        assert ask("reassign", "--cancel", "--topic", "slow").stdout == "Partition slow-0 goes back to where it was.\n"
+        assert ask("reassign", "--cancel", "--topic", "slow").stdout == f"Partition slow-0 goes back to {home}.\n"
         assert "Nothing is being moved." in ask("reassign", "--list").stderr
         assert "Nothing is being moved." in ask("reassign", "--cancel", "--topic", "slow").stderr
     finally:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from klamm.cli.client import TIMEOUT_S, unreachable
 from klamm.cli.cluster import Address, parse_address
-from klamm.cli.output import fail
+from klamm.cli.output import fail, note
 from klamm.errors import ErrorCode
 from klamm.protocol.wire import Message
 
@@ -20,10 +22,75 @@ ANSWER_S: Final = 60.0
 SEARCH_S: Final = 30.0
 """For a controller. One that dies is replaced when its session has ended, by default after 18 s."""
 _PAUSE_S: Final = 0.2
+_SILENT_S: Final = 1.0
+"""A search that takes longer is told of."""
 
 
-def metadata(servers: str, topics: Iterable[str]) -> MetadataResponse:
-    """What the first broker that answers knows of these topics and of the cluster."""
+@dataclass(frozen=True, slots=True)
+class Told(Generic[R]):
+    """`is_repeat`: the request was sent before, and may have been carried out then although nobody said so."""
+
+    answer: R
+    is_repeat: bool
+
+
+class ControllerClient:
+    """Whoever is the controller. One that moves or is elected just now is looked for again, within `timeout_s`."""
+
+    def __init__(self, servers: str, timeout_s: float = SEARCH_S, answer_s: float | None = None) -> None:
+        """One answer may take `answer_s`: by default a while longer than the search, at most a minute."""
+        self.servers = servers
+        self._search_s = min(max(timeout_s, 0.0), SEARCH_S)
+        self._answer_s = min(ANSWER_S, max(timeout_s, 0.0) + TIMEOUT_S) if answer_s is None else answer_s
+
+    def ask(
+        self, request: Message, version: int, answer: type[R], is_refused: Callable[[R], bool] | None = None
+    ) -> Told[R]:
+        """`is_refused`: whether the answer says that another broker has to be asked."""
+        started = time.monotonic()
+        is_repeat = has_told = False
+        refused = is_refused or _says_not_controller
+        while True:
+            address = self._address()
+            if address is not None:
+                told, was_sent = self._exchange(address, request, version, answer)
+                if told is not None and not refused(told):
+                    return Told(told, is_repeat)
+                is_repeat |= was_sent
+            searched_s = time.monotonic() - started
+            if searched_s >= self._search_s:
+                fail(
+                    f"The cluster at {self.servers} has no controller that answers (looked for {self._search_s:g} s); "
+                    "`klamm cluster status` tells more."
+                )
+            if searched_s >= _SILENT_S and not has_told:
+                note(f"No controller answers yet; looking for one for {self._search_s:g} s.")
+                has_told = True
+            time.sleep(_PAUSE_S)
+
+    def _address(self) -> Address | None:
+        _, view = metadata(self.servers, ())
+        return next(((node.host, node.port) for node in view.brokers if node.node_id == view.controller_id), None)
+
+    def _exchange(self, address: Address, request: Message, version: int, answer: type[R]) -> tuple[R | None, bool]:
+        """The answer, if there is one, and whether the request may have arrived."""
+        from klamm.testing.wire_client import exchange
+
+        was_sent = False
+        try:
+            with socket.create_connection(address, self._answer_s) as connection:
+                was_sent = True
+                return exchange(connection, request, version, answer), was_sent
+        except OSError:
+            return None, was_sent
+
+
+def _says_not_controller(told: Message) -> bool:
+    return bool(getattr(told, "error_code", ErrorCode.NONE) == ErrorCode.NOT_CONTROLLER)
+
+
+def metadata(servers: str, topics: Iterable[str]) -> tuple[Address, MetadataResponse]:
+    """The first broker that answers, and what it knows of these topics and of the cluster."""
     from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
     from klamm.testing.wire_client import send_request
 
@@ -32,7 +99,7 @@ def metadata(servers: str, topics: Iterable[str]) -> MetadataResponse:
     )
     for address in [parse_address(server) for server in servers.split(",")]:
         try:
-            return send_request(address, request, 9, MetadataResponse, TIMEOUT_S)
+            return address, send_request(address, request, 9, MetadataResponse, TIMEOUT_S)
         except OSError:
             continue
     fail(unreachable(servers))
@@ -40,36 +107,21 @@ def metadata(servers: str, topics: Iterable[str]) -> MetadataResponse:
 
 def partitions_of(servers: str, topic: str) -> dict[int, list[int]]:
     """The replicas of each partition. A topic that is not there is a failure."""
-    (found,) = metadata(servers, [topic]).topics
-    if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        fail(f"There is no topic {topic}.")
-    if found.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
-        fail(f"Topic {topic}: {ErrorCode(found.error_code).name}.")
-    return {partition.partition_index: list(partition.replica_nodes) for partition in found.partitions}
+    _, found = replicas_of(servers, [topic])
+    return found[topic]
 
 
-def ask_controller(servers: str, request: Message, version: int, answer: type[R]) -> R:
-    """The controller's answer. One that moves or is elected just now is looked for again, for a while."""
-    from klamm.testing.wire_client import send_request
-
-    deadline = time.monotonic() + SEARCH_S
-    while True:
-        address = _controller(servers)
-        if address is not None:
-            try:
-                told = send_request(address, request, version, answer, ANSWER_S)
-            except OSError:
-                told = None
-            if told is not None and getattr(told, "error_code", 0) != ErrorCode.NOT_CONTROLLER:
-                return told
-        if time.monotonic() > deadline:
-            fail(f"The cluster at {servers} has no controller that answers; `klamm cluster status` tells more.")
-        time.sleep(_PAUSE_S)
-
-
-def _controller(servers: str) -> Address | None:
-    view = metadata(servers, ())
-    return next(((node.host, node.port) for node in view.brokers if node.node_id == view.controller_id), None)
+def replicas_of(servers: str, topics: Iterable[str]) -> tuple[Address, dict[str, dict[int, list[int]]]]:
+    """The replicas of the topics' partitions, and which broker says so."""
+    address, view = metadata(servers, topics)
+    found: dict[str, dict[int, list[int]]] = {}
+    for topic in view.topics:
+        if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            fail(f"There is no topic {topic.name}.")
+        if topic.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+            fail(f"Topic {topic.name}: {ErrorCode(topic.error_code).name}.")
+        found[str(topic.name)] = {each.partition_index: list(each.replica_nodes) for each in topic.partitions}
+    return address, found
 
 
 def reason(code: int, message: str | None) -> str:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from klamm.cli.controller import ask_controller, partitions_of, reason
+from klamm.cli.client import TIMEOUT_S
+from klamm.cli.controller import ControllerClient, partitions_of, reason
 from klamm.cli.output import fail, note, say
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
 
 
-def elect_leaders(servers: str, topic: str | None, partition: int | None, *, unclean: bool) -> None:
+def elect_leaders(servers: str, topic: str | None, partition: int | None, *, unclean: bool, timeout_s: float) -> None:
     """Tells what came of it; a partition without a result is a failure."""
     asked = None
     if topic is not None:
         wanted = [partition] if partition is not None else sorted(partitions_of(servers, topic))
         asked = [TopicPartitions(topic=topic, partitions=wanted)]
-    request = ElectLeadersRequest(election_type=1 if unclean else 0, topic_partitions=asked, timeout_ms=30_000)
-    told = ask_controller(servers, request, 2, ElectLeadersResponse)
+    request = ElectLeadersRequest(
+        election_type=1 if unclean else 0, topic_partitions=asked, timeout_ms=int(timeout_s * 1000)
+    )
+    controller = ControllerClient(servers, timeout_s, answer_s=timeout_s + TIMEOUT_S)
+    told = controller.ask(request, 2, ElectLeadersResponse, _says_not_controller).answer
     if told.error_code:
         fail(reason(told.error_code, None))
     kind = "an unclean election" if unclean else "the election of its preferred replica"
@@ -34,3 +38,9 @@ def elect_leaders(servers: str, topic: str | None, partition: int | None, *, unc
         fail("\n".join(problems))
     if not any(answer.partition_result for answer in told.replica_election_results):
         note("No partition needs an election.")
+
+
+def _says_not_controller(told: ElectLeadersResponse) -> bool:
+    """Apache Kafka's brokers say it of every partition, not of the request."""
+    codes = {each.error_code for answer in told.replica_election_results for each in answer.partition_result}
+    return ErrorCode.NOT_CONTROLLER in {told.error_code, *codes}

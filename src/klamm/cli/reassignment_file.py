@@ -14,8 +14,11 @@ _EXPECTED = 'expected {"version": 1, "partitions": [{"topic": "t", "partition": 
 
 def read_targets(path: Path) -> dict[TopicPartition, list[int]]:
     """Where each partition is to go. Whatever is not as Kafka writes it is a failure that names it."""
+    text = path.read_text()
+    if not text.strip():
+        fail(f"{path} is empty: {_EXPECTED}.")
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(text)
     except ValueError as error:
         fail(f"{path} is not JSON: {error}.")
     if not isinstance(content, dict) or not isinstance(content.get("partitions"), list):

@@ -57,6 +57,8 @@ def test_kafkas_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        ("", ' is empty: expected {"version": 1, '),
+        (" \n", ' is empty: expected {"version": 1, '),
         ("{", "is not JSON: "),
         ("[]", ': expected {"version": 1, '),
         ('{"partitions": 1}', ': expected {"version": 1, '),

@@ -1,0 +1,174 @@
+"""Moves of partitions: asked for, taken back, listed, waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from klamm.cli.controller import ControllerClient, reason, replicas_of
+from klamm.cli.output import fail, note, say
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from klamm.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+
+POLL_S: Final = 0.5
+SETTLE_S: Final = 10.0
+"""A move ends at the controller; the broker that is asked for the replicas hears of it a little later."""
+SHOWN: Final = 10
+Moves = dict[TopicPartition, "list[int] | None"]
+"""Where each partition goes; None: back to where it was."""
+
+
+class Move(NamedTuple):
+    """A move under way: the replicas of now, those of them that are added, those that will go."""
+
+    replicas: list[int]
+    adding: list[int]
+    removing: list[int]
+
+    @property
+    def origin(self) -> list[int]:
+        return [replica for replica in self.replicas if replica not in self.adding]
+
+    @property
+    def target(self) -> list[int]:
+        return [replica for replica in self.replicas if replica not in self.removing]
+
+    @property
+    def has_kept_order(self) -> bool:
+        """Whether the replicas it began with are in their old order: those that stay have taken the target's."""
+        return len(self.origin) == 1 or not set(self.origin) & set(self.target)
+
+
+def under_way(controller: ControllerClient) -> dict[TopicPartition, Move]:
+    request = ListPartitionReassignmentsRequest(topics=None)
+    told = controller.ask(request, 0, ListPartitionReassignmentsResponse).answer
+    if told.error_code:
+        fail(reason(told.error_code, told.error_message))
+    return {
+        TopicPartition(topic.name, each.partition_index): Move(
+            list(each.replicas), list(each.adding_replicas), list(each.removing_replicas)
+        )
+        for topic in told.topics
+        for each in topic.partitions
+    }
+
+
+def start(controller: ControllerClient, moves: Moves, moving: Mapping[TopicPartition, Move]) -> Moves:
+    """Tells what was refused; the others. `moving`, what was under way before, says where a cancelled move goes."""
+    topics: dict[str, list[ReassignablePartition]] = {}
+    for (topic, partition), replicas in moves.items():
+        topics.setdefault(topic, []).append(ReassignablePartition(partition_index=partition, replicas=replicas))
+    request = AlterPartitionReassignmentsRequest(
+        topics=[ReassignableTopic(name=name, partitions=parts) for name, parts in topics.items()]
+    )
+    told = controller.ask(request, 0, AlterPartitionReassignmentsResponse)
+    if told.answer.error_code:
+        fail(reason(told.answer.error_code, told.answer.error_message))
+    started: Moves = {}
+    for answer in told.answer.responses:
+        for each in answer.partitions:
+            tp = TopicPartition(answer.name, each.partition_index)
+            target = moves[tp]
+            if each.error_code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS and target is None and told.is_repeat:
+                say(f"Partition {tp} is not being moved any more.")
+            elif each.error_code:
+                note(f"Partition {tp} is left where it is: {reason(each.error_code, each.error_message)}")
+                continue
+            else:
+                say(f"Partition {tp} goes {_back(moving.get(tp)) if target is None else f'to {ids(target)}.'}")
+            started[tp] = target
+    return started
+
+
+def _back(move: Move | None) -> str:
+    if move is None:
+        return "back to where it was."
+    if move.has_kept_order:
+        return f"back to {ids(move.origin)}."
+    return (
+        f"back to {ids(move.origin)}. The order may be another than before the move, "
+        f"and with it the preferred leader, {move.origin[0]} now."
+    )
+
+
+def wait(servers: str, moves: Moves, timeout_s: float) -> None:
+    """A move that somebody else took back or replaced has not ended well."""
+    deadline = time.monotonic() + timeout_s
+    seen = _SeenInMotion(servers)
+    replaced: dict[TopicPartition, str] = {}
+    while True:
+        now = under_way(ControllerClient(servers, deadline - time.monotonic()))
+        for tp, target in moves.items():
+            if tp in now and target is not None and now[tp].target != target:
+                replaced[tp] = f"{tp} goes to {ids(now[tp].target)} and not to {ids(target)}"
+        moving = {tp: move for tp, move in now.items() if tp in moves and tp not in replaced}
+        if not moving:
+            break
+        if time.monotonic() >= deadline:
+            more = f" and {len(moving) - SHOWN} more" if len(moving) > SHOWN else ""
+            names = ", ".join(sorted(map(str, moving))[:SHOWN])
+            fail(f"After {timeout_s:g} s still under way: {names}{more}. They go on.")
+        seen.look_at(moving)
+        time.sleep(POLL_S)
+    elsewhere = seen.settle({tp: target for tp, target in moves.items() if tp not in replaced})
+    if others := [*replaced.values(), *elsewhere]:
+        fail("Somebody else took back or replaced moves: " + "; ".join(others[:SHOWN]) + ".")
+    say("Nothing of it is under way any more.")
+
+
+class _SeenInMotion:
+    """What the broker that is asked first has shown of the moves.
+
+    A broker never goes back to what it knew before. So one that has shown a partition in motion, and shows neither that
+    nor the target any more, has heard how the move ended; one that has not may only be late.
+    """
+
+    def __init__(self, servers: str) -> None:
+        self._servers = servers
+        self._shown: dict[TopicPartition, tuple[object, list[int]]] = {}
+
+    def look_at(self, moving: Mapping[TopicPartition, Move]) -> None:
+        unseen = [tp for tp in moving if tp not in self._shown]
+        if not unseen:
+            return
+        broker, replicas = self._replicas(unseen)
+        for tp in unseen:
+            if replicas[tp] == moving[tp].replicas:
+                self._shown[tp] = broker, replicas[tp]
+
+    def settle(self, moves: Moves) -> list[str]:
+        """Partitions that are not where they were to go, and will not come there any more."""
+        targets = {tp: target for tp, target in moves.items() if target is not None}
+        settled_by = time.monotonic() + SETTLE_S
+        while targets:
+            broker, now = self._replicas(targets)
+            elsewhere = {tp: target for tp, target in targets.items() if now[tp] != target}
+            has_heard = all(self._has_heard(tp, broker, now[tp]) for tp in elsewhere)
+            if has_heard or time.monotonic() >= settled_by:
+                return [f"{tp} is on {ids(now[tp])} and not on {ids(target)}" for tp, target in elsewhere.items()]
+            time.sleep(POLL_S)
+        return []
+
+    def _has_heard(self, tp: TopicPartition, broker: object, now: list[int]) -> bool:
+        shown_by, then = self._shown.get(tp, (None, now))
+        return shown_by == broker and then != now
+
+    def _replicas(self, tps: Iterable[TopicPartition]) -> tuple[object, dict[TopicPartition, list[int]]]:
+        wanted = list(tps)
+        broker, found = replicas_of(self._servers, {tp.topic for tp in wanted})
+        return broker, {tp: found.get(tp.topic, {}).get(tp.partition, []) for tp in wanted}
+
+
+def ids(brokers: list[int]) -> str:
+    return ",".join(map(str, brokers))
