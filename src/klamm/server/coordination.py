@@ -55,16 +55,20 @@ class Coordination:
 
     async def start(self) -> ZkSession:
         """A connected session. Raises KlammError when ZooKeeper does not answer within its time."""
-        config = self._config
-        hosts = config.zookeeper_connect or await self._start_embedded()
+        hosts = self._config.zookeeper_connect or await self._start_embedded()
         self._zk = self._open_session(hosts)
-        timeout_ms = config.zookeeper_connection_timeout_ms or config.zookeeper_session_timeout_ms
+        timeout_ms = self._connection_timeout_ms
         try:
             return await self._zk.start(timeout_ms)
         except ConnectionLoss:
             raise KlammError(
                 f"ZooKeeper did not answer at {hosts} within {timeout_ms} ms: start it, or correct zookeeper.connect."
             ) from None
+
+    @property
+    def _connection_timeout_ms(self) -> int:
+        """How long ZooKeeper has to answer a broker that starts: zookeeper.session.timeout.ms unless it is given."""
+        return self._config.zookeeper_connection_timeout_ms or self._config.zookeeper_session_timeout_ms
 
     def _open_session(self, hosts: str) -> ZkSession:
         return ZkSession(hosts, self._config.zookeeper_session_timeout_ms)
@@ -115,7 +119,7 @@ class Coordination:
         return bool(found)
 
     async def _end_dead_session(self, dead: SessionCredentials) -> None:
-        timeout_ms = self._config.zookeeper_session_timeout_ms
+        timeout_ms = self._connection_timeout_ms
         end = functools.partial(predecessor.end_session, self.zk.hosts, dead, timeout_ms)
         if not await asyncio.get_running_loop().run_in_executor(None, end):
             # The file stays as it is: it is all that the next start knows of that session.
