@@ -82,11 +82,11 @@ async def until_partitions_known(metadata: MetadataCache, zk: ZkSession, limit_s
     """The controller has told of the topics there are, so that no client is told that one of them does not exist.
 
     A controller that has just been elected tells first who is alive, and of partitions when it has read them all.
+    After `limit_s` it is waited for no longer, nor for ZooKeeper's answer whether there are topics.
     """
     known = asyncio.Event()
     metadata.when_partitions_known(known.set)
-    if known.is_set() or not await zk.get_children(paths.TOPICS):
-        return
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
-            await known.wait()
+            if not known.is_set() and await zk.get_children(paths.TOPICS):
+                await known.wait()

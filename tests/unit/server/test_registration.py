@@ -108,3 +108,14 @@ def test_what_partitions_there_are_is_waited_for() -> None:
         await registration.until_partitions_known(MetadataCache(1), zk)
 
     asyncio.run(scenario())
+
+
+def test_zookeeper_is_not_waited_for_longer_than_the_partitions() -> None:
+    async def scenario() -> None:
+        answer: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
+        zk: Any = SimpleNamespace(get_children=lambda _: answer)
+        async with asyncio.timeout(15):
+            await registration.until_partitions_known(MetadataCache(1), zk, limit_s=0.01)
+        assert answer.cancelled()
+
+    asyncio.run(scenario())
