@@ -13,6 +13,7 @@ from klamm.apis.control import answered, check_broker_epoch, undisturbed
 from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
 from klamm.control_log.records import ListedPartition, MetadataApplied, first
 from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate
+from klamm.metadata.update import SLICING_CLIENT
 from klamm.model import ZERO_UUID, BrokerEndPoints, EndPoint, SecurityProtocol
 from klamm.protocol.messages.update_metadata import (
     UpdateMetadataBroker,
@@ -38,7 +39,7 @@ def _apply(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> U
         return UpdateMetadataResponse(error_code=error)
     if error := broker.replicas.check_controller_epoch(req.controller_epoch):
         return UpdateMetadataResponse(error_code=error)
-    update = to_update(ctx.api_version, req)
+    update = to_update(ctx.api_version, req, ctx.client_id)
     deleted = broker.metadata.update(update)
     broker.replicas.on_metadata_change()
     if deleted:
@@ -71,8 +72,8 @@ def _wake(broker: Broker, update: MetadataUpdate) -> None:
                 broker.elections.check_and_complete(state.topic_partition)
 
 
-def to_update(version: int, req: UpdateMetadataRequest) -> MetadataUpdate:
-    """The request as a value, whatever its version."""
+def to_update(version: int, req: UpdateMetadataRequest, client_id: str | None = None) -> MetadataUpdate:
+    """The request as a value, whatever its version. The client id tells whether the controller is one of klamm's."""
     grouped: dict[str, list[UpdateMetadataPartitionState]] = {}
     for state in req.ungrouped_partition_states:
         grouped.setdefault(state.topic_name, []).append(state)
@@ -86,6 +87,7 @@ def to_update(version: int, req: UpdateMetadataRequest) -> MetadataUpdate:
         live_brokers=tuple(_broker(version, node) for node in req.live_brokers),
         topics=tuple(topics),
         broker_epoch=req.broker_epoch,
+        is_sliced=client_id is not None and client_id.startswith(SLICING_CLIENT),
     )
 
 

@@ -22,6 +22,7 @@ from klamm.controller.requests import ControlRequest
 from klamm.controller.responses import ControlResponse, response_event
 from klamm.controller.wire import decode_response, encode_request
 from klamm.errors import ErrorCode
+from klamm.metadata.update import SLICING_CLIENT
 from klamm.metrics import MetricsRegistry
 from klamm.model import BrokerEndPoints
 from klamm.network.client import BrokerConnection
@@ -168,7 +169,7 @@ class RequestSender:
                 endpoint.host,
                 endpoint.port,
                 timeout_ms=self._timeout_ms,
-                client_id=str(self._config.broker_id),
+                client_id=f"{SLICING_CLIENT}{self._config.broker_id}",
                 request_timeout_ms=self._timeout_ms,
             )
         return self._connection

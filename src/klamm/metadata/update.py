@@ -10,6 +10,8 @@ from klamm.model import LEADER_DURING_DELETE, NO_CONTROLLER, NO_EPOCH, ZERO_UUID
 
 MAX_PARTITIONS: Final = 2_000
 """Partitions a request. What is more leaves in slices: one that is full has another behind it, if only an empty one."""
+SLICING_CLIENT: Final = "klamm-controller-"
+"""So begins the client id of klamm's controllers, which tell in slices. Kafka's have their broker id, and do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +58,19 @@ class TopicUpdate:
 
 @dataclass(frozen=True, slots=True)
 class MetadataUpdate:
-    """`live_brokers` is always complete; `topics` holds what changed; `broker_epoch` is the life it is for."""
+    """`live_brokers` is always complete; `topics` holds what changed; `broker_epoch` is the life it is for.
+
+    `is_sliced`: its controller tells no more than `MAX_PARTITIONS` at once.
+    """
 
     controller_id: int = NO_CONTROLLER
     controller_epoch: int = NO_EPOCH
     live_brokers: tuple[BrokerEndPoints, ...] = ()
     topics: tuple[TopicUpdate, ...] = ()
     broker_epoch: int = NO_EPOCH
+    is_sliced: bool = False
 
     @property
     def is_last_slice(self) -> bool:
         """False: the controller has more to say, and says it next."""
-        return sum(len(topic.partitions) for topic in self.topics) != MAX_PARTITIONS
+        return not self.is_sliced or sum(len(topic.partitions) for topic in self.topics) != MAX_PARTITIONS

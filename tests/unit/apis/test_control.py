@@ -9,9 +9,14 @@ import pytest
 
 from klamm.apis import stop_replica, update_metadata
 from klamm.errors import ErrorCode
+from klamm.metadata.update import MAX_PARTITIONS, SLICING_CLIENT
 from klamm.model import EndPoint, TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionV0, StopReplicaRequest, StopReplicaTopicV1
-from klamm.protocol.messages.update_metadata import UpdateMetadataRequest
+from klamm.protocol.messages.update_metadata import (
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+    UpdateMetadataTopicState,
+)
 from tests.support.one_broker import OneBroker, batch
 
 TP = TopicPartition("t", 0)
@@ -215,6 +220,24 @@ class TestUpdateMetadata:
         request = UpdateMetadataRequest(controller_id=1, controller_epoch=1, broker_epoch=99, live_brokers=())
         assert one.ask(update_metadata.API, request, 8).error_code == ErrorCode.STALE_BROKER_EPOCH
         assert one.broker.metadata.alive_brokers()
+
+    @pytest.mark.parametrize(("client_id", "is_last"), [("1", True), (None, True), (f"{SLICING_CLIENT}1", False)])
+    def test_a_full_slice_is_followed_by_another_where_the_controller_is_one_of_klamm(
+        self, client_id: str | None, is_last: bool
+    ) -> None:
+        state = UpdateMetadataPartitionState(
+            topic_name="t",
+            partition_index=0,
+            controller_epoch=1,
+            leader=1,
+            leader_epoch=0,
+            isr=(1,),
+            zk_version=0,
+            replicas=(1,),
+        )
+        topic = UpdateMetadataTopicState(topic_name="t", topic_id=ID, partition_states=[state] * MAX_PARTITIONS)
+        request = UpdateMetadataRequest(controller_id=1, controller_epoch=1, topic_states=[topic], live_brokers=())
+        assert update_metadata.to_update(8, request, client_id).is_last_slice is is_last
 
 
 def test_a_failed_directory_takes_its_partitions_offline(one: OneBroker) -> None:

@@ -76,7 +76,7 @@ def test_requests_arrive_in_order_and_answers_become_events() -> None:
                 "LeaderAndIsrRequest",
                 "UpdateMetadataRequest",
             ]
-            assert broker.client_ids == ["0"] * 3
+            assert broker.client_ids == ["klamm-controller-0"] * 3
             head = RequestHead(0, 3, 1)
             assert got[:2] == [
                 UpdateMetadataResponseReceived(1, head, ErrorCode.NONE),

@@ -33,9 +33,20 @@ def test_what_comes_in_slices_is_known_with_the_last_of_them() -> None:
     states = tuple(PartitionState("t", index, 1, 1, 0, (1,), 0, (1,)) for index in range(2 * MAX_PARTITIONS))
     for start in (0, MAX_PARTITIONS):
         topic = TopicUpdate("t", states[start : start + MAX_PARTITIONS])
-        cache.update(MetadataUpdate(1, 1, (BrokerEndPoints(1, ()),), (topic,)))
+        cache.update(MetadataUpdate(1, 1, (BrokerEndPoints(1, ()),), (topic,), is_sliced=True))
     assert heard == [], "a full slice has another behind it"
     cache.update(alive(1))
+    assert heard == ["alive", "partitions"]
+
+
+def test_who_tells_all_at_once_is_not_waited_for_after_any_number_of_partitions() -> None:
+    """A controller of Kafka in a cluster of just so many partitions: nothing is behind its first update."""
+    cache = MetadataCache(1)
+    heard: list[str] = []
+    cache.when_alive(1, lambda: heard.append("alive"))
+    cache.when_partitions_known(lambda: heard.append("partitions"))
+    states = tuple(PartitionState("t", index, 1, 1, 0, (1,), 0, (1,)) for index in range(MAX_PARTITIONS))
+    cache.update(MetadataUpdate(1, 1, (BrokerEndPoints(1, ()),), (TopicUpdate("t", states),)))
     assert heard == ["alive", "partitions"]
 
 

@@ -142,7 +142,7 @@ def test_it_waits_until_the_controller_has_told_everything(fixture: Fixture) -> 
     full = tuple(PartitionState("many", index, 1, 2, 0, (2,), 0, (2,)) for index in range(MAX_PARTITIONS))
     update = fixture.one.broker.metadata.update
     update(MetadataUpdate(2, 1, (), (), 1))
-    update(MetadataUpdate(2, 1, (), (TopicUpdate("many", full),), 1))
+    update(MetadataUpdate(2, 1, (), (TopicUpdate("many", full),), 1, is_sliced=True))
     fixture.settle()
     assert not asked
     fixture.told(TopicUpdate("t", (PartitionState("t", 0, 1, 2, 0, (2,), 0, (1, 2)),), ID))
