@@ -6,6 +6,7 @@ small task costs, so everything that was there when modules were last loaded is 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 from collections.abc import Iterator
@@ -47,3 +48,11 @@ def borrowed_client(options: ReadOptions) -> Iterator[ClusterClient]:
         free.append(client)
     else:
         client.close()
+
+
+@atexit.register
+def close_kept() -> None:
+    """For processes that end by themselves, such as one that reads without Spark; Spark's workers are just ended."""
+    for free in _kept.values():
+        while free:
+            free.pop().close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 from types import ModuleType
 
@@ -24,3 +25,15 @@ def test_the_heap_is_frozen_again_when_modules_were_loaded(monkeypatch: pytest.M
     worker.prepare()
     worker.prepare()
     assert calls == ["collect", "freeze"] * 2
+
+
+KEEPS_ONE = """
+from types import SimpleNamespace
+from klamm.spark import worker
+worker._kept["somewhere"] = [SimpleNamespace(close=lambda: print("closed"))]
+"""
+
+
+def test_connections_that_were_kept_are_closed_when_the_process_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", KEEPS_ONE], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("closed\n", "")
