@@ -61,8 +61,12 @@ class Probe:
 
 
 def p99(samples: Sequence[tuple[float, float]], begun: float, ended: float) -> tuple[float, float]:
-    """The 99th percentile and the longest of the requests that were under way between the two moments."""
+    """The 99th percentile and the longest of the requests that were under way between the two moments.
+
+    Where the machine let the probe send none in that time, of the next one.
+    """
     chosen = sorted(ms for at, ms in samples if at <= ended and at + ms / 1000 >= begun)
+    chosen = chosen or [ms for at, ms in samples if at > ended][:1]
     if not chosen:
         raise RuntimeError("no request was under way")
     return chosen[min(len(chosen) - 1, int(len(chosen) * 0.99))], chosen[-1]

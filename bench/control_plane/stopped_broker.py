@@ -38,7 +38,7 @@ def rows(changes: int = CHANGES, pause_s: float = PAUSE_S) -> Iterator[Row]:
         cluster.local.pause(stopped)
         begun = time.monotonic()
         done = 0
-        while done < changes and time.monotonic() < begun + pause_s:
+        while done < changes and (done < PARTITIONS or time.monotonic() < begun + pause_s):
             _move(
                 cluster,
                 controller,

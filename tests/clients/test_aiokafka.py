@@ -15,6 +15,7 @@ from aiokafka.errors import TopicAlreadyExistsError
 from klamm.testing import LocalCluster
 
 Name = Callable[[str], str]
+WAIT_S = 120
 
 
 async def make_topic(servers: str, topic: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
@@ -41,11 +42,13 @@ async def produce_all(servers: str, topic: str, values: list[bytes], **extra: An
 
 
 async def take(consumer: AIOKafkaConsumer, count: int) -> list[ConsumerRecord[Any, Any]]:
-    return [await asyncio.wait_for(consumer.getone(), 60) for _ in range(count)]
+    return [await asyncio.wait_for(consumer.getone(), WAIT_S) for _ in range(count)]
 
 
 def reader(servers: str, *topics: str, **extra: Any) -> AIOKafkaConsumer:
+    """No member is put out of its group because the machine let it wait: others would read its records again."""
     settings: dict[str, Any] = {"auto_offset_reset": "earliest", "enable_auto_commit": False, **extra}
+    settings["session_timeout_ms"] = 60_000
     return AIOKafkaConsumer(*topics, bootstrap_servers=servers, **settings)
 
 
@@ -93,12 +96,12 @@ def test_a_group_rebalances_and_every_message_is_read_once(servers: str, name: N
             reader(servers, topic, group_id=group) as first,
             reader(servers, topic, group_id=group) as second,
         ):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WAIT_S):
                 while not (len(first.assignment()) == len(second.assignment()) == 2):
                     await asyncio.gather(first.getmany(timeout_ms=100), second.getmany(timeout_ms=100))
             await produce_all(servers, topic, [b"%d" % n for n in range(100)], acks="all")
             seen: list[bytes | None] = []
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WAIT_S):
                 while len(seen) < 100:
                     for batch in await asyncio.gather(first.getmany(timeout_ms=100), second.getmany(timeout_ms=100)):
                         seen += [m.value for records in batch.values() for m in records]

@@ -36,31 +36,32 @@ Name = Callable[[str], str]
 LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 MAX_TIMESTAMP: OffsetSpec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+WAIT_S = 120
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
 
 def make_topic(servers: str, topic: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
     admin = AdminClient({"bootstrap.servers": servers})
     new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=config or {})
-    admin.create_topics([new])[topic].result(30)
+    admin.create_topics([new])[topic].result(WAIT_S)
 
 
 def producer(servers: str, **extra: Any) -> Producer:
-    return Producer({"bootstrap.servers": servers, "message.timeout.ms": 30000, "log_level": 0, **extra})
+    return Producer({"bootstrap.servers": servers, "message.timeout.ms": 60_000, "log_level": 0, **extra})
 
 
 def consumer(servers: str, group: str, **extra: Any) -> Consumer:
     settings = {
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
-        "session.timeout.ms": 6000,
+        "session.timeout.ms": 60_000,  # nobody reads again what a member had whom the machine let wait
         "log_level": 0,
         **extra,
     }
     return Consumer({"bootstrap.servers": servers, "group.id": group, **settings})
 
 
-def take(client: Consumer, count: int, timeout_s: float = 60) -> list[Message]:
+def take(client: Consumer, count: int, timeout_s: float = WAIT_S) -> list[Message]:
     deadline = time.monotonic() + timeout_s
     out: list[Message] = []
     while len(out) < count and time.monotonic() < deadline:
@@ -83,7 +84,7 @@ def produce_all(servers: str, topic: str, values: list[bytes], **extra: Any) -> 
     client = producer(servers, **extra)
     for value in values:
         client.produce(topic, value, on_delivery=on_delivery)
-    assert client.flush(60) == 0
+    assert client.flush(WAIT_S) == 0
     return delivered
 
 
@@ -116,7 +117,7 @@ def test_keys_headers_null_and_empty_values(servers: str, name: Name) -> None:
     client.produce(topic, value=b"", key=b"", partition=0)
     client.produce(topic, value=b"v", key=None, headers=headers, partition=0)
     client.produce(topic, value="grüß dich 河".encode(), key="ключ".encode(), partition=0)
-    assert client.flush(30) == 0
+    assert client.flush(WAIT_S) == 0
     reader = consumer(servers, name("g"))
     reader.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     first, second, third, fourth = take(reader, 4)
@@ -135,11 +136,11 @@ def test_timestamps_of_both_kinds_and_lookup_by_time(servers: str, name: Name) -
     client = producer(servers, **{"linger.ms": 0})
     for n in range(10):
         client.produce(created, b"x", timestamp=now_ms - 10_000 + n * 1000)
-        client.flush(30)
+        client.flush(WAIT_S)
     client.produce(appended, b"x", timestamp=1000)
-    assert client.flush(30) == 0
+    assert client.flush(WAIT_S) == 0
     reader = consumer(servers, name("g"))
-    (found,) = reader.offsets_for_times([TopicPartition(created, 0, now_ms - 5_500)], timeout=30)
+    (found,) = reader.offsets_for_times([TopicPartition(created, 0, now_ms - 5_500)], timeout=WAIT_S)
     assert found.offset == 5
     reader.assign([TopicPartition(created, 0, found.offset)])
     assert take(reader, 1)[0].timestamp() == (TIMESTAMP_CREATE_TIME, now_ms - 5_000)
@@ -148,9 +149,9 @@ def test_timestamps_of_both_kinds_and_lookup_by_time(servers: str, name: Name) -
     assert kind == TIMESTAMP_LOG_APPEND_TIME and stamp >= now_ms
     admin = AdminClient({"bootstrap.servers": servers})
     tp = TopicPartition(created, 0)
-    assert admin.list_offsets({tp: LATEST})[tp].result(30).offset == 10
-    assert admin.list_offsets({tp: EARLIEST})[tp].result(30).offset == 0
-    assert admin.list_offsets({tp: MAX_TIMESTAMP})[tp].result(30).offset == 9
+    assert admin.list_offsets({tp: LATEST})[tp].result(WAIT_S).offset == 10
+    assert admin.list_offsets({tp: EARLIEST})[tp].result(WAIT_S).offset == 0
+    assert admin.list_offsets({tp: MAX_TIMESTAMP})[tp].result(WAIT_S).offset == 9
     reader.close()
 
 
@@ -160,7 +161,7 @@ def test_a_group_rebalances_and_every_message_is_read_once(servers: str, name: N
     make_topic(servers, topic, partitions=4)
     first = consumer(servers, group, **{"partition.assignment.strategy": strategy})
     first.subscribe([topic])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_S
     while len(first.assignment()) != 4 and time.monotonic() < deadline:
         first.poll(0.2)
     assert len(first.assignment()) == 4
@@ -174,7 +175,7 @@ def test_a_group_rebalances_and_every_message_is_read_once(servers: str, name: N
     client = producer(servers)
     for n in range(200):
         client.produce(topic, b"%d" % n, partition=n % 4)
-    assert client.flush(30) == 0
+    assert client.flush(WAIT_S) == 0
     seen: list[bytes] = []
     while len(seen) < 200 and time.monotonic() < deadline:
         for reader in (first, second):
@@ -198,13 +199,13 @@ def test_static_member_comes_back_without_a_rebalance(servers: str, name: Name) 
     take(member, 2)
     member.commit(asynchronous=False)
     admin = AdminClient({"bootstrap.servers": servers})
-    before = admin.describe_consumer_groups([group])[group].result(30)
+    before = admin.describe_consumer_groups([group])[group].result(WAIT_S)
     member.close()
     again = consumer(servers, group, **{"group.instance.id": "one"})
     again.subscribe([topic])
     produce_all(servers, topic, [b"3"])
     assert take(again, 1)[0].value() == b"3"
-    after = admin.describe_consumer_groups([group])[group].result(30)
+    after = admin.describe_consumer_groups([group])[group].result(WAIT_S)
     assert [m.group_instance_id for m in after.members] == ["one"]
     assert before.members[0].assignment.topic_partitions == after.members[0].assignment.topic_partitions
     again.close()
@@ -256,26 +257,26 @@ def test_admin_topics_partitions_and_records(servers: str, name: Name) -> None:
         make_topic(servers, topic)
     assert again.value.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
     with pytest.raises(KafkaException) as wide:
-        admin.create_topics([NewTopic(name("wide"), 1, 5)])[name("wide")].result(30)
+        admin.create_topics([NewTopic(name("wide"), 1, 5)])[name("wide")].result(WAIT_S)
     assert wide.value.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
     with pytest.raises(KafkaException) as bad_name:
-        admin.create_topics([NewTopic("no spaces", 1, 1)])["no spaces"].result(30)
+        admin.create_topics([NewTopic("no spaces", 1, 1)])["no spaces"].result(WAIT_S)
     assert bad_name.value.args[0].code() == KafkaError.TOPIC_EXCEPTION
-    admin.create_partitions([NewPartitions(topic, 4)])[topic].result(30)
-    assert len(admin.list_topics(topic, timeout=30).topics[topic].partitions) == 4
+    admin.create_partitions([NewPartitions(topic, 4)])[topic].result(WAIT_S)
+    assert len(admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions) == 4
     client = producer(servers)
     for _ in range(10):
         client.produce(topic, b"x", partition=0)
-    client.flush(30)
+    client.flush(WAIT_S)
     tp = TopicPartition(topic, 0, 6)
-    assert admin.delete_records([tp])[tp].result(30).low_watermark == 6
+    assert admin.delete_records([tp])[tp].result(WAIT_S).low_watermark == 6
     reader = consumer(servers, name("g"))
-    assert reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=30) == (6, 10)
+    assert reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=WAIT_S) == (6, 10)
     reader.close()
-    cluster = admin.describe_cluster().result(30)
+    cluster = admin.describe_cluster().result(WAIT_S)
     assert len(cluster.nodes) == 1 and cluster.cluster_id
-    admin.delete_topics([topic])[topic].result(30)
-    assert topic not in admin.list_topics(timeout=30).topics
+    admin.delete_topics([topic])[topic].result(WAIT_S)
+    assert topic not in admin.list_topics(timeout=WAIT_S).topics
 
 
 def test_config_is_described_altered_and_refused(servers: str, name: Name) -> None:
@@ -285,7 +286,7 @@ def test_config_is_described_altered_and_refused(servers: str, name: Name) -> No
     resource = ConfigResource(ResourceType.TOPIC, topic)
 
     def described() -> dict[str, ConfigEntry]:
-        return dict(admin.describe_configs([resource])[resource].result(30))
+        return dict(admin.describe_configs([resource])[resource].result(WAIT_S))
 
     before = described()
     assert before["retention.ms"].value == "123456" and not before["retention.ms"].is_default
@@ -294,16 +295,16 @@ def test_config_is_described_altered_and_refused(servers: str, name: Name) -> No
         ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
     )
     resource.add_incremental_config(ConfigEntry("retention.ms", None, incremental_operation=AlterConfigOpType.DELETE))
-    admin.incremental_alter_configs([resource])[resource].result(30)
+    admin.incremental_alter_configs([resource])[resource].result(WAIT_S)
     after = described()
     assert after["cleanup.policy"].value == "compact" and after["retention.ms"].value == "604800000"
     wrong = ConfigResource(ResourceType.TOPIC, topic)
     wrong.add_incremental_config(ConfigEntry("retention.ms", "soon", incremental_operation=AlterConfigOpType.SET))
     with pytest.raises(KafkaException) as refused:
-        admin.incremental_alter_configs([wrong])[wrong].result(30)
+        admin.incremental_alter_configs([wrong])[wrong].result(WAIT_S)
     assert refused.value.args[0].code() == KafkaError.INVALID_CONFIG
-    broker = ConfigResource(ResourceType.BROKER, str(next(iter(admin.list_topics(timeout=30).brokers))))
-    entries = admin.describe_configs([broker])[broker].result(30)
+    broker = ConfigResource(ResourceType.BROKER, str(next(iter(admin.list_topics(timeout=WAIT_S).brokers))))
+    entries = admin.describe_configs([broker])[broker].result(WAIT_S)
     assert entries["num.io.threads"].value == "8"
 
 
@@ -314,7 +315,7 @@ def test_a_keyless_record_on_a_compacted_topic_is_refused(servers: str, name: Na
     client = producer(servers)
     client.produce(topic, b"no key", on_delivery=lambda error, _: errors.append(error))
     client.produce(topic, b"with key", key=b"k", on_delivery=lambda error, _: errors.append(error))
-    client.flush(30)
+    client.flush(WAIT_S)
     assert any(e is not None and e.code() == KafkaError.INVALID_RECORD for e in errors)
 
 
@@ -327,17 +328,17 @@ def test_groups_are_listed_described_reset_and_deleted(servers: str, name: Name)
     reader.subscribe([topic])
     take(reader, 3)
     reader.commit(asynchronous=False)
-    described = admin.describe_consumer_groups([group])[group].result(30)
+    described = admin.describe_consumer_groups([group])[group].result(WAIT_S)
     assert described.state.name == "STABLE" and described.members[0].client_id == "reader-1"
     reader.close()
-    assert group in {g.group_id for g in admin.list_consumer_groups().result(30).valid}
+    assert group in {g.group_id for g in admin.list_consumer_groups().result(WAIT_S).valid}
     target = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, 1)])
-    admin.alter_consumer_group_offsets([target])[group].result(30)
+    admin.alter_consumer_group_offsets([target])[group].result(WAIT_S)
     asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
-    offsets = admin.list_consumer_group_offsets([asked])[group].result(30)
+    offsets = admin.list_consumer_group_offsets([asked])[group].result(WAIT_S)
     assert offsets.topic_partitions[0].offset == 1
-    admin.delete_consumer_groups([group])[group].result(30)
-    assert group not in {g.group_id for g in admin.list_consumer_groups().result(30).valid}
+    admin.delete_consumer_groups([group])[group].result(WAIT_S)
+    assert group not in {g.group_id for g in admin.list_consumer_groups().result(WAIT_S).valid}
 
 
 def test_topics_are_created_on_first_use(servers: str, name: Name) -> None:
@@ -349,5 +350,5 @@ def test_topics_are_created_on_first_use(servers: str, name: Name) -> None:
 def test_a_transactional_producer_is_told_at_once(servers: str) -> None:
     client = producer(servers, **{"transactional.id": "payments"})
     with pytest.raises(KafkaException) as refused:
-        client.init_transactions(30)
+        client.init_transactions(WAIT_S)
     assert refused.value.args[0].code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

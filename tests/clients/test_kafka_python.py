@@ -15,6 +15,7 @@ from kafka.errors import InvalidConfigurationError, TopicAlreadyExistsError
 from klamm.testing import LocalCluster
 
 Name = Callable[[str], str]
+WAIT_S = 120
 
 
 def make_topic(servers: str, topic: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
@@ -38,8 +39,8 @@ def produce_all(servers: str, topic: str, values: list[bytes | None], **extra: A
     producer = KafkaProducer(bootstrap_servers=servers, **extra)
     try:
         futures = [producer.send(topic, value=value, partition=0) for value in values]
-        producer.flush(60)
-        return [future.get(60).offset for future in futures]
+        producer.flush(WAIT_S)
+        return [future.get(WAIT_S).offset for future in futures]
     finally:
         producer.close()
 
@@ -49,7 +50,7 @@ def reader(servers: str, *topics: str, **extra: Any) -> Any:
     return KafkaConsumer(*topics, bootstrap_servers=servers, **settings)
 
 
-def take(consumer: Any, count: int, timeout_s: float = 60) -> list[Any]:
+def take(consumer: Any, count: int, timeout_s: float = WAIT_S) -> list[Any]:
     deadline = time.monotonic() + timeout_s
     out: list[Any] = []
     while len(out) < count and time.monotonic() < deadline:
@@ -74,9 +75,9 @@ def test_keys_headers_timestamps_null_and_empty_values(servers: str, name: Name)
     topic = name("shapes")
     make_topic(servers, topic)
     producer = KafkaProducer(bootstrap_servers=servers, acks="all")
-    producer.send(topic, value=None, key=b"gone").get(30)
-    producer.send(topic, value=b"", key=b"").get(30)
-    producer.send(topic, value=b"v", headers=[("h", b"1"), ("h", b"2")], timestamp_ms=1234).get(30)
+    producer.send(topic, value=None, key=b"gone").get(WAIT_S)
+    producer.send(topic, value=b"", key=b"").get(WAIT_S)
+    producer.send(topic, value=b"v", headers=[("h", b"1"), ("h", b"2")], timestamp_ms=1234).get(WAIT_S)
     producer.close()
     consumer = reader(servers, topic)
     first, second, third = take(consumer, 3)
@@ -105,20 +106,20 @@ def test_a_group_rebalances_and_commits_survive_a_restart(cluster: LocalCluster,
     threads = [threading.Thread(target=work, args=(c,), daemon=True) for c in consumers]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_S
     while [len(c.assignment()) for c in consumers] != [2, 2] and time.monotonic() < deadline:
         stop.wait(0.05)
     assert [len(c.assignment()) for c in consumers] == [2, 2]
     producer = KafkaProducer(bootstrap_servers=servers)
     for n in range(100):
         producer.send(topic, b"%d" % n, partition=n % 4)
-    producer.flush(30)
+    producer.flush(WAIT_S)
     producer.close()
     while len(seen) < 100 and time.monotonic() < deadline:
         stop.wait(0.05)
     stop.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_S)
     for consumer in consumers:
         consumer.close()
     assert sorted(seen, key=int) == [b"%d" % n for n in range(100)]

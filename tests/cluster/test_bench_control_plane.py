@@ -10,7 +10,7 @@ from klamm.zk import ops, paths
 
 
 def test_the_rows_that_kafka_gives_as_well() -> None:
-    with KlammCluster(3, {**peer.CONFIGS, "zookeeper.session.timeout.ms": 2_000}) as cluster:
+    with KlammCluster(3, peer.CONFIGS) as cluster:
         assert peer.propagation_ms(cluster, 2).p99 > 0
         rows = list(peer.run(cluster, 4))
         assert [row.value > 0 for row in rows] == [True] * 4, rows

@@ -12,6 +12,7 @@ import pytest
 
 from klamm.testing import LocalCluster
 from tests.support.chaos import (
+    WAIT_S,
     Chaos,
     EmbeddedZooKeeper,
     ZooKeeper,
@@ -47,7 +48,7 @@ def run(cluster: LocalCluster, zookeeper: ZooKeeper, seconds: float, capsys: pyt
 
 @pytest.mark.timeout(EMBEDDED_S + TIMEOUT_S)
 def test_chaos(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with LocalCluster(brokers=3, data_dir=tmp_path, broker_configs=CONFIG) as cluster:
+    with LocalCluster(brokers=3, data_dir=tmp_path, broker_configs=CONFIG, start_timeout_s=WAIT_S) as cluster:
         run(cluster, EmbeddedZooKeeper(cluster), EMBEDDED_S, capsys)
 
 
@@ -57,7 +58,11 @@ def test_chaos_on_a_real_zookeeper(tmp_path: Path, capsys: pytest.CaptureFixture
     with (
         RealZooKeeper(tmp_path / "zookeeper", tick_time_ms=500) as zookeeper,
         LocalCluster(
-            brokers=3, data_dir=tmp_path / "brokers", zookeeper=zookeeper.address, broker_configs=CONFIG
+            brokers=3,
+            data_dir=tmp_path / "brokers",
+            zookeeper=zookeeper.address,
+            broker_configs=CONFIG,
+            start_timeout_s=WAIT_S,
         ) as it,
     ):
         run(it, zookeeper, REAL_S, capsys)

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from klamm.model import CONTROL_LOG_TOPIC
 from klamm.testing import LocalCluster
+from tests.support.calm import CALM, kill_at_once
 
 WAIT_S = 60.0
 BROKERS = {1, 2, 3}
@@ -20,7 +21,7 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(brokers=3, broker_configs={"klamm.control.log.enable": True}) as running:
+    with LocalCluster(brokers=3, broker_configs={**CALM, "klamm.control.log.enable": True}) as running:
         yield running
 
 
@@ -112,7 +113,7 @@ def test_a_leaders_death_and_how_long_the_news_took(cluster: LocalCluster, reade
     partition = next(p for p in range(3) if cluster.leader(topic, p) != controller)
     victim = cluster.leader(topic, partition)
     alive = BROKERS - {victim}
-    cluster.kill(victim)
+    kill_at_once(cluster, victim)
 
     def elected(rows: Rows) -> Rows:
         return of_kind(rows, "election", topic=topic, partition=partition, strategy="offline")

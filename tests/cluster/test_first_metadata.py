@@ -37,7 +37,7 @@ VERSION = 7
 def zookeeper(tmp_path: Path) -> Iterator[KazooClient]:
     """Somebody else is the controller: the test."""
     server = EmbeddedZooKeeperThread(tmp_path / "zookeeper", fsync=False).start()
-    client = KazooClient(server.address)
+    client = KazooClient(server.address, timeout=TIMEOUT_S)
     client.start()
     client.create("/controller_epoch", encode_controller_epoch(EPOCH))
     client.create("/controller", encode_controller(ANOTHER, 0), ephemeral=True)
@@ -57,14 +57,12 @@ def launched(zookeeper: KazooClient, directory: Path) -> Iterator[tuple[BrokerPr
             "listeners": f"PLAINTEXT://{LOOPBACK}:{port.number}",
             "log.dirs": directory / "data",
             "controlled.shutdown.enable": "false",
+            "zookeeper.connection.timeout.ms": 60_000,
         }
-    broker = BrokerProcess(write_properties(directory / "broker.properties", properties))
-    broker.launch()
-    try:
-        eventually(lambda: zookeeper.exists("/brokers/ids/1") is not None, f"no registration:\n{broker.log}")
-        yield broker, port.number
-    finally:
-        broker.__exit__(None, None, None)
+        broker = BrokerProcess(write_properties(directory / "broker.properties", properties))
+        with broker.launched():
+            eventually(lambda: zookeeper.exists("/brokers/ids/1") is not None, f"no registration:\n{broker.log}")
+            yield broker, port.number
 
 
 def ask_metadata(client: socket.socket) -> None:

@@ -179,11 +179,7 @@ def test_an_advertised_address_that_leads_nowhere(tmp_path: Path) -> None:
     """The controller cannot reach this broker: it says what is wrong while it waits, and can be stopped."""
     listeners = {"listeners": "PLAINTEXT://127.0.0.1:0", "advertised.listeners": "PLAINTEXT://127.0.0.1:1"}
     broker = broker_at(tmp_path, **listeners)
-    broker.launch()
-    try:
+    with broker.launched():
         eventually(lambda: "It connects to PLAINTEXT://127.0.0.1:1, which advertised.listeners" in broker.log, "silent")
         assert broker.stop() == 0, broker.log
-    finally:
-        broker.process.kill()
-        broker.process.wait()
     assert "Traceback" not in broker.log

@@ -15,7 +15,8 @@ from klamm.testing import LocalCluster
 from klamm.testing.processes import ChildProcess
 from tests.support.raw_client import RawClient
 
-KLAMM_CLUSTER = {"brokers": 3}
+# Long enough that nobody counts as dead because the machine let it wait, and still some tests wait for the end of one.
+KLAMM_CLUSTER = {"brokers": 3, "broker_configs": {"zookeeper.session.timeout.ms": 6000}}
 
 
 def refused(ask: Callable[[], object], sentence: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from kazoo.client import KazooClient
+
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from klamm.testing import LocalCluster
-from tests.support.raw_client import RawClient, eventually
+from klamm.zk.paths import topic_path
+from tests.support.raw_client import TIMEOUT_S, RawClient, eventually
 
 
 def topics(cluster: LocalCluster, broker_id: int) -> set[str]:
@@ -17,6 +20,17 @@ def brokers(cluster: LocalCluster, broker_id: int) -> set[int]:
     return {broker.node_id for broker in RawClient(cluster.port(broker_id)).metadata().brokers}
 
 
+def is_deleted(cluster: LocalCluster, topic: str) -> bool:
+    """To the end: until then whoever comes back is told of it."""
+    zookeeper = KazooClient(cluster.zookeeper_connect)
+    zookeeper.start(TIMEOUT_S)
+    try:
+        return zookeeper.exists(topic_path(topic)) is None
+    finally:
+        zookeeper.stop()
+        zookeeper.close()
+
+
 def test_a_topic_deleted_during_a_pause() -> None:
     with LocalCluster(brokers=2) as cluster:
         cluster.create_topic("deleted")
@@ -27,6 +41,7 @@ def test_a_topic_deleted_during_a_pause() -> None:
         cluster.pause(other)
         eventually(lambda: brokers(cluster, here) == {here}, "the session of the broker that stands still never ended")
         cluster.delete_topic("deleted")
+        eventually(lambda: is_deleted(cluster, "deleted"), "the topic is never deleted")
         cluster.resume(other)
         eventually(lambda: brokers(cluster, here) == {1, 2}, "it did not come back")
         eventually(lambda: topics(cluster, other) == {"kept"}, "it never learned of the deletion")

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from klamm.cli.app import app
 from klamm.cli.client import BOOTSTRAP_VARIABLE
 from klamm.testing import LocalCluster
+from tests.support.calm import CALM
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "operations.md").read_text()
@@ -26,8 +27,10 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    configs: dict[str | int, object] = {"replica.selector.class": SELECTOR, "klamm.metrics.port": 0}
-    configs |= {number: {"broker.rack": rack} for number, rack in ((1, "a"), (2, "b"), (3, "c"))}
+    everywhere: dict[str, object] = {**CALM, "replica.selector.class": SELECTOR, "klamm.metrics.port": 0}
+    configs: dict[str | int, object] = {**everywhere} | {
+        number: {"broker.rack": rack} for number, rack in ((1, "a"), (2, "b"), (3, "c"))
+    }
     with LocalCluster(brokers=3, broker_configs=configs) as running:
         running.create_topic("orders", partitions=2, replication_factor=2)
         yield running

@@ -10,26 +10,29 @@ from pathlib import Path
 
 from klamm.errors import ErrorCode
 from klamm.testing import LocalCluster
+from klamm.testing.sessions import expire_session
 from tests.support.broker_process import BrokerProcess, refuse_to_start, write_properties
-from tests.support.raw_client import RawClient, batch_of
+from tests.support.calm import CALM
+from tests.support.raw_client import TIMEOUT_S, RawClient, batch_of, eventually
 
 SESSION = "zookeeper.session"
 
 
-def broker_config(cluster: LocalCluster, path: Path, *log_dirs: Path, session_timeout_ms: int = 1000) -> Path:
+def broker_config(cluster: LocalCluster, path: Path, *log_dirs: Path, session_timeout_ms: int = 4000) -> Path:
     config = {
         "broker.id": 1,
         "log.dirs": ",".join(map(str, log_dirs)),
         "listeners": "PLAINTEXT://127.0.0.1:0",
         "zookeeper.connect": cluster.zookeeper_connect,
         "zookeeper.session.timeout.ms": session_timeout_ms,
+        "zookeeper.connection.timeout.ms": 60_000,
     }
     return write_properties(path, config)
 
 
 def test_a_copied_directory_does_not_end_the_session_of_the_living(tmp_path: Path) -> None:
     """The copy waits in vain for the session to end by itself, and is refused."""
-    with LocalCluster() as cluster:
+    with LocalCluster(broker_configs=CALM) as cluster:
         cluster.create_topic("t")
         original = cluster.data_dir / "broker-1"
         shutil.copytree(original, tmp_path / "copy")
@@ -42,12 +45,18 @@ def test_a_copied_directory_does_not_end_the_session_of_the_living(tmp_path: Pat
 
 
 def test_a_copy_of_a_dead_brokers_directory_waits_for_its_session(tmp_path: Path) -> None:
-    with LocalCluster() as cluster:
+    with LocalCluster(broker_configs=CALM) as cluster:
         cluster.create_topic("t")
         assert RawClient(cluster.port(1)).produce("t", batch_of([b"x"])).error_code == ErrorCode.NONE
         cluster.kill(1)
         shutil.copytree(cluster.data_dir / "broker-1", tmp_path / "copy")
-        with BrokerProcess(broker_config(cluster, tmp_path / "copy.properties", tmp_path / "copy")) as broker:
+        broker = BrokerProcess(
+            broker_config(cluster, tmp_path / "copy.properties", tmp_path / "copy", session_timeout_ms=40_000)
+        )
+        with broker.launched():
+            eventually(lambda: "waits for that session to end" in broker.log, "it never finds that it is registered")
+            assert expire_session(cluster.zookeeper_connect, [cluster.data_dir / "broker-1"], TIMEOUT_S)
+            broker.await_ready()
             assert broker.log.count("waits for that session to end") == 1
             assert broker.client().read_all("t") == [(0, b"x")]
             assert broker.stop() == 0

@@ -23,6 +23,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import i16, i32, i32Timedelta, i64
 
 from klamm.testing import LocalCluster
+from tests.support.calm import CALM, kill_at_once
 from tests.support.raw_client import eventually
 
 WAIT_S = 60.0
@@ -32,7 +33,7 @@ SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    everywhere: dict[str, object] = {"replica.selector.class": SELECTOR, "klamm.metrics.port": 0}
+    everywhere: dict[str, object] = {**CALM, "replica.selector.class": SELECTOR, "klamm.metrics.port": 0}
     configs: dict[Any, Any] = {**everywhere, **{broker: {"broker.rack": rack} for broker, rack in RACKS.items()}}
     with LocalCluster(brokers=3, broker_configs=configs) as running:
         yield running
@@ -126,7 +127,7 @@ def test_a_client_reads_from_its_rack_and_goes_on_elsewhere_when_the_broker_dies
     write(cluster, topic, 500, 200)
     reader.read_until(700)
     assert bytes_out(cluster, leader, topic) == 0
-    cluster.kill(near)
+    kill_at_once(cluster, near)
     write(cluster, topic, 700, 200)
     reader.read_until(900)
     assert reader.values == list(range(900))

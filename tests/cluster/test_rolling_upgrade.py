@@ -28,6 +28,7 @@ from klamm.protocol.messages.metadata import (
 )
 from klamm.testing import LocalCluster
 from klamm.testing.wire_client import send_request
+from tests.support.calm import CALM
 from tests.support.raw_client import TIMEOUT_S, RawClient, batch_of, eventually
 
 TOPIC, PARTITIONS = "written", 3
@@ -132,7 +133,9 @@ class Upgrade:
 
 
 def test_one_broker_after_another_moves_to_the_newest_protocol() -> None:
-    configs: dict[int, dict[str, object]] = {b: {"inter.broker.protocol.version": str(OLDEST)} for b in (1, 2, 3)}
+    configs: dict[int, dict[str, object]] = {
+        b: {**CALM, "inter.broker.protocol.version": str(OLDEST)} for b in (1, 2, 3)
+    }
     with LocalCluster(brokers=3, broker_configs=configs) as cluster:
         upgrade = Upgrade(cluster, configs)
         cluster.create_topic(TOPIC, PARTITIONS, 3, {"min.insync.replicas": 2})

@@ -22,8 +22,9 @@ from klamm.protocol.messages.delete_records import (
 )
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.testing import LocalCluster
+from klamm.testing.ports import ReservedPort
 from tests.support.broker_process import BrokerProcess, refuse_to_start, write_properties
-from tests.support.raw_client import EARLIEST, LATEST, RawClient, batch_of, eventually
+from tests.support.raw_client import EARLIEST, LATEST, TIMEOUT_S, RawClient, batch_of, eventually
 
 CHECKPOINTS = [
     "recovery-point-offset-checkpoint",
@@ -116,8 +117,12 @@ def test_the_metrics_port_is_taken(tmp_path: Path) -> None:
 
 def test_klamm_broker_with_toml_keeps_its_data(tmp_path: Path) -> None:
     """The embedded ZooKeeper lives in the same process; after a kill as after a stop everything is there."""
-    with LocalPort() as port:
-        config = toml_config(tmp_path, port)
+    with ReservedPort() as port:
+        keep_data_over_restarts(toml_config(tmp_path, port.number), port.number)
+    assert (tmp_path / "logs-zookeeper").is_dir()
+
+
+def keep_data_over_restarts(config: Path, port: int) -> None:
     client = RawClient(port)
     for turn, end in enumerate((signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)):
         with BrokerProcess(config, through_cli=True) as broker:
@@ -126,20 +131,8 @@ def test_klamm_broker_with_toml_keeps_its_data(tmp_path: Path) -> None:
             assert [value for _, value in client.read_all("kept")] == [b"%d" % n for n in range(turn)]
             producer = Producer({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0, "acks": "all"})
             producer.produce("kept", b"%d" % turn)
-            assert producer.flush(60) == 0
+            assert producer.flush(TIMEOUT_S) == 0
             assert broker.stop(end) == (0 if end == signal.SIGTERM else -signal.SIGKILL)
-    assert (tmp_path / "logs-zookeeper").is_dir()
-
-
-class LocalPort:
-    """A port that was free a moment ago."""
-
-    def __enter__(self) -> int:
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        return int(self._socket.getsockname()[1])
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
 
 
 def test_a_second_broker_is_refused_with_the_embedded_zookeeper(tmp_path: Path) -> None:
@@ -226,9 +219,12 @@ def test_segments_roll_by_size_and_retention_by_size_removes_them(tidy: LocalClu
     assert 30_000 <= total < 40_000
     assert client.offset("sized", EARLIEST) == left[0] and client.offset("sized", LATEST) == 100
     assert client.fetch("sized", left[0] - 1).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    folder = tidy.data_dir / "broker-1" / "sized-0"
     for ending in (".index", ".timeindex"):
-        folder = tidy.data_dir / "broker-1" / "sized-0"
-        assert sorted(int(p.stem) for p in folder.glob(f"*{ending}")) == left
+        eventually(
+            lambda ending=ending: sorted(int(p.stem) for p in folder.glob(f"*{ending}")) == left,  # type: ignore[misc]
+            f"the {ending} files do not go with their segments",
+        )
 
 
 def test_retention_by_time(tidy: LocalCluster) -> None:

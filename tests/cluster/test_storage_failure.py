@@ -16,7 +16,7 @@ from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersions
 from klamm.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from klamm.testing import LocalCluster
 from tests.support.broker_process import BrokerProcess, write_properties
-from tests.support.raw_client import RawClient, batch_of, eventually
+from tests.support.raw_client import TIMEOUT_S, RawClient, batch_of, eventually
 
 BATCH = [b"x" * 500] * 10
 
@@ -189,7 +189,7 @@ def test_full_disk_of_the_embedded_zookeeper(tmp_path: Path) -> None:
         with contextlib.suppress(OSError):  # as soon as it stops
             for number in range(200):
                 client.create_topic(f"more-{number}", timeout_ms=1000)
-        assert broker.process.wait(60) == 1 and "Traceback" not in broker.log
+        assert broker.process.wait(TIMEOUT_S) == 1 and "Traceback" not in broker.log
         line = broker.log.splitlines()[-1]
         assert line.startswith(f"klamm broker: The embedded ZooKeeper cannot write to {tmp_path / 'zookeeper'}: ")
         assert (tmp_path / "logs" / ".kafka_cleanshutdown").exists()

@@ -12,6 +12,7 @@ from klamm.protocol.messages.alter_partition_reassignments import (
 )
 from klamm.testing import LocalCluster
 from klamm.testing.wire_client import send_request
+from tests.support.calm import CALM, kill_at_once
 from tests.support.raw_client import RawClient
 
 WAIT_S = 60.0
@@ -36,16 +37,16 @@ def replicas(cluster: LocalCluster, asked: int) -> set[int]:
 
 
 def test_the_log_goes_when_its_broker_returns() -> None:
-    with LocalCluster(brokers=3) as cluster:
+    with LocalCluster(brokers=3, broker_configs=CALM) as cluster:
         first = cluster.controller_id
         away, target = (broker for broker in cluster.broker_ids if broker != first)
         cluster.create_topic("moved", replication_factor=3)
         cluster.create_topic("kept", replication_factor=3)
         cluster.wait_for(lambda: directory(cluster, away).is_dir(), WAIT_S, what="the replica")
-        cluster.kill(away)
+        kill_at_once(cluster, away)
         reassign(cluster, "moved", [first, target])
         cluster.wait_for(lambda: away not in replicas(cluster, first), WAIT_S, what="the end of the move")
-        cluster.kill(first)
+        kill_at_once(cluster, first)
         cluster.wait_for(lambda: cluster.controller_id == target, WAIT_S, what="another controller")
         assert directory(cluster, away).is_dir()
         cluster.start(away)

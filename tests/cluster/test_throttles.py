@@ -19,6 +19,7 @@ from klamm.protocol.messages.alter_partition_reassignments import (
 )
 from klamm.testing import LocalCluster
 from klamm.testing.wire_client import send_request
+from tests.support.calm import CALM
 
 WAIT_S = 60.0
 RATE = 200_000
@@ -28,7 +29,7 @@ RECORDS = 20
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    configs = {"klamm.metrics.port": 0, "replica.fetch.max.bytes": 50_000}
+    configs = {**CALM, "klamm.metrics.port": 0, "replica.fetch.max.bytes": 50_000}
     with LocalCluster(brokers=2, broker_configs=configs) as running:
         yield running
 

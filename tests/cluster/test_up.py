@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.raw_client import RawClient
+from klamm.testing.ports import ReservedPort
+from tests.support.raw_client import RawClient, eventually
+
+WAIT_S = 300
 
 
 @contextmanager
@@ -59,12 +62,51 @@ def test_the_others_stay_up_until_the_last_one_is_gone(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
             log = tmp_path / f"broker-{broker_id}.log"
             if rest:
-                told = f"Warning: Broker 1 has ended by itself; see {log}. Still running: 2.\n"
-                assert say_next(process) == told
+                told = f"Warning: Broker 1 has ended by itself; see {log}. Still running: 2. To start it again: "
+                assert say_next(process) == f"{told}klamm broker --config {tmp_path / 'broker-1.properties'}\n"
                 assert RawClient(ports[1]).metadata().brokers
-        assert process.wait(100) == 1
+        assert process.wait(WAIT_S) == 1
         assert process.stderr is not None
-        assert process.stderr.read() == f"Stopping.\nError: Broker 2 has ended by itself; see {log}.\n"
+        told = f"Broker 2 has ended by itself; see {log}. No broker that was started here is left."
+        assert process.stderr.read() == f"Stopping.\nError: {told}\n"
+
+
+def test_zookeeper_stays_for_brokers_that_were_started_by_hand(tmp_path: Path) -> None:
+    config = tmp_path / "broker-1.properties"
+    with klamm_up("-d", str(tmp_path)) as process, ReservedPort() as port:
+        servers(process)
+        say_next(process)
+        (pid,) = children(process, config.name)
+        with broker_by_hand(config, tmp_path / "broker-2", port.number):
+            eventually(lambda: answers(port.number), "the broker that was started by hand does not answer")
+            os.kill(pid, signal.SIGKILL)
+            assert "No broker that was started here is left, but ZooKeeper has other clients" in say_next(process)
+            assert RawClient(port.number).metadata().brokers
+            process.send_signal(signal.SIGINT)
+            assert process.wait(100) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == f"Stopping.\nStopped; the data stays in {tmp_path}.\n"
+
+
+@contextmanager
+def broker_by_hand(config: Path, log_dir: Path, port: int) -> Iterator[None]:
+    """Broker 2, on the ZooKeeper of `klamm up`."""
+    command = [sys.executable, "-m", "klamm.cli.main", "broker", "--config", str(config)]
+    for setting in ("broker.id=2", f"log.dirs={log_dir}", f"listeners=PLAINTEXT://127.0.0.1:{port}"):
+        command += ["--override", setting]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(port: int) -> bool:
+    try:
+        return bool(RawClient(port).metadata().brokers)
+    except OSError:
+        return False
 
 
 def test_without_zookeeper_nothing_goes_on(tmp_path: Path) -> None:
@@ -72,6 +114,6 @@ def test_without_zookeeper_nothing_goes_on(tmp_path: Path) -> None:
         servers(process)
         (pid,) = children(process, "klamm.zk.main")
         os.kill(pid, signal.SIGKILL)
-        assert process.wait(100) == 1
+        assert process.wait(WAIT_S) == 1
         assert process.stderr is not None
         assert f"Error: ZooKeeper has ended by itself; see {tmp_path / 'zookeeper.log'}.\n" in process.stderr.read()

@@ -46,11 +46,13 @@ def accepts(port: int) -> bool:
 
 
 @pytest.fixture
-def zookeeper(tmp_path: Path) -> Iterator[tuple[ZooKeeper, LocalCluster]]:
+def zookeeper(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[ZooKeeper, LocalCluster]]:
+    """The parameter are settings of the broker."""
     with ReservedPort() as port:
         zookeeper = ZooKeeper(tmp_path / "zookeeper", port.number)
         zookeeper.start()
-        with LocalCluster(zookeeper=f"127.0.0.1:{port.number}") as cluster:
+        configs = getattr(request, "param", {})
+        with LocalCluster(zookeeper=f"127.0.0.1:{port.number}", broker_configs=configs) as cluster:
             yield zookeeper, cluster
         zookeeper.stop()
 
@@ -99,6 +101,8 @@ def test_a_stop_during_the_outage(zookeeper: tuple[ZooKeeper, LocalCluster]) -> 
     cluster.create_topic("later")
 
 
+# A silence is noticed after two thirds of the session.
+@pytest.mark.parametrize("zookeeper", [{"zookeeper.session.timeout.ms": 6000}], indirect=True)
 def test_a_stop_while_zookeeper_stands_still(zookeeper: tuple[ZooKeeper, LocalCluster]) -> None:
     """The connection is open, so that only its silence says that nobody is there."""
     server, cluster = zookeeper

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from klamm.testing import LocalCluster
+from tests.support.calm import CALM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +50,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """Three brokers for all tests of Spark. A test that stops one starts it again."""
-    with LocalCluster(brokers=3) as made:
+    with LocalCluster(brokers=3, broker_configs=CALM) as made:
         yield made
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -42,8 +43,17 @@ class BrokerProcess:
 
     def __enter__(self) -> BrokerProcess:
         self.launch()
-        self._await_ready()
+        self.await_ready()
         return self
+
+    @contextlib.contextmanager
+    def launched(self) -> Iterator[None]:
+        """Without waiting until it answers; ended in the end."""
+        self.launch()
+        try:
+            yield
+        finally:
+            self.__exit__(None, None, None)
 
     def launch(self) -> None:
         """Starts the process and waits for nothing."""
@@ -63,7 +73,7 @@ class BrokerProcess:
             self.process.kill()
         self.process.wait()
 
-    def _await_ready(self) -> None:
+    def await_ready(self) -> None:
         deadline = time.monotonic() + TIMEOUT_S
         while not self._is_ready():
             if self.process.poll() is not None or time.monotonic() > deadline:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Message)
 
 EARLIEST, LATEST = -2, -1
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 _NOT_YET = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE)
 
 

@@ -38,7 +38,7 @@ most 3; `zookeeper.session.timeout.ms` is 6000; `group.initial.rebalance.delay.m
 `controlled.shutdown.retry.backoff.ms` is 200; `zookeeper.connection.timeout.ms` is 60000, and 18000 with `--zookeeper`.
 
 `LocalCluster` and the pytest fixtures ([testing.md](testing.md)) set the same four and factors, and more for the sake
-of short tests, which `broker_configs` overrides: `zookeeper.session.timeout.ms` is 2000, of a lone broker 6000;
+of short tests, which `broker_configs` overrides: `zookeeper.session.timeout.ms` is 2000, of a lone broker 30000;
 `zookeeper.connection.timeout.ms` is `start_timeout_s`; `replica.lag.time.max.ms` is 2000;
 `replica.fetch.wait.max.ms` is 200; `controlled.shutdown.retry.backoff.ms` is 100;
 `group.initial.rebalance.delay.ms` is 0; `offsets.topic.num.partitions` is 4; `klamm.control.log.enable` is false.

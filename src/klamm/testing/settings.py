@@ -82,7 +82,7 @@ def defaults_by_size(brokers: int) -> Properties:
     return {
         "offsets.topic.replication.factor": min(3, brokers),
         "klamm.control.log.replication.factor": min(3, brokers),
-        "zookeeper.session.timeout.ms": 6000 if brokers == 1 else 2000,
+        "zookeeper.session.timeout.ms": 30000 if brokers == 1 else 2000,
     }
 
 

@@ -40,7 +40,7 @@ public class KlammClient {
     }
 
     static Admin admin() {
-        return Admin.create(Map.of("bootstrap.servers", servers, "default.api.timeout.ms", "60000"));
+        return Admin.create(Map.of("bootstrap.servers", servers, "default.api.timeout.ms", "120000"));
     }
 
     static void makeTopic(String topic, int partitions, Map<String, String> configs) throws Exception {
@@ -64,7 +64,7 @@ public class KlammClient {
 
     static List<ConsumerRecord<byte[], byte[]>> take(KafkaConsumer<byte[], byte[]> consumer, int count) {
         List<ConsumerRecord<byte[], byte[]>> out = new ArrayList<>();
-        long deadline = System.nanoTime() + 90_000_000_000L;
+        long deadline = System.nanoTime() + 200_000_000_000L;
         while (out.size() < count && System.nanoTime() < deadline)
             consumer.poll(Duration.ofMillis(500)).forEach(out::add);
         check(count, out.size(), "records read");
@@ -152,7 +152,7 @@ public class KlammClient {
             try (var first = consumer(name + assignor, extra); var second = consumer(name + assignor, extra)) {
                 first.subscribe(List.of(name));
                 second.subscribe(List.of(name));
-                long deadline = System.nanoTime() + 90_000_000_000L;
+                long deadline = System.nanoTime() + 200_000_000_000L;
                 while (!(first.assignment().size() == 2 && second.assignment().size() == 2)) {
                     if (System.nanoTime() > deadline) throw new AssertionError(assignor + " never settled");
                     first.poll(Duration.ofMillis(50));

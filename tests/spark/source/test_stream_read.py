@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from klamm.testing import LocalCluster
+from tests.support.calm import kill_at_once
 from tests.support.topics import create_anew
 
 TopicFactory = Callable[..., str]
@@ -89,7 +90,7 @@ def test_a_leader_that_dies_fails_no_query(
     query = start(spark, cluster, name, tmp_path / "ck", sink, maxOffsetsPerTrigger=700)
     wait_for(query, lambda: sink.rows, "no batch ran")
     victim = cluster.leader(name, 0)
-    cluster.kill(victim)
+    kill_at_once(cluster, victim)
     try:
         send(to, name, 3000, 3)
         wait_for(query, lambda: len(sink.rows) >= 6000, "the rows after the failover did not come")

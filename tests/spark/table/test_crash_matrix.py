@@ -21,6 +21,7 @@ import klamm.spark as ks
 from klamm.spark.tables.commits import is_committed
 from klamm.spark.tables.read import table_files
 from klamm.testing import LocalCluster
+from tests.support.calm import kill_at_once
 
 TopicFactory = Callable[..., str]
 HERE = Path(__file__).parent
@@ -136,7 +137,7 @@ def test_nothing_is_lost_or_double_whoever_is_killed(matrix: Matrix, spark: Spar
         what="a killed worker",
     )
     leader = cluster.leader(matrix.topic, 0)
-    cluster.kill(leader)
+    kill_at_once(cluster, leader)
     try:
         assert matrix.finish(process) == 0, (matrix.root / "stderr").read_text()[-3000:]
     finally:
