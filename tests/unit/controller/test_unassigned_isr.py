@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from klamm.controller.requests import LeaderAndIsrRequest
-from klamm.model import ReplicaAssignment, TopicPartition
+from klamm.controller.requests import LeaderAndIsrRequest, UpdateMetadataRequest
+from klamm.model import LEADER_DURING_DELETE, ReplicaAssignment, TopicPartition
 from klamm.zk import paths
 from klamm.zk.ops import WriteOp
 from klamm.zk.znodes import decode_partition_state, encode_partition_state, encode_partitions
@@ -94,3 +94,20 @@ def test_a_leader_that_was_not_told_lets_the_replica_in_after_the_failover() -> 
     assert state(core) == (1, (1, 2))
     told = [broker for broker, request in core.sent if isinstance(request, LeaderAndIsrRequest)]
     assert told == [1, 2]
+
+
+def test_a_note_of_a_topic_in_deletion_tells_nobody_to_lead_it() -> None:
+    """Its replicas are being stopped: a broker that is told of an ISR would take the partition up again."""
+    core = Core("protocol 2.7-IV1", "brokers 1 2 3", "controller 0", "create T 1,2", "dies 2", "delete T")
+    assert core.controller is not None and core.controller.context.is_queued_for_deletion("T")
+    leader_writes(core, 1, 3)
+    written = core.tree.nodes[STATE].data
+    core.sent.clear()
+    note = paths.isr_change_path("isr_change_0000000001")
+    core.tool_writes(note, encode_partitions([TP]))
+    core.drain()
+    assert core.tree.nodes[STATE].data == written
+    assert {type(request) for _, request in core.sent} == {UpdateMetadataRequest}
+    told = [each.leader for _, request in core.sent for each in request.body.partitions]  # type: ignore[union-attr]
+    assert told and set(told) == {LEADER_DURING_DELETE}
+    assert note not in core.tree.nodes
