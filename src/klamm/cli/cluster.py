@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_pairs, unreachable
+from klamm.cli.cluster_control import Address, Control, find_controller, zookeeper_answers
 from klamm.cli.cluster_partitions import (
+    MOVING,
     OFFLINE,
     UNDER_MIN_ISR,
     UNDER_REPLICATED,
@@ -23,7 +25,7 @@ from klamm.cli.cluster_partitions import (
     PartitionStatus,
     ask_min_isrs,
     missing_brokers,
-    unwell_partitions,
+    notable_partitions,
 )
 from klamm.cli.output import fail, note, say, table
 
@@ -37,9 +39,10 @@ _AGE: Final = "kafka_controller_controllerchannelmanager_oldestitemagems"
 _EPOCH: Final = "klamm_server_metadatacache_controllerepoch"
 _ANYWHERE: Final = ("", "0.0.0.0", "::")
 EXIT_OFFLINE: Final = 3
+EXIT_UNDECIDED: Final = 4
 SHOWN_PARTITIONS: Final = 20
+_ZOOKEEPER: Final = {True: "answers", False: "does not answer: nothing can be decided", None: "-"}
 
-Address: TypeAlias = tuple[str, int]
 PartitionView: TypeAlias = dict[tuple[str, int], tuple[int, int, frozenset[int]]]
 """Leader, leader epoch and ISR of every partition, as one broker knows them."""
 
@@ -71,9 +74,15 @@ class BrokerStatus:
 
 @dataclass(slots=True)
 class ClusterStatus:
+    """`controller_problem` is None when the controller says that it is the controller; `zookeeper_answers` when nobody
+    tells. What is only being moved is not among the partitions that are not well.
+    """
+
     cluster_id: str | None = None
     controller_id: int = -1
     controller_epoch: int | None = None
+    controller_problem: str | None = None
+    zookeeper_answers: bool | None = None
     topics: int = 0
     partitions: int = 0
     under_replicated_partitions: int = 0
@@ -82,6 +91,11 @@ class ClusterStatus:
     brokers: list[BrokerStatus] = field(default_factory=list)
     missing_brokers: list[MissingBroker] = field(default_factory=list)
     unwell_partitions: list[PartitionStatus] = field(default_factory=list)
+    moving_partitions: list[PartitionStatus] = field(default_factory=list)
+
+    @property
+    def can_decide(self) -> bool:
+        return self.controller_problem is None and self.zookeeper_answers is not False
 
 
 @app.callback()
@@ -105,7 +119,8 @@ def status(
 ) -> None:
     """Show the brokers, the controller, partitions that are not well, and how far each broker's metadata lags.
 
-    Exit code 3: partitions are offline. 1: no broker answers.
+    Exit code 3: partitions are offline. 4: nothing can be decided, because the controller or ZooKeeper does not answer.
+    1: no broker answers.
 
     \b
     MISSING         brokers that have replicas and are not alive
@@ -117,7 +132,8 @@ def status(
     FOR MS          for how long the oldest of these (*)
     STATE           offline: nobody leads it. under min ISR: fewer replicas
                     are in sync than min.insync.replicas, acks=all is refused.
-                    under-replicated: not all replicas are in sync
+                    under-replicated: not all replicas are in sync, those
+                    that a move adds left aside. moving: such a move goes on
 
     (*) from the brokers' metrics: `-` for those without klamm.metrics.port.
     """
@@ -130,6 +146,8 @@ def status(
         _show(found)
     if found.offline_partitions:
         raise typer.Exit(EXIT_OFFLINE)
+    if not found.can_decide:
+        raise typer.Exit(EXIT_UNDECIDED)
 
 
 def look(bootstrap: Iterable[Address], metrics: Mapping[int, Address], timeout_s: float) -> ClusterStatus | None:
@@ -143,12 +161,17 @@ def look(bootstrap: Iterable[Address], metrics: Mapping[int, Address], timeout_s
         read = {
             n.node_id: pool.submit(_read_metrics, n, metrics, timeout_s) for n in first.brokers if n.node_id in views
         }
+        control = find_controller(first, views, timeout_s)
         values = {broker_id: future.result() for broker_id, future in read.items()}
-    truth = views.get(first.controller_id, first)
-    nodes = sorted(first.brokers, key=lambda node: (node.node_id not in views, node.node_id != first.controller_id))
+    truth = views.get(control.controller_id, first)
+    answering = [node for node in first.brokers if node.node_id in views]
+    answering.sort(key=lambda node: node.node_id != control.controller_id)
+    whom = (answering[0].host, answering[0].port) if answering else None
     names = [str(topic.name) for topic in truth.topics]
-    min_isrs = ask_min_isrs((nodes[0].host, nodes[0].port), names, timeout_s) if nodes else {}
-    return _status(truth, views, values, min_isrs)
+    min_isrs = ask_min_isrs(whom, names, timeout_s) if whom is not None else {}
+    result = _status(truth, views, values, min_isrs, control)
+    result.zookeeper_answers = None if whom is None else zookeeper_answers(whom, timeout_s)
+    return result
 
 
 def _status(
@@ -156,12 +179,16 @@ def _status(
     views: Mapping[int, MetadataResponse],
     values: Mapping[int, Mapping[str, float]],
     min_isrs: Mapping[str, int],
+    control: Control,
 ) -> ClusterStatus:
-    known, told = _partitions(truth), values.get(truth.controller_id, {})
-    result = ClusterStatus(truth.cluster_id, truth.controller_id, topics=len(truth.topics), partitions=len(known))
+    known, told = _partitions(truth), values.get(control.controller_id, {})
+    result = ClusterStatus(truth.cluster_id, control.controller_id, topics=len(truth.topics), partitions=len(known))
+    result.controller_problem = control.problem
     result.missing_brokers = missing_brokers(truth)
-    result.unwell_partitions = unwell_partitions(truth, min_isrs)
-    counts = Counter(state for each in result.unwell_partitions for state in each.states)
+    notable = notable_partitions(truth, min_isrs, control.adding)
+    result.unwell_partitions = [each for each in notable if each.is_unwell]
+    result.moving_partitions = [each for each in notable if MOVING in each.states]
+    counts = Counter(state for each in notable for state in each.states)
     result.offline_partitions = counts[OFFLINE]
     result.under_min_isr_partitions = counts[UNDER_MIN_ISR]
     result.under_replicated_partitions = counts[UNDER_REPLICATED]
@@ -268,24 +295,35 @@ def parse_address(server: str) -> Address:
 
 
 def _show(found: ClusterStatus) -> None:
-    epoch = "" if found.controller_epoch is None else f", epoch {found.controller_epoch}"
-    controller = f"broker {found.controller_id}{epoch}" if found.controller_id >= 0 else "none"
     say(f"Cluster     {found.cluster_id or '-'}")
-    say(f"Controller  {controller}")
+    say(f"Controller  {_controller(found)}")
+    say(f"ZooKeeper   {_ZOOKEEPER[found.zookeeper_answers]}")
     say(
         f"Partitions  {found.partitions} of {found.topics} topics, {found.under_replicated_partitions} "
-        f"under-replicated, {found.under_min_isr_partitions} under min ISR, {found.offline_partitions} offline"
+        f"under-replicated, {found.under_min_isr_partitions} under min ISR, {found.offline_partitions} offline, "
+        f"{len(found.moving_partitions)} moving"
     )
     for broker in found.missing_brokers:
         say(f"Missing     broker {broker.id}, which has {broker.replicas} replica{'' if broker.replicas == 1 else 's'}")
     say()
     columns = ("BROKER", "ADDRESS", "RACK", "ANSWERS", "CONTROLLER", "EPOCH", "BEHIND", "UNACKNOWLEDGED", "FOR MS")
     table(columns, map(_row, found.brokers))
-    if found.unwell_partitions:
+    moving = [each for each in found.moving_partitions if not each.is_unwell]
+    if notable := [*found.unwell_partitions, *moving]:
         say()
-        _show_partitions(found.unwell_partitions)
-    if found.controller_id >= 0 and found.controller_epoch is None:
+        _show_partitions(notable)
+    if found.controller_problem is None and found.controller_epoch is None:
         note("The controller has no metrics, or they cannot be read: set klamm.metrics.port, 0 for any free port.")
+
+
+def _controller(found: ClusterStatus) -> str:
+    if found.controller_id < 0:
+        return "none: nothing can be decided"
+    if found.controller_problem is not None:
+        return f"broker {found.controller_id}, which {found.controller_problem}: nothing can be decided without one"
+    return f"broker {found.controller_id}" + (
+        "" if found.controller_epoch is None else f", epoch {found.controller_epoch}"
+    )
 
 
 def _show_partitions(unwell: Sequence[PartitionStatus]) -> None:

@@ -7,10 +7,12 @@ import itertools
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
 
 if TYPE_CHECKING:
     from klamm.protocol.messages.metadata import MetadataResponse, MetadataResponsePartition
@@ -18,9 +20,11 @@ if TYPE_CHECKING:
 OFFLINE: Final = "offline"
 UNDER_MIN_ISR: Final = "under min ISR"
 UNDER_REPLICATED: Final = "under-replicated"
-STATES: Final = (OFFLINE, UNDER_MIN_ISR, UNDER_REPLICATED)
+MOVING: Final = "moving"
+STATES: Final = (OFFLINE, UNDER_MIN_ISR, UNDER_REPLICATED, MOVING)
 """The worst first."""
 
+NOTHING_MOVES: Final[Mapping[TopicPartition, frozenset[int]]] = MappingProxyType({})
 _MIN_ISR: Final = "min.insync.replicas"
 _TOPIC: Final = 2
 _TOPICS_ASKED_AT_ONCE: Final = 500
@@ -28,7 +32,10 @@ _TOPICS_ASKED_AT_ONCE: Final = 500
 
 @dataclass(slots=True)
 class PartitionStatus:
-    """`states` begins with the worst. `min_isr` is None when nobody told the topic's min.insync.replicas."""
+    """`states` begins with the worst. `min_isr` is None when nobody told the topic's min.insync.replicas.
+
+    `adding` are those of the replicas that are new, in a move that has not ended.
+    """
 
     topic: str
     partition: int
@@ -37,6 +44,17 @@ class PartitionStatus:
     replicas: list[int]
     isr: list[int]
     min_isr: int | None
+    adding: list[int] = field(default_factory=list)
+
+    @property
+    def is_unwell(self) -> bool:
+        return self.states != [MOVING]
+
+    def badness(self) -> tuple[object, ...]:
+        """The least is the worst: how much is left until writes are refused, then how many replicas are left."""
+        expected = len(self.replicas) - len(self.adding)
+        left = len(self.isr) - (1 if self.min_isr is None else self.min_isr)
+        return STATES.index(self.states[0]), left, len(self.isr) / max(expected, 1), self.topic, self.partition
 
 
 @dataclass(slots=True)
@@ -47,33 +65,42 @@ class MissingBroker:
     replicas: int
 
 
-def unwell_partitions(view: MetadataResponse, min_isrs: Mapping[str, int]) -> list[PartitionStatus]:
-    """The worst first, then by name."""
-    found = [
-        PartitionStatus(
-            str(topic.name),
-            partition.partition_index,
-            states,
-            partition.leader_id,
-            list(partition.replica_nodes),
-            sorted(partition.isr_nodes),
-            min_isrs.get(str(topic.name)),
-        )
-        for topic in view.topics
-        for partition in topic.partitions
-        if (states := _states(partition, min_isrs.get(str(topic.name))))
-    ]
-    return sorted(found, key=lambda each: (STATES.index(each.states[0]), each.topic, each.partition))
+def notable_partitions(
+    view: MetadataResponse, min_isrs: Mapping[str, int], adding: Mapping[TopicPartition, frozenset[int]] = NOTHING_MOVES
+) -> list[PartitionStatus]:
+    """Those that are not well, the worst first, and then those that are only being moved: the keys of `adding`."""
+    found = []
+    for topic in view.topics:
+        name = str(topic.name)
+        min_isr = min_isrs.get(name)
+        for partition in topic.partitions:
+            new = adding.get(TopicPartition(name, partition.partition_index))
+            if states := _states(partition, min_isr, new):
+                status = PartitionStatus(
+                    name,
+                    partition.partition_index,
+                    states,
+                    partition.leader_id,
+                    list(partition.replica_nodes),
+                    sorted(partition.isr_nodes),
+                    min_isr,
+                    [replica for replica in partition.replica_nodes if replica in (new or ())],
+                )
+                found.append(status)
+    return sorted(found, key=PartitionStatus.badness)
 
 
-def _states(partition: MetadataResponsePartition, min_isr: int | None) -> list[str]:
+def _states(partition: MetadataResponsePartition, min_isr: int | None, adding: frozenset[int] | None) -> list[str]:
+    """As in Kafka a replica that is being added is not missed: it has never been in sync."""
     in_sync = len(partition.isr_nodes)
+    expected = [replica for replica in partition.replica_nodes if replica not in (adding or ())]
     # a leader that the listener we came by cannot reach is a leader all the same
     is_offline = partition.leader_id < 0 and partition.error_code != ErrorCode.LISTENER_NOT_FOUND
     holds = {
         OFFLINE: is_offline,
         UNDER_MIN_ISR: min_isr is not None and in_sync < min_isr,
-        UNDER_REPLICATED: in_sync < len(partition.replica_nodes),
+        UNDER_REPLICATED: in_sync < len(expected),
+        MOVING: adding is not None,
     }
     return [state for state in STATES if holds[state]]
 

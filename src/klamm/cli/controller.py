@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from klamm.cli.client import TIMEOUT_S, unreachable
-from klamm.cli.cluster import Address, parse_address
+from klamm.cli.cluster import parse_address
+from klamm.cli.cluster_control import Address
 from klamm.cli.output import fail, note
 from klamm.errors import ErrorCode
 from klamm.protocol.wire import Message

@@ -12,8 +12,9 @@ import pytest
 
 from klamm.cli import cluster_partitions
 from klamm.cli.cluster import look
-from klamm.cli.cluster_partitions import MissingBroker, ask_min_isrs, missing_brokers, unwell_partitions
+from klamm.cli.cluster_partitions import MissingBroker, ask_min_isrs, missing_brokers, notable_partitions
 from klamm.errors import ErrorCode, KlammError
+from klamm.model import TopicPartition
 from klamm.protocol.frames import decode_request_header, encode_response_frame
 from klamm.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -58,7 +59,7 @@ VIEW = MetadataResponse(
 
 
 def states(min_isrs: dict[str, int]) -> list[tuple[str, list[str]]]:
-    return [(f"{each.topic}-{each.partition}", each.states) for each in unwell_partitions(VIEW, min_isrs)]
+    return [(f"{each.topic}-{each.partition}", each.states) for each in notable_partitions(VIEW, min_isrs)]
 
 
 def test_the_worst_comes_first() -> None:
@@ -75,6 +76,40 @@ def test_a_topic_whose_min_isr_nobody_told() -> None:
 
 def test_full_replicas_can_be_too_few() -> None:
     assert ("a-2", ["under min ISR"]) in states({"a": 2})
+
+
+def test_of_those_alike_the_one_nearest_to_its_end_comes_first() -> None:
+    view = MetadataResponse(
+        brokers=[],
+        controller_id=1,
+        topics=[
+            topic("a", (1, (1, 2, 3), (1, 2), NONE), (1, (1, 2, 3, 4), (1, 2), NONE), (1, (1, 2, 3), (1,), NONE)),
+            topic("b", (1, (1, 2, 3), (1, 2), NONE), (1, (1, 2, 3), (1,), NONE)),
+            topic("c", (-1, (1, 2), (2,), NO_LEADER), (-1, (1, 2), (1, 2), NO_LEADER)),
+        ],
+    )
+    found = notable_partitions(view, {"a": 1, "b": 3, "c": 1})
+    assert [f"{each.topic}-{each.partition}" for each in found] == ["c-0", "c-1", "b-1", "b-0", "a-2", "a-1", "a-0"]
+
+
+def test_replicas_that_a_move_adds_are_not_missed() -> None:
+    view = MetadataResponse(
+        brokers=[],
+        controller_id=1,
+        topics=[
+            topic("new", (1, (3, 1, 2), (1, 2), NONE), (1, (3, 1, 2), (1,), NONE), (1, (3, 1, 2), (1, 2), NONE)),
+            topic("gone", (1, (1, 2), (1, 2), NONE)),
+        ],
+    )
+    adding = {TopicPartition("new", 0): frozenset({3}), TopicPartition("new", 1): frozenset({3})}
+    found = notable_partitions(view, {}, adding | {TopicPartition("gone", 0): frozenset()})
+    assert [(f"{each.topic}-{each.partition}", each.states, each.adding) for each in found] == [
+        ("new-1", ["under-replicated", "moving"], [3]),
+        ("new-2", ["under-replicated"], []),
+        ("gone-0", ["moving"], []),
+        ("new-0", ["moving"], [3]),
+    ]
+    assert [each.is_unwell for each in found] == [True, True, False, False]
 
 
 def test_who_is_missed() -> None:

@@ -1,0 +1,100 @@
+"""Whether anything can be decided in a cluster: is its controller there, and does ZooKeeper answer?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from klamm.errors import ErrorCode
+from klamm.model import NO_CONTROLLER, TopicPartition
+
+if TYPE_CHECKING:
+    from klamm.protocol.messages.list_partition_reassignments import ListPartitionReassignmentsResponse
+    from klamm.protocol.messages.metadata import MetadataResponse
+
+Address = tuple[str, int]
+_BROKER: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """`problem` is what the brokers' controller lacks: None when it says itself that it is the controller.
+
+    `adding` has the partitions that are being moved, and which of their replicas are new.
+    """
+
+    controller_id: int
+    problem: str | None = None
+    adding: Mapping[TopicPartition, frozenset[int]] = field(default_factory=dict)
+
+
+def find_controller(first: MetadataResponse, views: Mapping[int, MetadataResponse], timeout_s: float) -> Control:
+    """`first` is what the bootstrap server knows, `views` what each broker that answers does.
+
+    Brokers name a controller that is dead until there is another, so whom they name is asked for what only the
+    controller knows: its moves.
+    """
+    told = (first, *views.values())
+    nodes = {node.node_id: (node.host, node.port) for view in reversed(told) for node in view.brokers}
+    silent = {node.node_id for node in first.brokers} - views.keys()
+    named = dict.fromkeys(view.controller_id for view in told if view.controller_id != NO_CONTROLLER)
+    problems: list[str] = []
+    for broker_id in named:
+        if broker_id not in nodes:
+            problems.append("is not alive")
+            continue
+        answer = None if broker_id in silent else _ask_for_moves(nodes[broker_id], timeout_s)
+        if answer is None:
+            problems.append("does not answer")
+        elif answer.error_code == ErrorCode.NOT_CONTROLLER:
+            problems.append("says that it is not the controller")
+        else:
+            return Control(broker_id, None, _adding(answer))
+    return Control(next(iter(named)), problems[0]) if named else Control(NO_CONTROLLER, "is not known")
+
+
+def _ask_for_moves(address: Address, timeout_s: float) -> ListPartitionReassignmentsResponse | None:
+    from klamm.protocol.messages.list_partition_reassignments import (
+        ListPartitionReassignmentsRequest,
+        ListPartitionReassignmentsResponse,
+    )
+    from klamm.testing.wire_client import send_request
+
+    request = ListPartitionReassignmentsRequest(timeout_ms=int(timeout_s * 1000), topics=None)
+    try:
+        told = send_request(address, request, 0, ListPartitionReassignmentsResponse, timeout_s)
+    except OSError:
+        return None
+    return None if told.error_code == ErrorCode.REQUEST_TIMED_OUT else told
+
+
+def _adding(told: ListPartitionReassignmentsResponse) -> dict[TopicPartition, frozenset[int]]:
+    return {
+        TopicPartition(topic.name, each.partition_index): frozenset(each.adding_replicas)
+        for topic in told.topics
+        for each in topic.partitions
+    }
+
+
+def zookeeper_answers(broker: Address, timeout_s: float) -> bool | None:
+    """Whether ZooKeeper answers this broker; None when the broker does not tell.
+
+    Asked for is the check of a change of nothing in the brokers' defaults: to check it the broker has to read them
+    from ZooKeeper, and nothing is written. Metadata and metrics are served without ZooKeeper and do not tell.
+    """
+    from klamm.protocol.messages.incremental_alter_configs import (
+        AlterConfigsResource,
+        IncrementalAlterConfigsRequest,
+        IncrementalAlterConfigsResponse,
+    )
+    from klamm.testing.wire_client import send_request
+
+    nothing = AlterConfigsResource(resource_type=_BROKER, resource_name="", configs=[])
+    request = IncrementalAlterConfigsRequest(resources=[nothing], validate_only=True)
+    try:
+        told = send_request(broker, request, 0, IncrementalAlterConfigsResponse, timeout_s)
+    except OSError:
+        return False
+    codes = {each.error_code for each in told.responses}
+    return True if codes == {ErrorCode.NONE} else False if ErrorCode.REQUEST_TIMED_OUT in codes else None

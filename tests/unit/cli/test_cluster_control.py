@@ -1,0 +1,140 @@
+"""Whether `klamm cluster status` notices that nothing can be decided: brokers that follow a script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from klamm.cli.app import app
+from klamm.errors import ErrorCode
+from klamm.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
+from klamm.protocol.messages.incremental_alter_configs import (
+    AlterConfigsResourceResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from klamm.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    OngoingPartitionReassignment,
+    OngoingTopicReassignment,
+)
+from klamm.protocol.messages.metadata import MetadataRequest
+from klamm.protocol.wire import Message
+from klamm.testing.ports import ReservedPort
+from tests.support.scripted_broker import scripted_broker, view
+
+MOVING = OngoingPartitionReassignment(partition_index=0, replicas=(2, 1), adding_replicas=(2,), removing_replicas=(1,))
+
+
+class Script:
+    """Broker 1, well unless a test says otherwise; t-0 is on its way from broker 1 to 2."""
+
+    def __init__(self) -> None:
+        self.address = ("", 0)
+        self.others: dict[int, tuple[str, int]] = {}
+        self.controller = 1
+        self.is_controller = self.has_voice = True
+        self.zookeeper = ErrorCode.NONE
+        self.asked: list[Message] = []
+
+    def __call__(self, request: Message) -> Message | None:
+        self.asked.append(request)
+        match request:
+            case MetadataRequest():
+                return view({1: self.address} | self.others, self.controller, {"t": (2, 1)}, isr=(1,))
+            case DescribeConfigsRequest():
+                return DescribeConfigsResponse(results=[])
+            case IncrementalAlterConfigsRequest():
+                assert request.validate_only and not request.resources[0].configs
+                done = AlterConfigsResourceResponse(
+                    error_code=self.zookeeper, error_message=None, resource_type=4, resource_name=""
+                )
+                return IncrementalAlterConfigsResponse(responses=[done])
+            case ListPartitionReassignmentsRequest() if self.has_voice:
+                code = ErrorCode.NONE if self.is_controller else ErrorCode.NOT_CONTROLLER
+                topics = [OngoingTopicReassignment(name="t", partitions=[MOVING])] if self.is_controller else []
+                return ListPartitionReassignmentsResponse(error_code=code, error_message=None, topics=topics)
+            case _:
+                return None
+
+    def status(self, *options: str, code: int) -> Any:
+        arguments = ["cluster", "status", "--timeout", "60", "-b", f"{self.address[0]}:{self.address[1]}"]
+        done = CliRunner().invoke(app, [*arguments, *options])
+        assert done.exit_code == code, (done.output, done.exception)
+        return done
+
+
+@pytest.fixture
+def broker() -> Iterator[Script]:
+    script = Script()
+    with scripted_broker(script) as script.address:
+        yield script
+
+
+def test_a_cluster_that_is_well(broker: Script) -> None:
+    text = broker.status(code=0).stdout
+    assert "Controller  broker 1\nZooKeeper   answers\nPartitions  1 of 1 topics, 0 under-replicated, " in text
+    assert " 0 offline, 1 moving\n" in text
+    assert text.splitlines()[-1].split() == ["t-0", "moving", "1", "2,1", "1", "-"]
+    found = json.loads(broker.status("-f", "json", code=0).stdout)
+    assert (found["controller_problem"], found["zookeeper_answers"], found["unwell_partitions"]) == (None, True, [])
+    assert [each["adding"] for each in found["moving_partitions"]] == [[2]]
+
+
+def test_a_controller_that_is_dead(broker: Script) -> None:
+    with ReservedPort() as nobody:
+        broker.others, broker.controller = {2: (nobody.host, nobody.number)}, 2
+        text = broker.status(code=4).stdout
+    assert "Controller  broker 2, which does not answer: nothing can be decided without one\n" in text
+    assert "ZooKeeper   answers\n" in text, "another broker is asked"
+
+
+def test_a_controller_that_is_none_of_the_brokers(broker: Script) -> None:
+    broker.controller = 2
+    assert "Controller  broker 2, which is not alive: " in broker.status(code=4).stdout
+
+
+def test_a_controller_that_answers_nothing_but_metadata(broker: Script) -> None:
+    broker.has_voice = False
+    assert "Controller  broker 1, which does not answer: " in broker.status(code=4).stdout
+
+
+def test_a_controller_that_is_none_any_more(broker: Script) -> None:
+    broker.is_controller = False
+    text = broker.status(code=4).stdout
+    assert "Controller  broker 1, which says that it is not the controller: " in text
+    assert "1 under-replicated" in text, "nobody tells that the replica is a new one"
+
+
+def test_no_controller(broker: Script) -> None:
+    broker.controller = -1
+    assert "Controller  none: nothing can be decided\n" in broker.status(code=4).stdout
+
+
+def test_brokers_that_name_different_controllers(broker: Script) -> None:
+    """The one that says itself that it is the controller."""
+    other = Script()
+    with scripted_broker(other) as other.address:
+        broker.others = {2: other.address}
+        other.controller = broker.controller = 2
+        broker.is_controller, other.others = False, {2: other.address}
+        broker.controller = 1
+        assert "Controller  broker 2\n" in broker.status(code=0).stdout
+
+
+@pytest.mark.parametrize(
+    ("said", "shown", "code"),
+    [
+        (ErrorCode.REQUEST_TIMED_OUT, "does not answer: nothing can be decided", 4),
+        (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "-", 0),
+    ],
+)
+def test_zookeeper(broker: Script, said: ErrorCode, shown: str, code: int) -> None:
+    broker.zookeeper = said
+    assert f"\nZooKeeper   {shown}\n" in broker.status(code=code).stdout
+    assert sum(isinstance(request, IncrementalAlterConfigsRequest) for request in broker.asked) == 1
