@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +39,10 @@ _OWN_KEYS: Final = {
 }
 _ZOOKEEPER_WAIT_S: Final = 5.0
 _SLOW_STOP_S: Final = 2.0
+_POLL_S: Final = 0.5
+_SURE_POLLS: Final = 3
+"""A broker that has just died is a client for a moment more, and one that lost its connection is none for a moment."""
+_SESSION: Final = re.compile(rb"\(session=(0x[0-9a-f]+)\)")
 _LOG_TAIL_BYTES: Final = 65_536
 _PARTITION: Final = re.compile(r".+-\d+")
 """The directory of a replica."""
@@ -57,7 +62,12 @@ def up(
         list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="A broker key, for all brokers.")
     ] = [],  # noqa: B006
 ) -> None:
-    """Start a cluster on this machine and keep it running until Ctrl-C."""
+    """Start a cluster on this machine and keep it running until Ctrl-C.
+
+    A broker that has ended is not started again. `klamm broker --config DATA_DIR/broker-1.properties` does, in another
+    terminal. When all brokers that were started here have ended, so does the rest, unless ZooKeeper still has clients,
+    such as brokers that were started by hand.
+    """
     from klamm.config import KafkaConfig
     from klamm.testing import LocalCluster
 
@@ -83,7 +93,7 @@ def up(
         cluster.start_all()
         try:
             _announce(cluster, time.monotonic() - started)
-            _watch(cluster, signals)
+            _watch(cluster, signals, has_own_zookeeper=zookeeper is None)
         finally:
             _stop(cluster)
     note("Stopped; the data stays in " + str(data_dir) + ".")
@@ -114,18 +124,62 @@ def _announce(cluster: LocalCluster, seconds: float) -> None:
     say(f"{bold('bootstrap servers')} {cluster.bootstrap_servers}")
 
 
-def _watch(cluster: LocalCluster, signals: _Signals) -> None:
+def _watch(cluster: LocalCluster, signals: _Signals, *, has_own_zookeeper: bool) -> None:
     """Until a signal, or until ZooKeeper or the last broker has ended by itself; the others go on without one."""
     running = list(cluster.broker_ids)
-    while not signals.wait(0.5):
-        if cluster.has_lost_zookeeper:
-            fail(f"ZooKeeper has ended by itself; see {cluster.data_dir / 'zookeeper.log'}.")
+    while not signals.wait(_POLL_S):
+        _refuse_lost_zookeeper(cluster)
         for broker_id in [each for each in running if not cluster.is_running(each)]:
             running.remove(broker_id)
             sentence = f"Broker {broker_id} has ended by itself; see {cluster.logs(broker_id)}."
-            if not running:
-                fail(sentence)
-            note(f"{yellow('Warning:', sys.stderr)} {sentence} Still running: {', '.join(map(str, running))}.")
+            if running:
+                again = f"klamm broker --config {cluster.data_dir / f'broker-{broker_id}.properties'}"
+                _warn(f"{sentence} Still running: {', '.join(map(str, running))}. To start it again: {again}")
+        if not running:
+            if has_own_zookeeper and _go_on_for_others(cluster, signals, sentence):
+                return
+            fail(f"{sentence} No broker that was started here is left.")
+
+
+def _go_on_for_others(cluster: LocalCluster, signals: _Signals, sentence: str) -> bool:
+    """While ZooKeeper has clients, though none of them is a broker of ours; whether a signal ended it."""
+    seen = deque([True], _SURE_POLLS)
+    has_told = False
+    while any(seen):
+        if signals.wait(_POLL_S):
+            return True
+        _refuse_lost_zookeeper(cluster)
+        seen.append(zookeeper_clients(cluster.zookeeper_connect) > 0)
+        if not has_told and len(seen) == _SURE_POLLS and all(seen):
+            has_told = True
+            _warn(
+                f"{sentence} No broker that was started here is left, but ZooKeeper has other clients, and goes on "
+                "while it has any. Ctrl-C stops it."
+            )
+    return False
+
+
+def _refuse_lost_zookeeper(cluster: LocalCluster) -> None:
+    if cluster.has_lost_zookeeper:
+        fail(f"ZooKeeper has ended by itself; see {cluster.data_dir / 'zookeeper.log'}.")
+
+
+def zookeeper_clients(address: str) -> int:
+    """How many clients with a session are connected to the ZooKeeper server, as it says itself; 0 if it does not."""
+    import socket
+
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), _ZOOKEEPER_WAIT_S) as connection:
+            connection.sendall(b"stat")
+            with connection.makefile("rb") as answer:
+                return sum(int(number, 16) != 0 for number in _SESSION.findall(answer.read()))
+    except OSError:
+        return 0
+
+
+def _warn(sentence: str) -> None:
+    note(f"{yellow('Warning:', sys.stderr)} {sentence}")
 
 
 def _warn_of_absent_brokers(data_dir: Path, brokers: int) -> None:
@@ -137,8 +191,8 @@ def _warn_of_absent_brokers(data_dir: Path, brokers: int) -> None:
             absent[int(name)] = sum(_PARTITION.fullmatch(each.name) is not None for each in path.iterdir())
     for broker_id, partitions in sorted(absent.items()):
         if partitions:
-            note(
-                f"{yellow('Warning:', sys.stderr)} broker {broker_id} is not started, but {data_dir} holds "
+            _warn(
+                f"broker {broker_id} is not started, but {data_dir} holds "
                 f"{partitions} partition{'' if partitions == 1 else 's'} of it: they are under-replicated, and those "
                 f"that nobody else has in sync are offline. --brokers {max(absent)} starts it, too."
             )
