@@ -77,9 +77,9 @@ def to_update(version: int, req: UpdateMetadataRequest, client_id: str | None = 
     grouped: dict[str, list[UpdateMetadataPartitionState]] = {}
     for state in req.ungrouped_partition_states:
         grouped.setdefault(state.topic_name, []).append(state)
-    topics = [TopicUpdate(name, _states(name, states), ZERO_UUID) for name, states in grouped.items()]
+    topics = [TopicUpdate(name, _states(req, name, states), ZERO_UUID) for name, states in grouped.items()]
     topics += [
-        TopicUpdate(t.topic_name, _states(t.topic_name, t.partition_states), t.topic_id) for t in req.topic_states
+        TopicUpdate(t.topic_name, _states(req, t.topic_name, t.partition_states), t.topic_id) for t in req.topic_states
     ]
     return MetadataUpdate(
         controller_id=req.controller_id,
@@ -91,18 +91,22 @@ def to_update(version: int, req: UpdateMetadataRequest, client_id: str | None = 
     )
 
 
-def _states(topic: str, states: Iterable[UpdateMetadataPartitionState]) -> tuple[PartitionState, ...]:
+def _states(
+    req: UpdateMetadataRequest, topic: str, states: Iterable[UpdateMetadataPartitionState]
+) -> tuple[PartitionState, ...]:
+    controller_epoch, broker_epoch = req.controller_epoch, req.broker_epoch
     return tuple(
         PartitionState(
             topic,
             state.partition_index,
-            state.controller_epoch,
+            controller_epoch,
             state.leader,
             state.leader_epoch,
             tuple(state.isr),
             state.zk_version,
             tuple(state.replicas),
             tuple(state.offline_replicas),
+            broker_epoch,
         )
         for state in states
     )

@@ -16,7 +16,11 @@ SLICING_CLIENT: Final = "klamm-controller-"
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """One partition as UpdateMetadata describes it; `partition_epoch` is the version of its state znode."""
+    """One partition as UpdateMetadata describes it; `partition_epoch` is the version of its state znode.
+
+    `controller_epoch` and `broker_epoch` are those of the request: who told it, and to which life of this broker. What
+    controller epoch the znode names is not kept, because it says nothing of what is newer (`is_older_than`).
+    """
 
     topic: str
     partition: int
@@ -27,6 +31,7 @@ class PartitionState:
     partition_epoch: int
     replicas: tuple[int, ...]
     offline_replicas: tuple[int, ...] = ()
+    broker_epoch: int = NO_EPOCH
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -39,12 +44,20 @@ class PartitionState:
     def is_older_than(self, known: PartitionState) -> bool:
         """Whether taking this state over `known` would go back in time (a request that was overtaken).
 
-        In one leader epoch the znode's version tells. The controller epoch need not rise with it: a leader that writes
-        its ISR itself (before 2.7) leaves the one it was elected in, and Kafka's controller sends its own before that.
+        What a later controller tells, or what this broker is told in a later life, is newer: it was read from ZooKeeper
+        since. Otherwise the znode decides, which was never deleted in between, or this broker would have been told.
+
+        With the znode's controller epoch in place of the sender's there is no order. Kafka's controller sends its own
+        with a state that it has only read, klamm's the one it has read: (6, 4, 8) and (2, 4, 8), as controller epoch,
+        leader epoch and version, are the same state, and so is (7, 4, 8). Of those, (7, 4, 0) is older than the last,
+        but as a topic without id that was created anew it is newer than the first.
         """
-        if self.leader_epoch != known.leader_epoch:
-            return (self.controller_epoch, self.leader_epoch) < (known.controller_epoch, known.leader_epoch)
-        return self.controller_epoch <= known.controller_epoch and self.partition_epoch < known.partition_epoch
+        return (self.controller_epoch, self.broker_epoch, self.leader_epoch, self.partition_epoch) < (
+            known.controller_epoch,
+            known.broker_epoch,
+            known.leader_epoch,
+            known.partition_epoch,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ class BrokerModel:
         head, body = request.head, request.body
         self.metadata.update(
             MetadataUpdate(
-                head.controller_id, head.controller_epoch, body.live_brokers, _topics_of(body), head.broker_epoch
+                head.controller_id, head.controller_epoch, body.live_brokers, _topics_of(body, head), head.broker_epoch
             )
         )
 
@@ -210,20 +210,21 @@ class BrokerModel:
         return ErrorCode.FENCED_LEADER_EPOCH if leader_epoch < mine.leader_epoch else ErrorCode.NONE
 
 
-_converted: dict[int, tuple[UpdateMetadataBody, tuple[TopicUpdate, ...]]] = {}
+_converted: dict[tuple[int, int], tuple[UpdateMetadataBody, tuple[TopicUpdate, ...]]] = {}
 
 
-def _topics_of(body: UpdateMetadataBody) -> tuple[TopicUpdate, ...]:
-    """Many brokers are told the same body: it is converted once. The body is kept, so its id is nobody else's."""
-    known = _converted.get(id(body))
+def _topics_of(body: UpdateMetadataBody, head: RequestHead) -> tuple[TopicUpdate, ...]:
+    """A body is told more than once: it is converted once a broker. It is kept, so its id is nobody else's."""
+    key = (id(body), head.broker_epoch)
+    known = _converted.get(key)
     if known is None:
         if len(_converted) > 500:
             _converted.clear()
-        known = _converted[id(body)] = (body, _convert(body))
+        known = _converted[key] = (body, _convert(body, head))
     return known[1]
 
 
-def _convert(body: UpdateMetadataBody) -> tuple[TopicUpdate, ...]:
+def _convert(body: UpdateMetadataBody, head: RequestHead) -> tuple[TopicUpdate, ...]:
     ids = dict(body.topic_ids)
     topics: dict[str, list[PartitionState]] = {}
     for it in body.partitions:
@@ -231,13 +232,14 @@ def _convert(body: UpdateMetadataBody) -> tuple[TopicUpdate, ...]:
         state = PartitionState(
             topic,
             partition,
-            it.controller_epoch,
+            head.controller_epoch,
             it.leader,
             it.leader_epoch,
             it.isr,
             it.zk_version,
             it.replicas,
             it.offline_replicas,
+            head.broker_epoch,
         )
         topics.setdefault(topic, []).append(state)
     return tuple(TopicUpdate(t, tuple(states), ids.get(t, ZERO_UUID)) for t, states in topics.items())
