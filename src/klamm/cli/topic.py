@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, admin_client, cluster_metadata, parse_pairs, results
-from klamm.cli.output import fail, say, table
+from klamm.cli.output import Failure, fail, say, table
+from klamm.model import TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True)
 
 MAX_PARTITIONS: Final = 100_000
+Adding = Mapping[TopicPartition, Sequence[int]]
 Config = Annotated[list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="A topic configuration.")]
 
 
@@ -73,8 +76,9 @@ def describe(
     if not wanted:
         return
     configs = _overrides(admin, wanted)
+    adding = _adding(bootstrap_server) if under_replicated else None
     for name, topic in _descriptions(admin, wanted).items():
-        _show(name, topic, configs[name], under_replicated)
+        _show(name, topic, configs[name], adding)
 
 
 def _descriptions(admin: AdminClient, names: list[str]) -> dict[str, Any]:
@@ -97,10 +101,31 @@ def _overrides(admin: AdminClient, names: list[str]) -> dict[str, dict[str, str]
     }
 
 
-def _show(name: str, topic: Any, overrides: dict[str, str], under_replicated: bool) -> None:
+def _adding(servers: str) -> Adding:
+    """The replicas that moves add; nothing when no controller tells."""
+    from klamm.cli.controller import ControllerClient
+    from klamm.cli.moves import under_way
+
+    try:
+        return {tp: move.adding for tp, move in under_way(ControllerClient(servers, 0)).items()}
+    except Failure:
+        return {}
+
+
+def under_replicated_partitions(name: str, partitions: list[Any], adding: Adding) -> list[Any]:
+    """As in Kafka without replicas that a move adds: they have never been in sync."""
+    return [
+        partition
+        for partition in partitions
+        if len(partition.isr) < len(partition.replicas) - len(adding.get(TopicPartition(name, partition.id), ()))
+    ]
+
+
+def _show(name: str, topic: Any, overrides: dict[str, str], adding: Adding | None) -> None:
+    """`adding`: show only partitions that are under-replicated beside these."""
     partitions = sorted(topic.partitions, key=lambda partition: partition.id)
-    if under_replicated:
-        partitions = [partition for partition in partitions if len(partition.isr) < len(partition.replicas)]
+    if adding is not None:
+        partitions = under_replicated_partitions(name, partitions, adding)
         if not partitions:
             return
     factor = max((len(partition.replicas) for partition in topic.partitions), default=0)

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from struct import pack, unpack
+from types import SimpleNamespace
 
 import pytest
 
 from klamm.cli import cluster_partitions
 from klamm.cli.cluster import look
 from klamm.cli.cluster_partitions import MissingBroker, ask_min_isrs, missing_brokers, notable_partitions
+from klamm.cli.topic import under_replicated_partitions
 from klamm.errors import ErrorCode, KlammError
 from klamm.model import TopicPartition
 from klamm.protocol.frames import decode_request_header, encode_response_frame
@@ -110,6 +112,12 @@ def test_replicas_that_a_move_adds_are_not_missed() -> None:
         ("new-0", ["moving"], [3]),
     ]
     assert [each.is_unwell for each in found] == [True, True, False, False]
+
+
+def test_klamm_topic_describe_does_not_miss_them_either() -> None:
+    partitions = [SimpleNamespace(id=number, replicas=(3, 1, 2), isr=(1, 2)) for number in (0, 1)]
+    found = under_replicated_partitions("t", partitions, {TopicPartition("t", 0): [3]})
+    assert [partition.id for partition in found] == [1]
 
 
 def test_who_is_missed() -> None:
