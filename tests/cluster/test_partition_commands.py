@@ -12,14 +12,18 @@ from typer.testing import CliRunner
 
 from klamm.cli.app import app
 from klamm.testing import LocalCluster
-
-CONFIGS = {"zookeeper.session.timeout.ms": 60_000}
+from tests.support.calm import CALM
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(brokers=3, broker_configs=CONFIGS) as running:
+    with LocalCluster(brokers=3, broker_configs=CALM) as running:
         yield running
+
+
+def wait_for_isr(cluster: LocalCluster, topic: str, partition: int, members: list[int]) -> None:
+    """The controller has decided it, and tells the brokers."""
+    cluster.wait_for(lambda: sorted(cluster.isr(topic, partition)) == members, what=f"{topic}-{partition} on {members}")
 
 
 def klamm(cluster: LocalCluster, *arguments: str, code: int = 0) -> Any:
@@ -37,12 +41,13 @@ def test_moves_that_end_and_elections(cluster: LocalCluster, tmp_path: Path) -> 
     cluster.create_topic("orders", partitions=2, replication_factor=2)
     done = move(cluster, "orders", 0, "3,1", "--wait")
     assert done.stdout == "Partition orders-0 goes to 3,1.\nNothing of it is under way any more.\n"
-    assert sorted(cluster.isr("orders", 0)) == [1, 3]
+    wait_for_isr(cluster, "orders", 0, [1, 3])
     path = tmp_path / "moves.json"
     moves = [{"topic": "orders", "partition": p, "replicas": [1, 2, 3]} for p in (0, 1)]
     path.write_text(json.dumps({"version": 1, "partitions": moves}))
     klamm(cluster, "reassign", "--file", str(path), "--wait")
-    assert [sorted(cluster.isr("orders", p)) for p in (0, 1)] == [[1, 2, 3]] * 2
+    for partition in (0, 1):
+        wait_for_isr(cluster, "orders", partition, [1, 2, 3])
     klamm(cluster, "elect", "--preferred", "--topic", "orders")
     assert [cluster.leader("orders", p) for p in (0, 1)] == [1, 1]
     assert "No partition needs an election." in klamm(cluster, "elect", "--preferred").stderr
@@ -89,7 +94,7 @@ def test_a_move_that_cannot_end_is_listed_and_taken_back(cluster: LocalCluster) 
         assert "Nothing is being moved." in ask("reassign", "--cancel", "--topic", "slow").stderr
     finally:
         cluster.resume(paused)
-    assert cluster.isr("slow", 0) == [home]
+    wait_for_isr(cluster, "slow", 0, [home])
 
 
 def test_a_preferred_replica_that_is_not_there_cannot_be_elected(cluster: LocalCluster) -> None:

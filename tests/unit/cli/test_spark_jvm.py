@@ -35,9 +35,10 @@ def close(process: Popen[bytes]) -> None:
             pipe.close()
 
 
-def test_what_was_launched_ends_with_an_interrupted_start() -> None:
+def test_what_was_launched_ends_with_an_interrupted_start(monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark import java_gateway
 
+    monkeypatch.setattr("klamm.cli.spark_jvm.END_S", 60)
     started: list[Popen[bytes]] = []
     with pytest.raises(KeyboardInterrupt), Jvm().launching():
         launch(FOR_EVER, started, preexec_fn=lambda: None)
