@@ -64,9 +64,9 @@ def up(
 ) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C.
 
-    A broker that has ended is not started again. `klamm broker --config DATA_DIR/broker-1.properties` does, in another
-    terminal. When all brokers that were started here have ended, so does the rest, unless ZooKeeper still has clients,
-    such as brokers that were started by hand.
+    A broker that has ended is not started again: do it with `klamm broker --config DATA_DIR/broker-1.properties`, in
+    another terminal. When all brokers that were started here have ended, so does the rest, unless ZooKeeper still has
+    clients, such as brokers that were started by hand.
     """
     from klamm.config import KafkaConfig
     from klamm.testing import LocalCluster
