@@ -22,8 +22,9 @@ from klamm.clock import Clock
 from klamm.errors import ErrorCode, KlammError, LogDirError
 from klamm.log import names
 from klamm.log.background import BackgroundWorker
-from klamm.log.checkpoints import MetaProperties, encode_offsets
-from klamm.log.cleaner import CleanJob, dirtiest
+from klamm.log.checkpoint_writer import CheckpointWriter, LogOffsets
+from klamm.log.checkpoints import MetaProperties
+from klamm.log.cleaner_manager import LogCleanerManager
 from klamm.log.files import Files, OsFiles, is_exhausted
 from klamm.log.flush_queue import FlushQueue
 from klamm.log.jobs import FileJob, Job, unlink_job
@@ -72,14 +73,19 @@ class LogManager:
         self._syncs = SyncQueue(self._files, self._worker)
         self._owner = threading.get_ident()
         self.dirs = LogDirs(log_dirs, self._files)
+        self._checkpoints = CheckpointWriter(self._files, self.dirs, self.submit)
         self._logs: dict[TopicPartition, Log] = {}
         self._by_topic: dict[str, dict[TopicPartition, Log]] = {}
         self._counts: Counter[str] = Counter()
         self._offline: dict[TopicPartition, str] = {}
         self._deletions: list[tuple[int, int, Job]] = []
         self._deletion_count = 0
-        self._clean_job: CleanJob | None = None
-        self._uncleanable: set[TopicPartition] = set()
+        self._cleaner = LogCleanerManager(
+            self._files,
+            submit=self.submit,
+            is_in_use=self._is_in_use,
+            on_cleaned=self._checkpoint_cleaner_offsets,
+        )
         self._flushes = FlushQueue(self._is_in_use)
         self._env = LogEnvironment(
             self._files, clock, rng, self, OpenSegments(max_open_segments), producer_id_expiration_ms
@@ -233,7 +239,8 @@ class LogManager:
         log = self._logs.pop(tp, None)
         if log is not None:
             self._counts[log.log_dir] -= 1
-            self._uncleanable.discard(tp)
+            self._cleaner.forget(log)
+            self._checkpoints.forget(log)
             del self._by_topic[tp.topic][tp]
             if not self._by_topic[tp.topic]:
                 del self._by_topic[tp.topic]
@@ -312,8 +319,7 @@ class LogManager:
         sentence = f"{log_dir} has failed while {doing}: {error.strerror or error}"
         if not self.dirs.fail(log_dir, sentence):
             return
-        if self._clean_job is not None and self._clean_job.log_dir == log_dir:
-            self._clean_job = None
+        self._cleaner.give_up(log_dir)
         _log.error("%s. Its partitions are offline until the broker is started again", sentence)
         for log in list(self._logs_in(log_dir)):
             log.is_failed = True
@@ -341,35 +347,13 @@ class LogManager:
         """`flush.ms` for the logs whose time it is."""
         self._flushes.flush_due(now_ms)
 
-    def compaction_pass(self, now_ms: int) -> bool:
-        """Starts to clean the dirtiest compacted log, one at a time; True when there was one."""
-        if self._clean_job is not None:
-            return False
-        target = dirtiest(
-            [log for tp, log in self._logs.items() if tp not in self._uncleanable], now_ms, self._set_uncleanable
-        )
-        if target is None:
-            return False
-        job = target.log.guard("planning to clean", lambda: CleanJob(self._files, target, now_ms, self._cleaned))
-        if isinstance(job, ErrorCode):
-            self._set_uncleanable(target.log)
-            return False
-        self._clean_job = job
-        self._worker.submit(job)
-        return True
+    def compaction_pass(self, now_ms: int) -> Iterator[bool]:
+        """Starts to clean the dirtiest compacted log, one at a time; True, in the last step, when there was one."""
+        return self._cleaner.compaction_pass(self._slices(), now_ms)
 
-    def _set_uncleanable(self, log: Log) -> None:
-        if log.topic_partition in self._logs:
-            self._uncleanable.add(log.topic_partition)
-
-    def _cleaned(self, job: CleanJob, cleaned_to: int | None) -> None:
-        if job.is_uncleanable:
-            self._set_uncleanable(job.log)
-        if self._clean_job is job:
-            self._clean_job = None
-        if cleaned_to is not None:
-            job.log.cleaner_offset = cleaned_to
-            self._checkpoint(names.CLEANER_CHECKPOINT, {tp: o.cleaner_offset for tp, o in self._logs.items()})
+    def _checkpoint_cleaner_offsets(self) -> None:
+        cleaned = ((log, log.cleaner_offset) for log in self._logs.values() if log.cleaner_offset)
+        self._checkpoints.write(names.CLEANER_CHECKPOINT, cleaned)
 
     def producer_expiration_pass(self, now_ms: int) -> Iterator[None]:
         """Forgets producers that have been silent for too long, slice by slice."""
@@ -397,36 +381,46 @@ class LogManager:
     # checkpoints
 
     def checkpoint_recovery_points(self) -> None:
-        points = {tp: log.recovery_point for tp, log in self._logs.items()}
-        self._checkpoint(names.RECOVERY_POINT_CHECKPOINT, points)
+        self._checkpoints.write(names.RECOVERY_POINT_CHECKPOINT, _recovery_points(self._logs.values()))
+
+    def recovery_point_pass(self) -> Iterator[None]:
+        """`checkpoint_recovery_points`, slice by slice."""
+        return self._checkpoint_pass(names.RECOVERY_POINT_CHECKPOINT, _recovery_points)
 
     def checkpoint_log_start_offsets(self) -> None:
-        """Only starts that the names of the segments do not tell."""
-        starts = {
-            tp: log.log_start_offset
-            for tp, log in self._logs.items()
-            if log.log_start_offset > log.segments.first.base_offset
-        }
-        self._checkpoint(names.LOG_START_OFFSET_CHECKPOINT, starts)
+        self._checkpoints.write(names.LOG_START_OFFSET_CHECKPOINT, _log_start_offsets(self._logs.values()))
+
+    def log_start_offset_pass(self) -> Iterator[None]:
+        """`checkpoint_log_start_offsets`, slice by slice."""
+        return self._checkpoint_pass(names.LOG_START_OFFSET_CHECKPOINT, _log_start_offsets)
 
     def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        self._checkpoint(names.HIGH_WATERMARK_CHECKPOINT, high_watermarks)
+        found = ((self._logs.get(tp), offset) for tp, offset in high_watermarks.items())
+        self._checkpoints.write(names.HIGH_WATERMARK_CHECKPOINT, ((log, offset) for log, offset in found if log))
+
+    def high_watermark_pass(self, has_partition: Callable[[Log], bool]) -> Iterator[None]:
+        """Checkpoints the high watermarks of the logs that have a partition, slice by slice."""
+        return self._checkpoint_pass(
+            names.HIGH_WATERMARK_CHECKPOINT,
+            lambda logs: ((log, log.high_watermark) for log in logs if has_partition(log)),
+        )
+
+    def _checkpoint_pass(self, name: str, offsets: Callable[[Iterable[Log]], LogOffsets]) -> Iterator[None]:
+        slices = (offsets(filter(self._is_in_use, part)) for part in self._slices())
+        return self._checkpoints.write_in_slices(name, slices)
 
     def checkpointed_high_watermark(self, tp: TopicPartition) -> int:
         """What the checkpoint said when the logs were loaded; 0 when it did not name the partition."""
         return self.dirs.high_watermarks.get(tp, 0)
 
-    def _checkpoint(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        by_dir: dict[str, dict[TopicPartition, int]] = {d.path: {} for d in self.dirs.live}
-        for tp, offset in offsets.items():
-            log = self._logs.get(tp)
-            if log is not None:
-                by_dir[log.log_dir][tp] = offset
-        for log_dir, entries in by_dir.items():
-            self._worker.submit(self._write_job(log_dir, name, entries))
-
-    def _write_job(self, log_dir: str, name: str, entries: Mapping[TopicPartition, int]) -> FileJob:
-        return FileJob(log_dir, lambda: self._files.write_atomic(f"{log_dir}/{name}", encode_offsets(entries)))
-
     def _logs_in(self, log_dir: str) -> Iterator[Log]:
         return (log for log in self._logs.values() if log.log_dir == log_dir)
+
+
+def _recovery_points(logs: Iterable[Log]) -> LogOffsets:
+    return ((log, log.recovery_point) for log in logs)
+
+
+def _log_start_offsets(logs: Iterable[Log]) -> LogOffsets:
+    """Only starts that the names of the segments do not tell."""
+    return ((log, log.log_start_offset) for log in logs if log.log_start_offset > log.segments.first.base_offset)

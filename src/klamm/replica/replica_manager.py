@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from klamm.clock import Clock
@@ -271,6 +271,14 @@ class ReplicaManager:
     def checkpoint_high_watermarks(self) -> None:
         """Writes `replication-offset-checkpoint` of every live directory."""
         self.logs.checkpoint_high_watermarks(self.high_watermarks())
+
+    def high_watermark_pass(self) -> Iterator[None]:
+        """`checkpoint_high_watermarks`, slice by slice."""
+        return self.logs.high_watermark_pass(self._is_of_a_partition)
+
+    def _is_of_a_partition(self, log: Log) -> bool:
+        partition = self.partitions.get(log.topic_partition)
+        return partition is not None and partition.log is log
 
     def high_watermarks(self) -> dict[TopicPartition, int]:
         return {tp: p.log.high_watermark for tp, p in self.partitions.items() if p.log is not None}

@@ -284,17 +284,17 @@ class KafkaServer:
         every(
             "recovery-point-checkpoint",
             config.log_flush_offset_checkpoint_interval_ms,
-            logs.checkpoint_recovery_points,
+            logs.recovery_point_pass,
         )
         every(
             "log-start-offset-checkpoint",
             config.log_flush_start_offset_checkpoint_interval_ms,
-            logs.checkpoint_log_start_offsets,
+            logs.log_start_offset_pass,
         )
         every(
             "highwatermark-checkpoint",
             config.replica_high_watermark_checkpoint_interval_ms,
-            broker.replicas.checkpoint_high_watermarks,
+            broker.replicas.high_watermark_pass,
         )
         every(
             "producer-expiration",

@@ -228,7 +228,7 @@ def test_an_error_anywhere_in_a_cleaner_pass_loses_nothing(operation: str, part:
     log.update_high_watermark(30)
     log.flush()
     files.fault = Faults(operation, part, number)
-    manager.compaction_pass(1 << 50)
+    any(manager.compaction_pass(1 << 50))
     files.fault = None
     assert [f[0] for f in failures] in ([DIR], [])
     manager.abandon()

@@ -121,7 +121,7 @@ def test_cleaning_without_files_is_given_up_and_takes_nothing_offline() -> None:
     log.roll()
     log.update_high_watermark(30)
     bench.files.fault = exhausted
-    manager.compaction_pass(NOW)
+    any(manager.compaction_pass(NOW))
     bench.files.fault = None
     assert not manager.dirs.failures
     assert len(read_values(log)) == 30

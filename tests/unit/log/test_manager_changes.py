@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from klamm.errors import ErrorCode, KlammError
-from klamm.log import LogConfig, LogManager, log_manager
+from klamm.log import LogConfig, LogManager, checkpoint_writer
 from klamm.log.checkpoints import MetaProperties, read_meta_properties
 from klamm.log.jobs import Job
 from klamm.log.log_manager import LOGS_A_SLICE
@@ -156,7 +156,7 @@ def test_checkpoints_are_encoded_where_they_are_written(monkeypatch: pytest.Monk
         encoded.append(entries)
         return b""
 
-    monkeypatch.setattr(log_manager, "encode_offsets", encode)
+    monkeypatch.setattr(checkpoint_writer, "encode_offsets", encode)
     monkeypatch.setattr(manager._worker, "submit", jobs.append)
     manager.checkpoint_recovery_points()
     assert (len(jobs), encoded) == (1, [])

@@ -1,0 +1,67 @@
+"""The offset checkpoints of the live directories: collected on the loop, whole or in slices, written in the background.
+
+A file is always written whole and replaces the one before. What it says of a log was true when the log was looked at:
+an offset that has changed by then is told with the next checkpoint, as one that changes right after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from klamm.log.checkpoints import encode_offsets
+from klamm.log.files import Files
+from klamm.log.jobs import FileJob
+from klamm.log.log import Log
+from klamm.log.log_dirs import LogDirs
+from klamm.model import TopicPartition
+
+LogOffsets = Iterable[tuple[Log, int]]
+_ByDir = dict[str, dict[TopicPartition, int]]
+
+
+class CheckpointWriter:
+    """Owner: the broker loop."""
+
+    def __init__(self, files: Files, dirs: LogDirs, submit: Callable[[FileJob], None]) -> None:
+        self._files = files
+        self._dirs = dirs
+        self._submit = submit
+        self._collected: dict[str, _ByDir] = {}
+
+    def write(self, name: str, offsets: LogOffsets) -> None:
+        """Now. A pass for the same file gives up: what it has collected is older."""
+        self._collected.pop(name, None)
+        entries = self._empty()
+        _add(entries, offsets)
+        self._write(name, entries)
+
+    def write_in_slices(self, name: str, slices: Iterable[LogOffsets]) -> Iterator[None]:
+        """One slice a step; the file is written in the last."""
+        entries = self._collected[name] = self._empty()
+        for offsets in slices:
+            _add(entries, offsets)
+            yield
+            if self._collected.get(name) is not entries:
+                return
+        del self._collected[name]
+        self._write(name, entries)
+
+    def forget(self, log: Log) -> None:
+        """The log is gone: what was collected of it must not be told of one that is created anew."""
+        for entries in self._collected.values():
+            entries.get(log.log_dir, {}).pop(log.topic_partition, None)
+
+    def _empty(self) -> _ByDir:
+        return {log_dir.path: {} for log_dir in self._dirs.live}
+
+    def _write(self, name: str, entries: _ByDir) -> None:
+        for log_dir in self._dirs.live:
+            self._submit(self._job(log_dir.path, name, entries[log_dir.path]))
+
+    def _job(self, log_dir: str, name: str, offsets: dict[TopicPartition, int]) -> FileJob:
+        return FileJob(log_dir, lambda: self._files.write_atomic(f"{log_dir}/{name}", encode_offsets(offsets)))
+
+
+def _add(entries: _ByDir, offsets: LogOffsets) -> None:
+    for log, offset in offsets:
+        entries[log.log_dir][log.topic_partition] = offset

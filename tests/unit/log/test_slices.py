@@ -1,0 +1,148 @@
+"""Checkpoints and the choice of what to clean take many logs in slices; between two of them logs change and go."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from klamm.log import LogConfig, LogManager, log_manager
+from klamm.log.checkpoints import read_offsets
+from klamm.log.names import HIGH_WATERMARK_CHECKPOINT, LOG_START_OFFSET_CHECKPOINT, RECOVERY_POINT_CHECKPOINT
+from klamm.model import TopicPartition
+from tests.unit.log.harness import DIR, NOW, Bench, append, batch
+
+TPS = [TopicPartition("t", index) for index in range(5)]
+COMPACT = LogConfig(segment_bytes=300, cleanup_policy=frozenset({"compact"}), min_cleanable_dirty_ratio=0.0)
+Pass = Callable[[LogManager], Iterator[object]]
+PASSES: list[tuple[str, Pass]] = [
+    (RECOVERY_POINT_CHECKPOINT, lambda manager: manager.recovery_point_pass()),
+    (LOG_START_OFFSET_CHECKPOINT, lambda manager: manager.log_start_offset_pass()),
+    (HIGH_WATERMARK_CHECKPOINT, lambda manager: manager.high_watermark_pass(lambda log: True)),
+]
+each_pass = pytest.mark.parametrize(("name", "begin"), PASSES, ids=[name for name, _ in PASSES])
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_manager, "LOGS_A_SLICE", 2)
+
+
+def filled(bench: Bench, *tps: TopicPartition, log_dirs: tuple[str, ...] = (DIR,)) -> LogManager:
+    """Logs of three records, on the disk and committed, of which the first was deleted."""
+    manager = bench.manager(log_dirs)
+    for tp in tps:
+        log = manager.get_or_create_log(tp, is_new=True)
+        append(log, batch(b"a", b"b", b"c"))
+        log.flush()
+        log.update_high_watermark(3)
+        log.increment_log_start_offset(1)
+    return manager
+
+
+def written(bench: Bench, name: str, log_dir: str = DIR) -> dict[TopicPartition, int]:
+    return read_offsets(bench.files, f"{log_dir}/{name}")
+
+
+@each_pass
+def test_a_checkpoint_is_written_when_the_last_slice_is_collected(name: str, begin: Pass) -> None:
+    bench = Bench()
+    manager = filled(bench, *TPS)
+    steps = begin(manager)
+    for _ in range(3):
+        next(steps)
+        assert written(bench, name) == {}
+    assert not list(steps)
+    assert written(bench, name) == dict.fromkeys(TPS, 1 if name == LOG_START_OFFSET_CHECKPOINT else 3)
+
+
+@each_pass
+def test_a_log_that_goes_meanwhile_is_not_told_of(name: str, begin: Pass) -> None:
+    """Nor is what was collected of it told of another under its name: its records would count as flushed."""
+    bench = Bench()
+    manager = filled(bench, *TPS)
+    steps = begin(manager)
+    next(steps)
+    gone = [TPS[0], TPS[4]]
+    manager.async_delete_all(gone)
+    for tp in gone:
+        append(manager.get_or_create_log(tp, is_new=True), batch(b"x"))
+    for _ in steps:
+        pass
+    assert {tp: written(bench, name).get(tp, 0) for tp in gone} == dict.fromkeys(gone, 0)
+    assert set(TPS) - set(gone) <= set(written(bench, name))
+
+
+@each_pass
+def test_a_directory_that_fails_meanwhile_is_not_written_to(name: str, begin: Pass) -> None:
+    bench = Bench()
+    manager = filled(bench, *TPS, log_dirs=("/a", "/b"))
+    steps = begin(manager)
+    next(steps)
+    manager.failed("/a", OSError(errno.EIO, "Input/output error"), "a test")
+    assert len(list(steps)) == 2
+    assert written(bench, name, "/a") == {}
+    assert set(written(bench, name, "/b")) == {TPS[1], TPS[3]}
+
+
+def test_what_a_whole_checkpoint_says_is_not_replaced_by_what_was_collected_before() -> None:
+    bench = Bench()
+    manager = filled(bench, *TPS)
+    steps = manager.recovery_point_pass()
+    next(steps)
+    manager.logs[TPS[0]].truncate_to(1)
+    manager.checkpoint_recovery_points()
+    assert list(steps) == []
+    assert written(bench, RECOVERY_POINT_CHECKPOINT)[TPS[0]] == 1
+
+
+def test_only_high_watermarks_of_logs_with_a_partition_are_told() -> None:
+    bench = Bench()
+    manager = filled(bench, *TPS)
+    list(manager.high_watermark_pass(lambda log: log.topic_partition == TPS[3]))
+    assert written(bench, HIGH_WATERMARK_CHECKPOINT) == {TPS[3]: 3}
+
+
+def dirty(bench: Bench) -> LogManager:
+    """The log of the middle slice is the dirtiest: the others have been cleaned once."""
+    manager = bench.manager()
+    for tp in TPS:
+        log = manager.get_or_create_log(tp, is_new=True)
+        for _ in range(20):
+            append(log, batch(b"x"))
+        log.roll()
+        log.update_high_watermark(log.log_end_offset)
+        if tp != TPS[2]:
+            log.cleaner_offset = log.log_end_offset - 2
+    return manager
+
+
+def cleaned(manager: LogManager) -> list[TopicPartition]:
+    return [tp for tp, log in manager.logs.items() if log.cleaner_offset == log.log_end_offset]
+
+
+def test_the_dirtiest_log_of_all_slices_is_cleaned() -> None:
+    manager = dirty(Bench(COMPACT))
+    assert list(manager.compaction_pass(NOW)) == [False, False, False, True]
+    assert cleaned(manager) == [TPS[2]]
+
+
+def test_the_dirtiest_log_goes_while_it_is_looked_for() -> None:
+    bench = Bench(COMPACT)
+    manager = dirty(bench)
+    steps = manager.compaction_pass(NOW)
+    next(steps), next(steps)
+    manager.async_delete(TPS[2])
+    append(manager.get_or_create_log(TPS[2], is_new=True), batch(b"new"))
+    assert list(steps) == [False]
+    assert cleaned(manager) == []
+    assert any(manager.compaction_pass(NOW)), "the next pass finds another"
+
+
+def test_the_dirtiest_log_is_cut_while_it_is_looked_for() -> None:
+    manager = dirty(Bench(COMPACT))
+    steps = manager.compaction_pass(NOW)
+    next(steps), next(steps)
+    manager.logs[TPS[2]].truncate_to(0)
+    assert list(steps) == [False], "nothing is left of it to clean"
