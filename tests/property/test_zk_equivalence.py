@@ -22,10 +22,11 @@ from kazoo.protocol.serialization import GetACL, GetChildren, SetACL, Sync, Watc
 from kazoo.security import ACL, Id
 
 from klamm.zk import ops
-from klamm.zk.kazoo_client import KazooConnection, Multi, MultiRead, SetWatches, request
+from klamm.zk.client_requests import Multi, MultiRead, SetWatches
 from klamm.zk.main import EmbeddedZooKeeperThread
 from klamm.zk.ops import Code, Stat
 from klamm.zk.session import SessionListener, SessionState, ZkSession
+from tests.support.kazoo_connection import KazooConnection, request
 from tests.support.real_zookeeper import RealZooKeeper
 
 EXAMPLES = int(os.environ.get("KLAMM_ZK_EXAMPLES", "30"))
@@ -42,8 +43,7 @@ class Client:
         self._connected: queue.Queue[str] = queue.Queue()
         self._answers: queue.Queue[object] = queue.Queue()
         self._arrived: list[object] = []
-        self._kazoo = KazooConnection(address, 30_000, self._connected.put)
-        self._kazoo._client._connection._read_watch_event = self._on_event
+        self._kazoo = KazooConnection(address, 30_000, self._connected.put, self._on_event)
         self._kazoo.start()
         assert self._connected.get(timeout=ANSWER_TIMEOUT_S) == "CONNECTED"
 

@@ -66,7 +66,7 @@ def check_python() -> Iterator[Finding]:
 def check_packages() -> Iterator[Finding]:
     from importlib.metadata import PackageNotFoundError, version
 
-    for name in ("uvloop", "kazoo", "crc32c", "cramjam", "confluent-kafka"):
+    for name in ("uvloop", "crc32c", "cramjam", "confluent-kafka"):
         try:
             yield Finding(name, State.OK, version(name))
         except PackageNotFoundError:

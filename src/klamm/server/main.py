@@ -32,8 +32,6 @@ def set_up_logging(level: str) -> None:
     logging.basicConfig(
         level=level, format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)", stream=sys.stderr, force=True
     )
-    # kazoo warns at every attempt to connect; that the connection is lost, or never came, our own log says
-    logging.getLogger("kazoo").setLevel(logging.INFO if level == "DEBUG" else logging.ERROR)
 
 
 def announce(path: Path, server: KafkaServer) -> None:

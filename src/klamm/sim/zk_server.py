@@ -9,11 +9,9 @@ import random
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren2, GetData, SetData
-
 from klamm.sim.loop import SimLoop, running_as
-from klamm.zk import kazoo_client as kz
 from klamm.zk import ops
+from klamm.zk.client_requests import Multi, MultiRead, Read, Request, SetWatches, Write
 from klamm.zk.ops import CreateResult, ErrorResult, WatchEvent, WriteOp, ZkError, multi_failure
 from klamm.zk.tree import ZnodeTree
 
@@ -115,10 +113,10 @@ class ZooKeeperServer:
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def handle(self, session_id: int, watcher: int, request: Any) -> tuple[Any, ZkError | None] | None:
+    def handle(self, session_id: int, watcher: int, request: Request) -> tuple[Any, ZkError | None] | None:
         """The answer, or None: the connection was lost over it."""
         self.touch(session_id)
-        is_write = isinstance(request, kz.Multi | Create2 | SetData | Delete)
+        is_write = isinstance(request, Multi | Write)
         is_lost = is_write and self._rng.random() < self.loss_rate
         self.lost_requests += is_lost
         if is_lost and self._rng.random() < 0.5:
@@ -143,18 +141,18 @@ class ZooKeeperServer:
         self._tell_watchers()
         return True
 
-    def _execute(self, session_id: int, watcher: int, request: Any) -> Any:
-        if isinstance(request, kz.SetWatches):
-            self.tree.set_watches(watcher, *request.wanted)
-            return True
-        if isinstance(request, kz.MultiRead):
+    def _execute(self, session_id: int, watcher: int, request: Request) -> Any:
+        if isinstance(request, SetWatches):
+            return self.tree.set_watches(watcher, *request.wanted)
+        if isinstance(request, MultiRead):
             found = self.tree.multi_read([ops.GetData(path) for path in request.paths])
             return [r.code if isinstance(r, ErrorResult) else (r.data, r.stat) for r in found]  # type: ignore[union-attr]
-        if isinstance(request, kz.Multi):
+        if isinstance(request, Multi):
             return self._multi(session_id, tuple(request.operations))
-        if isinstance(request, Create2 | SetData | Delete):
-            return self._write(session_id, request)
-        return self._read(watcher, request)
+        if isinstance(request, Write):
+            return self._write(session_id, request.op)
+        assert isinstance(request, Read)
+        return self._read(watcher, request.op)
 
     def _multi(self, session_id: int, operations: tuple[WriteOp, ...]) -> list[ops.MultiResult]:
         results = self.tree.multi(session_id, operations, self.now_ms)
@@ -162,32 +160,24 @@ class ZooKeeperServer:
             self._on_written(session_id, operations)
         return [CreateResult(r.path) if isinstance(r, CreateResult) else r for r in results]
 
-    def _write(self, session_id: int, request: Any) -> Any:
-        if isinstance(request, Create2):
-            create = ops.Create(request.path, request.data, bool(request.flags & 1), bool(request.flags & 2))
-            created = self.tree.write(session_id, create, self.now_ms)
-            self._on_written(session_id, (create,))
-            return created.path, created.stat
-        if isinstance(request, SetData):
-            put = ops.SetData(request.path, request.data, request.version)
-            stat = self.tree.write(session_id, put, self.now_ms).stat
-            self._on_written(session_id, (put,))
-            return stat
-        delete = ops.Delete(request.path, request.version)
-        self.tree.write(session_id, delete, self.now_ms)
-        self._on_written(session_id, (delete,))
-        return True
+    def _write(self, session_id: int, op: ops.Create | ops.SetData | ops.Delete) -> Any:
+        result = self.tree.write(session_id, op, self.now_ms)
+        self._on_written(session_id, (op,))
+        match result:
+            case ops.CreateResult(path, stat):
+                return path, stat
+            case ops.SetDataResult(stat):
+                return stat
+        return None
 
-    def _read(self, watcher: int, request: Any) -> Any:
-        watches = request.watcher is not None
-        if isinstance(request, Exists):
-            return self.tree.read(ops.Exists(request.path, watches), watcher).stat
-        if isinstance(request, GetData):
-            data = self.tree.read(ops.GetData(request.path, watches), watcher)
-            return data.data, data.stat
-        assert isinstance(request, GetChildren2)
-        children = self.tree.read(ops.GetChildren(request.path, watches), watcher)
-        return list(children.children), children.stat
+    def _read(self, watcher: int, op: ops.ReadOp) -> Any:
+        match self.tree.read(op, watcher):
+            case ops.GetDataResult(data, stat):
+                return data, stat
+            case ops.GetChildrenResult(children, stat):
+                return list(children), stat
+            case ops.ExistsResult(stat):
+                return stat
 
     def _tell_watchers(self) -> None:
         for watcher, event in self.tree.take_events():

@@ -1,8 +1,8 @@
 """A broker's session with the simulated ZooKeeper: the real `ZkSession` over a connection that only pretends to be one.
 
-The connection takes kazoo's place and behaves as it does: requests wait while there is no connection and fail when it
-is lost, pings keep the session alive, and a session that has expired is followed by a new one once its listeners are
-done with the old.
+The connection behaves as `SocketConnection` does: requests wait while there is no connection and fail when it is lost,
+pings keep the session alive, and a session that has expired is followed by a new one once its listeners are done with
+the old.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any, Final
 
-from kazoo.exceptions import EXCEPTIONS, ConnectionClosedError, ConnectionLoss, SessionExpiredError
-from kazoo.protocol.serialization import Exists, GetChildren2
-from kazoo.protocol.states import KazooState, WatchedEvent
-
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.server.coordination import Coordination
 from klamm.sim.loop import SimLoop, current_host, running_as
 from klamm.sim.network import Network
 from klamm.sim.zk_server import HOST, ZooKeeperServer
-from klamm.zk import kazoo_client as kz
-from klamm.zk.ops import EventType, NoNode, WatchEvent, ZkError
+from klamm.zk.client_connection import ConnectionState, OnState, Result
+from klamm.zk.client_requests import Read, Request, SetWatches, Watcher
+from klamm.zk.ops import (
+    ConnectionLoss,
+    EventType,
+    Exists,
+    GetChildren,
+    NoNode,
+    SessionExpired,
+    WatchEvent,
+    ZkError,
+    error_for,
+)
 from klamm.zk.session import Running, SessionListener, ZkSession
 
 _STEP_S: Final = 1e-7
-_EVENTS: Final = {
-    EventType.CREATED: "CREATED",
-    EventType.DELETED: "DELETED",
-    EventType.DATA_CHANGED: "CHANGED",
-    EventType.CHILDREN_CHANGED: "CHILD",
-}
 CONNECTING, CONNECTED, EXPIRED, CLOSED = "connecting", "connected", "expired", "closed"
 
 
@@ -43,12 +44,12 @@ class Sent:
 
     __slots__ = ("is_lost", "request", "result")
 
-    def __init__(self, request: Any, result: kz.Result | None) -> None:
+    def __init__(self, request: Request, result: Result | None) -> None:
         self.request = request
         self.result = result
         self.is_lost = False
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: ZkError) -> None:
         if self.result is not None:
             self.result.set_exception(error)
 
@@ -56,9 +57,7 @@ class Sent:
 class SimZkConnection:
     """Lives in the process that made it; the server's side runs outside of all processes."""
 
-    def __init__(
-        self, network: Network, server: ZooKeeperServer, timeout_ms: int, on_state: Callable[[str], None]
-    ) -> None:
+    def __init__(self, network: Network, server: ZooKeeperServer, timeout_ms: int, on_state: OnState) -> None:
         self.session_id = 0
         self.password = b""
         self.watcher = 0
@@ -76,8 +75,8 @@ class SimZkConnection:
         """The connection that the server has."""
         self._queue: deque[Sent] = deque()
         self._pending: deque[Sent] = deque()
-        self._data_watchers: dict[str, dict[Callable[[Any], None], None]] = {}
-        self._child_watchers: dict[str, dict[Callable[[Any], None], None]] = {}
+        self._data_watchers: dict[str, dict[Watcher, None]] = {}
+        self._child_watchers: dict[str, dict[Watcher, None]] = {}
         self._last_zxid = 0
         self._last_heard_s = 0.0
         self._there_s = 0.0
@@ -125,7 +124,7 @@ class SimZkConnection:
         self._to_client(number, self._on_accepted, session)
 
     def _retry(self) -> None:
-        """Nobody answers: kazoo tries again after a while."""
+        """Nobody answers: it is tried again after a while."""
         self._number += 1
         self._loop.call_later(self._loop.rng.uniform(0.05, 0.4), self._retry_now, self._number)
 
@@ -140,7 +139,7 @@ class SimZkConnection:
         self.session_id = session_id
         self.password = session_id.to_bytes(16, "big")
         self.state = CONNECTED
-        self._on_state(kz.CONNECTED)
+        self._on_state(ConnectionState.CONNECTED)
         while self._queue and self.state == CONNECTED:
             self._send(self._queue.popleft())
 
@@ -150,7 +149,7 @@ class SimZkConnection:
         self._number += 1
         self.session_id = 0
         self._last_zxid = 0
-        self._on_state(KazooState.LOST)
+        self._on_state(ConnectionState.LOST)
         self.fail_pending()
 
     def begin_new_session(self) -> None:
@@ -182,7 +181,7 @@ class SimZkConnection:
         if self.state == CONNECTED:
             self.state = CONNECTING
             self.fail_pending()
-            self._on_state(kz.SUSPENDED)
+            self._on_state(ConnectionState.SUSPENDED)
             self._data_watchers.clear()
             self._child_watchers.clear()
         self._retry()
@@ -205,25 +204,24 @@ class SimZkConnection:
             with running_as(None):
                 self._server.end_session(self.session_id)
         self.fail_pending()
-        self._on_state(KazooState.LOST)
+        self._on_state(ConnectionState.LOST)
         return is_confirmed
 
     # --- requests --------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Any, result: kz.Result) -> None:
+    def submit(self, request: Request, result: Result) -> None:
         sent = Sent(request, result)
         if self.state == EXPIRED:
-            sent.fail(SessionExpiredError())
+            sent.fail(SessionExpired())
         elif self.state == CLOSED:
-            sent.fail(ConnectionClosedError("Connection has been closed"))
+            sent.fail(ConnectionLoss())
         elif self.state == CONNECTED:
             self._send(sent)
         else:
             self._queue.append(sent)
 
     def fail_pending(self) -> None:
-        errors = {EXPIRED: SessionExpiredError, CLOSED: ConnectionClosedError}
-        error = errors.get(self.state, ConnectionLoss)()
+        error = SessionExpired() if self.state == EXPIRED else ConnectionLoss()
         for waiting in (self._pending, self._queue):
             while waiting:
                 waiting.popleft().fail(error)
@@ -247,13 +245,14 @@ class SimZkConnection:
         request, result = sent.request, sent.result
         if result is None:
             return
-        if error is not None and not (isinstance(request, Exists) and isinstance(error, NoNode)):
-            result.set_exception(EXCEPTIONS[int(error.code)]())
+        op = request.op if isinstance(request, Read) else None
+        if error is not None and not (isinstance(op, Exists) and isinstance(error, NoNode)):
+            result.set_exception(error_for(error.code))
             return
         result.set(value)
-        if (watcher := getattr(request, "watcher", None)) is not None:
-            watchers = self._child_watchers if isinstance(request, GetChildren2) else self._data_watchers
-            watchers.setdefault(request.path, {})[watcher] = None
+        if isinstance(request, Read) and request.watcher is not None:
+            watchers = self._child_watchers if isinstance(request.op, GetChildren) else self._data_watchers
+            watchers.setdefault(request.op.path, {})[request.watcher] = None
 
     # --- watches ---------------------------------------------------------------------------------------------------
 
@@ -262,15 +261,15 @@ class SimZkConnection:
         self._to_client(self._attached, self._on_event, event)
 
     def _on_event(self, event: WatchEvent) -> None:
-        watchers: dict[Callable[[Any], None], None] = {}
+        watchers: dict[Watcher, None] = {}
         if event.type is not EventType.CHILDREN_CHANGED:
             watchers |= self._data_watchers.pop(event.path, {})
         if event.type in (EventType.DELETED, EventType.CHILDREN_CHANGED):
             watchers |= self._child_watchers.pop(event.path, {})
         for watcher in watchers:
-            watcher(WatchedEvent(_EVENTS[event.type], kz.CONNECTED, event.path))
+            watcher(event)
 
-    def watch_data(self, paths: Sequence[str], on_data: Callable[[Any], None]) -> None:
+    def watch_data(self, paths: Sequence[str], on_data: Watcher) -> None:
         for path in paths:
             self._data_watchers.setdefault(path, {})[on_data] = None
 
@@ -279,15 +278,15 @@ class SimZkConnection:
         data: Sequence[str],
         exist: Sequence[str],
         child: Sequence[str],
-        on_data: Callable[[Any], None],
-        on_child: Callable[[Any], None],
+        on_data: Watcher,
+        on_child: Watcher,
     ) -> None:
         for path in (*data, *exist):
             self._data_watchers.setdefault(path, {})[on_data] = None
         for path in child:
             self._child_watchers.setdefault(path, {})[on_child] = None
         if data or exist or child:
-            self._send(Sent(kz.SetWatches(self._last_zxid, data, exist, child), None))
+            self._send(Sent(SetWatches(self._last_zxid, data, exist, child), None))
 
 
 class SimZkSession(ZkSession):

@@ -6,6 +6,8 @@ from typing import Final
 
 from klamm.replica.topic_names import is_valid_topic_name
 from klamm.zk import paths
+from klamm.zk.blocking import BlockingSession
+from klamm.zk.ops import NoNode, ZkError
 from klamm.zk.znodes import decode_topic
 
 _TIMEOUT_S: Final = 5.0
@@ -15,23 +17,15 @@ def why_unknown(hosts: str, topic: str, partition: int) -> str | None:
     """Why a partition will not come by itself; None when it is on its way, or nobody can say."""
     if not is_valid_topic_name(topic):
         return f"{topic!r} is not a topic's name"
-    from kazoo.client import KazooClient
-    from kazoo.exceptions import KazooException, NoNodeError
-    from kazoo.handlers.threading import KazooTimeoutError
-
-    client = KazooClient(hosts, timeout=_TIMEOUT_S)
     try:
-        client.start(timeout=_TIMEOUT_S)
-        if client.exists(paths.delete_topic_path(topic)) is not None:
-            return f"topic {topic} is being deleted"
-        znode = decode_topic(topic, client.get(paths.topic_path(topic))[0])
-    except NoNodeError:
+        with BlockingSession(hosts, _TIMEOUT_S) as session:
+            if session.exists(paths.delete_topic_path(topic)):
+                return f"topic {topic} is being deleted"
+            znode = decode_topic(topic, session.get(paths.topic_path(topic)) or b"")
+    except NoNode:
         return f"there is no topic {topic}"
-    except (KazooException, KazooTimeoutError):
+    except ZkError:
         return None
-    finally:
-        client.stop()
-        client.close()
     if partition in znode.assignment:
         return None
     return f"topic {topic} has {len(znode.assignment)} partitions, counted from 0"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 from klamm.errors import KlammError
 from klamm.server.coordination import SESSION_FILE
 from klamm.zk import predecessor
+from klamm.zk.blocking import BlockingSession
+from klamm.zk.ops import ConnectionLoss
 from klamm.zk.predecessor import SessionCredentials
-
-_SIGN: Final = 2**64 - 1
-"""The same session id comes with a sign from one place and without from another."""
 
 
 def expire_session(hosts: str, log_dirs: Iterable[Path], timeout_s: float) -> bool:
@@ -30,16 +28,8 @@ def expire_session(hosts: str, log_dirs: Iterable[Path], timeout_s: float) -> bo
 
 def _take_and_close(hosts: str, credentials: SessionCredentials, timeout_s: float) -> bool:
     """Goes on with the session in the broker's place and closes it; False when ZooKeeper did not know it."""
-    from kazoo.client import KazooClient
-    from kazoo.handlers.threading import KazooTimeoutError
-
-    client = KazooClient(hosts, timeout=timeout_s, client_id=tuple(credentials))
     try:
-        client.start(timeout=timeout_s)
-        got: int = client.client_id[0]
-    except KazooTimeoutError:
+        with BlockingSession(hosts, timeout_s, credentials) as session:
+            return session.is_known
+    except ConnectionLoss:
         raise KlammError(f"ZooKeeper did not answer at {hosts} within {timeout_s:g} s.") from None
-    finally:
-        client.stop()
-        client.close()
-    return got & _SIGN == credentials.session_id & _SIGN

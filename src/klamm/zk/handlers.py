@@ -1,12 +1,13 @@
-"""Watch handlers of a session by path, and which one-shot watches a server holds for it. Runs on kazoo's thread."""
+"""Watch handlers of a session by path, and which watches a server holds for it. Runs on the connection's thread."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from klamm.zk import kazoo_client as kz
 from klamm.zk.chroot import Chroot
+from klamm.zk.client_connection import Connection
+from klamm.zk.client_requests import Watcher
 from klamm.zk.ops import EventType, GetChildren, ReadOp, WatchEvent
 from klamm.zk.posting import Inbox
 
@@ -23,7 +24,7 @@ class WatchHandlers:
         self._armed_data: dict[str, bool] = {}  # whether the znode was there
         self._armed_child: dict[str, None] = {}
 
-    def watcher(self, op: ReadOp) -> Callable[[Any], None]:
+    def watcher(self, op: ReadOp) -> Watcher:
         return self._on_child_event if isinstance(op, GetChildren) else self._on_data_event
 
     def arm(self, op: ReadOp, answer: Any) -> None:
@@ -33,7 +34,7 @@ class WatchHandlers:
         else:
             self._armed_data[op.path] = answer is not None
 
-    def arm_all(self, connection: kz.Connection, full_paths: list[str]) -> None:
+    def arm_all(self, connection: Connection, full_paths: list[str]) -> None:
         """Notes that the server watches the data of these znodes for us."""
         self._armed_data.update(dict.fromkeys(full_paths, True))
         connection.watch_data(full_paths, self._on_data_event)
@@ -43,24 +44,20 @@ class WatchHandlers:
         self._armed_data.clear()
         self._armed_child.clear()
 
-    def restore(self, connection: kz.Connection) -> None:
+    def restore(self, connection: Connection) -> None:
         """Asks a new connection of the same session for everything that was armed."""
         there = [path for path, was_there in self._armed_data.items() if was_there]
         missing = [path for path, was_there in self._armed_data.items() if not was_there]
         connection.restore_watches(there, missing, list(self._armed_child), self._on_data_event, self._on_child_event)
 
-    def _on_data_event(self, raw: Any) -> None:
-        event = kz.event_of(raw)
-        if event is not None:
-            self._armed_data.pop(event.path, None)
-            self._post(self.change_handlers, event)
+    def _on_data_event(self, event: WatchEvent) -> None:
+        self._armed_data.pop(event.path, None)
+        self._post(self.change_handlers, event)
 
-    def _on_child_event(self, raw: Any) -> None:
-        event = kz.event_of(raw)
-        if event is not None:
-            self._armed_child.pop(event.path, None)
-            if event.type is EventType.CHILDREN_CHANGED:
-                self._post(self.child_handlers, event)
+    def _on_child_event(self, event: WatchEvent) -> None:
+        self._armed_child.pop(event.path, None)
+        if event.type is EventType.CHILDREN_CHANGED:
+            self._post(self.child_handlers, event)
 
     def _post(self, handlers: Handlers, event: WatchEvent) -> None:
         path = self._chroot.leave(event.path)

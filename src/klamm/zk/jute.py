@@ -137,7 +137,7 @@ def read_bool(buf: bytes, pos: int) -> tuple[bool, int]:
     return buf[pos] != 0, pos + 1
 
 
-def _read_strings(buf: bytes, pos: int) -> tuple[list[str], int]:
+def read_strings(buf: bytes, pos: int) -> tuple[list[str], int]:
     count, pos = read_int(buf, pos)
     if count * 4 > len(buf) - pos:
         raise MarshallingError(message=f"{count} strings do not fit at byte {pos}")
@@ -290,13 +290,13 @@ def _multi_header(buf: bytes, pos: int) -> tuple[int, int] | None:
 
 def read_set_watches(buf: bytes, *, second: bool) -> SetWatches:
     zxid, pos = read_long(buf, 0)
-    data, pos = _read_strings(buf, pos)
-    exist, pos = _read_strings(buf, pos)
-    child, pos = _read_strings(buf, pos)
+    data, pos = read_strings(buf, pos)
+    exist, pos = read_strings(buf, pos)
+    child, pos = read_strings(buf, pos)
     persistent = 0
     if second:
-        plain, pos = _read_strings(buf, pos)
-        recursive, pos = _read_strings(buf, pos)
+        plain, pos = read_strings(buf, pos)
+        recursive, pos = read_strings(buf, pos)
         persistent = len(plain) + len(recursive)
     return SetWatches(zxid, data, exist, child, persistent)
 

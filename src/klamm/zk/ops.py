@@ -1,6 +1,6 @@
 """The words of ZooKeeper as frozen values: operations, results, stats, watch events and errors.
 
-The controller's core yields these, `ZnodeTree` executes them, `ZkSession` sends them through kazoo. No I/O here.
+The controller's core yields these, `ZnodeTree` executes them, `ZkSession` sends them. No I/O here.
 Container and TTL nodes, quotas and persistent watches have no value here: klamm does not use them.
 """
 
@@ -165,7 +165,7 @@ ReadOp: TypeAlias = GetData | Exists | GetChildren
 
 @dataclass(frozen=True, slots=True)
 class CreateResult:
-    """`path` is the real one (with its number when sequential). A create inside a multi through kazoo has no stat."""
+    """`path` is the real one (with its number when sequential). A create inside a session's multi has no stat."""
 
     path: str
     stat: Stat | None = None

@@ -1,4 +1,4 @@
-"""From kazoo's thread to an event loop: calls in order, replies into futures, callbacks run to their end."""
+"""From the connection's thread to an event loop: calls in order, replies into futures, callbacks run to their end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future as ThreadFuture
 from typing import Any, Final
 
-from klamm.zk import kazoo_client as kz
+from klamm.zk.ops import ZkError
 
 log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """Calls from kazoo's thread to a loop, in order; many of them wake the loop once."""
+    """Calls from the connection's thread to a loop, in order; many of them wake the loop once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -39,7 +39,7 @@ class Inbox:
 
 
 class Reply:
-    """Takes one reply on kazoo's thread and gives it to a future of a loop; `note` sees it first, on kazoo's thread."""
+    """Takes one reply on the connection's thread for a future of a loop; `note` sees it first, on that thread."""
 
     __slots__ = ("_inbox", "_note", "future")
 
@@ -53,7 +53,7 @@ class Reply:
             self._note(value)
         self._inbox.post(resolve, self.future, value)
 
-    def set_exception(self, exception: BaseException) -> None:
+    def set_exception(self, exception: ZkError) -> None:
         self._inbox.post(_fail, self.future, exception)
 
 
@@ -62,9 +62,9 @@ def resolve(future: asyncio.Future[Any], value: Any) -> None:
         future.set_result(value)
 
 
-def _fail(future: asyncio.Future[Any], exception: BaseException) -> None:
+def _fail(future: asyncio.Future[Any], exception: ZkError) -> None:
     if not future.done():
-        future.set_exception(kz.error_of(exception))
+        future.set_exception(exception)
 
 
 _RUNNING: Final[set[asyncio.Task[None]]] = set()

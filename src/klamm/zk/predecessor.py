@@ -95,15 +95,13 @@ def _start_time(pid: int) -> int | None:
 
 def end_session(hosts: str, credentials: SessionCredentials, timeout_ms: int) -> bool:
     """Closes the session if it still exists; blocks. False when ZooKeeper could not be asked."""
-    from kazoo.client import KazooClient
-    from kazoo.handlers.threading import KazooTimeoutError
+    from klamm.zk.blocking import BlockingSession
+    from klamm.zk.ops import ConnectionLoss
 
-    client = KazooClient(hosts, timeout=timeout_ms / 1000, client_id=tuple(credentials))
+    session = BlockingSession(hosts, timeout_ms / 1000, credentials)
     try:
-        client.start(timeout=timeout_ms / 1000)
-    except KazooTimeoutError:
+        with session:
+            pass
+    except ConnectionLoss:
         return False
-    finally:
-        client.stop()
-        client.close()
-    return True
+    return session.is_ended

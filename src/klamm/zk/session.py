@@ -20,11 +20,12 @@ from enum import Enum
 from typing import Any, Final, TypeVar, cast, overload
 
 from klamm.frozen import dataclass
-from klamm.zk import kazoo_client as kz
 from klamm.zk import ops
 from klamm.zk.answers import about, read_result
 from klamm.zk.batches import levels_of, path_batches
 from klamm.zk.chroot import Chroot, split_hosts
+from klamm.zk.client_connection import Connect, ConnectionState
+from klamm.zk.client_requests import Multi, MultiRead, Read, Request, SetWatches, Write
 from klamm.zk.handlers import WatchHandlers
 from klamm.zk.ops import (
     Code,
@@ -55,6 +56,7 @@ from klamm.zk.ops import (
 )
 from klamm.zk.posting import Inbox, Reply, resolve, start_callback
 from klamm.zk.predecessor import SessionCredentials
+from klamm.zk.socket_connection import SocketConnection
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +65,6 @@ MAX_REQUEST_BYTES: Final = 1_000_000
 """Below jute.maxbuffer (1 MB unless configured): a server answers a larger request by closing the connection."""
 _END_OF_TIME: Final = (1 << 63) - 1
 """After every zxid."""
-_SHORT_TIMEOUT_MS: Final = 3_000
-"""kazoo pings by a clock with 0.4 s of chance in it; below this timeout we keep the session alive ourselves."""
 T = TypeVar("T")
 Running = tuple[asyncio.AbstractEventLoop, ThreadFuture[None]]
 """A listener that was called: where it runs, and what says that it has ended."""
@@ -89,11 +89,11 @@ class SessionListener:
 class ZkSession:
     """One session at a time. `hosts` is `host:port,host:port/chroot`; the chroot is created when it is missing."""
 
-    def __init__(self, hosts: str, session_timeout_ms: int = 18_000, connect: kz.Connect = kz.KazooConnection) -> None:
+    def __init__(self, hosts: str, session_timeout_ms: int = 18_000, connect: Connect = SocketConnection) -> None:
         self.hosts, prefix = split_hosts(hosts)
         self._chroot = Chroot(prefix)
         self._timeout_ms = session_timeout_ms
-        self._connection = connect(self.hosts, session_timeout_ms, self._on_kazoo_state)
+        self._connection = connect(self.hosts, session_timeout_ms, self._on_connection_state)
         self.state = SessionState.SUSPENDED
         self.session_id = 0
         self.previous_session_id = 0
@@ -103,7 +103,6 @@ class ZkSession:
         self._listeners: list[tuple[asyncio.AbstractEventLoop, SessionListener]] = []
         self._watches = WatchHandlers(self._chroot)
         self._first_connect: asyncio.Future[None] | None = None
-        self._keep_alive_timer: asyncio.TimerHandle | None = None
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -120,15 +119,13 @@ class ZkSession:
         except TimeoutError:
             await self.close()
             raise ConnectionLoss(message=f"no ZooKeeper answers at {self.hosts}") from None
-        if self._timeout_ms < _SHORT_TIMEOUT_MS:
-            self._keep_alive(loop)
         return self
 
     async def _create_chroot(self) -> None:
         for path in self._chroot.levels():
             while True:
                 try:
-                    await self._submit(kz.request(Create(path, b""), None))
+                    await self._submit(Write(Create(path, b"")))
                 except ConnectionLoss:
                     continue
                 except NodeExists:
@@ -138,8 +135,6 @@ class ZkSession:
     async def close(self) -> bool:
         """Ends the session: its ephemeral znodes go at once. False when no server confirmed it, so they may stay."""
         self._closing = True
-        if self._keep_alive_timer is not None:
-            self._keep_alive_timer.cancel()
         is_confirmed = await asyncio.get_running_loop().run_in_executor(None, self._connection.stop)
         self.state = SessionState.CLOSED
         return is_confirmed
@@ -147,13 +142,6 @@ class ZkSession:
     def drop_connection(self) -> None:
         """Cuts the TCP connection, as a fault would; the session goes on when a server answers in time."""
         self._connection.drop_connection()
-
-    def _keep_alive(self, loop: asyncio.AbstractEventLoop) -> None:
-        future: asyncio.Future[Any] = loop.create_future()
-        future.add_done_callback(lambda done: done.exception())
-        if self.state is SessionState.CONNECTED:
-            self._connection.submit(kz.request(Exists("/"), None), Reply(self._inbox(loop), future, None))
-        self._keep_alive_timer = loop.call_later(self._timeout_ms / 5_000, self._keep_alive, loop)
 
     @property
     def credentials(self) -> SessionCredentials:
@@ -168,14 +156,14 @@ class ZkSession:
             inbox = self._inboxes[loop] = Inbox(loop)
         return inbox
 
-    def _submit(self, request: Any, note: Callable[[Any], None] | None = None) -> asyncio.Future[Any]:
+    def _submit(self, request: Request, note: Callable[[Any], None] | None = None) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         reply = Reply(self._inbox(loop), loop.create_future(), note)
         self._connection.submit(request, reply)
         return reply.future
 
     async def _retry_read(self, make: Callable[[], asyncio.Future[T]]) -> T:
-        """Asks again after each lost connection: kazoo holds the request until it is connected, or the session ends."""
+        """Asks again after each lost connection: the request waits for a connection, or the session's end."""
         while True:
             try:
                 return await make()
@@ -194,7 +182,7 @@ class ZkSession:
     async def read(self, op: ReadOp) -> ReadResult:
         """One read. Raises NoNode (not for Exists) or SessionExpired. `watch=True` arms the watch of its path."""
         full = self._chroot.enter(op)
-        request = kz.request(full, self._watches.watcher(full) if op.watch else None)
+        request = Read(full, self._watches.watcher(full) if op.watch else None)
         note = (lambda answer: self._watches.arm(full, answer)) if op.watch else None
         try:
             answer = await self._retry_read(lambda: self._submit(request, note))
@@ -230,7 +218,7 @@ class ZkSession:
         It is the request that sets watches again after a reconnect. No znode has changed since the end of time, so the
         server tells nothing at once, but that a znode is missing; nobody listens to that.
         """
-        request = kz.SetWatches(_END_OF_TIME, full_paths, (), ())
+        request = SetWatches(_END_OF_TIME, full_paths, (), ())
         while True:
             setting = self._submit(request, lambda _: self._watches.arm_all(self._connection, full_paths))
             setting.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -246,7 +234,7 @@ class ZkSession:
     async def _read_batch(self, full_paths: list[str]) -> list[tuple[bytes | None, Stat] | None]:
         if self._has_multi_read:
             try:
-                answers = await self._retry_read(lambda: self._submit(kz.MultiRead(full_paths)))
+                answers = await self._retry_read(lambda: self._submit(MultiRead(full_paths)))
             except Unimplemented:
                 log.info("this ZooKeeper has no multiRead; znodes are read one by one")
                 self._has_multi_read = False
@@ -262,7 +250,7 @@ class ZkSession:
         return answer
 
     async def _read_one(self, full_path: str) -> tuple[bytes | None, Stat] | None:
-        request = kz.request(GetData(full_path), None)
+        request = Read(GetData(full_path))
         try:
             data, stat = await self._retry_read(lambda: self._submit(request))
         except NoNode:
@@ -276,7 +264,7 @@ class ZkSession:
         """
         full = [self._chroot.enter(op) for op in operations]
         _check_size(full)
-        results = tuple(map(self._chroot.leave_result, await self._submit(kz.Multi(full))))
+        results = tuple(map(self._chroot.leave_result, await self._submit(Multi(full))))
         failure = ops.multi_failure(operations, results)
         if failure is not None:
             raise MultiFailed(failure)
@@ -296,7 +284,7 @@ class ZkSession:
         full = self._chroot.enter(op)
         _check_size([full])
         try:
-            return await self._submit(kz.request(full, None))
+            return await self._submit(Write(full))
         except ZkError as error:
             raise about(error, op.path) from None
 
@@ -366,17 +354,17 @@ class ZkSession:
     def forget_children(self, path: str) -> None:
         self._watches.child_handlers.pop(path, None)
 
-    # --- session state, on kazoo's thread ----------------------------------------------------------------------------
+    # --- session state, on the connection's thread -------------------------------------------------------------------
 
     def add_listener(self, listener: SessionListener) -> None:
         loop = asyncio.get_running_loop()
         self._inbox(loop)
         self._listeners.append((loop, listener))
 
-    def _on_kazoo_state(self, state: str) -> None:
-        if state == kz.CONNECTED:
+    def _on_connection_state(self, state: ConnectionState) -> None:
+        if state is ConnectionState.CONNECTED:
             self._on_connected()
-        elif state == kz.SUSPENDED:
+        elif state is ConnectionState.SUSPENDED:
             if not self._closing:
                 log.warning("the connection to ZooKeeper at %s is lost", self.hosts)
             self._set_state(SessionState.SUSPENDED)
@@ -427,7 +415,7 @@ class ZkSession:
         return running
 
     def _wait_for(self, running: list[Running]) -> None:
-        """Blocks kazoo's thread, which makes no new session meanwhile."""
+        """Blocks the connection's thread, which makes no new session meanwhile."""
         for loop, done in running:
             while not self._closing and not loop.is_closed():
                 with contextlib.suppress(TimeoutError):

@@ -1,0 +1,279 @@
+"""The connection with ZooKeeper where it is not smooth: servers that stay silent, take little or talk nonsense."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from klamm.zk.addresses import address_of
+from klamm.zk.blocking import BlockingSession
+from klamm.zk.client_connection import ConnectionState
+from klamm.zk.client_requests import Read, Request, Write
+from klamm.zk.jute import OpCode, connect_response, read_header, reply
+from klamm.zk.main import EmbeddedZooKeeperThread
+from klamm.zk.ops import ConnectionLoss, Create, Exists, GetData, NoNode, SessionExpired, SetData, ZkError
+from klamm.zk.predecessor import SessionCredentials, end_session
+from klamm.zk.socket_connection import SocketConnection
+
+TIMEOUT_S = 60
+LONG_MS = 60_000
+Serve = Callable[[socket.socket], None]
+
+
+class Client:
+    """A connection and what it says of itself."""
+
+    def __init__(self, hosts: str, timeout_ms: int = LONG_MS, credentials: SessionCredentials | None = None) -> None:
+        self.states: queue.SimpleQueue[ConnectionState] = queue.SimpleQueue()
+        self.connection = SocketConnection(hosts, timeout_ms, self.states.put, credentials)
+
+    def __enter__(self) -> Client:
+        self.connection.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.stop()
+
+    def await_state(self, wanted: ConnectionState) -> None:
+        while self.states.get(timeout=TIMEOUT_S) is not wanted:
+            pass
+
+    def send(self, request: Request) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.connection.submit(request, Into(future))
+        return future
+
+
+class Into:
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def set(self, value: Any) -> None:
+        self._future.set_result(value)
+
+    def set_exception(self, exception: ZkError) -> None:
+        self._future.set_exception(exception)
+
+
+@contextlib.contextmanager
+def fake_server(serve: Serve, timeout_ms: int = LONG_MS) -> Iterator[str]:
+    """`serve` has each connection in a thread of its own, after the session was granted."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    connections: list[socket.socket] = []
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connections.append(connection)
+                threading.Thread(target=run, args=(connection,), daemon=True).start()
+
+    def run(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            frame_of(connection)
+            connection.sendall(connect_response(timeout_ms, 7, bytes(16)))
+            serve(connection)
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.close()
+        for connection in connections:
+            connection.close()
+
+
+def frame_of(connection: socket.socket) -> bytes:
+    (size,) = struct.unpack(">i", exactly(connection, 4))
+    return exactly(connection, size)
+
+
+def exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise OSError("closed")
+        data += part
+    return data
+
+
+@pytest.fixture
+def zookeeper(tmp_path: Path) -> Iterator[EmbeddedZooKeeperThread]:
+    server = EmbeddedZooKeeperThread(tmp_path / "zookeeper", fsync=False).start()
+    yield server
+    server.stop()
+
+
+def test_a_server_that_takes_little_gets_all_of_it_in_order() -> None:
+    """More than the kernel keeps: callers do not wait, and another thread goes on with what is left."""
+    may_read = threading.Event()
+    seen: list[int] = []
+
+    def serve(connection: socket.socket) -> None:
+        assert may_read.wait(TIMEOUT_S)
+        while True:
+            xid, opcode, body = read_header(frame_of(connection))
+            if opcode == OpCode.SET_DATA:
+                seen.append(struct.unpack_from(">i", body, 10)[0])
+            connection.sendall(reply(xid, xid, 0, bytes(68)))
+
+    with fake_server(serve) as address, Client(address) as client:
+        client.await_state(ConnectionState.CONNECTED)
+        wanted = [struct.pack(">i", number) + bytes(500_000) for number in range(100)]
+        answers = [client.send(Write(SetData("/a", data))) for data in wanted]
+        assert not any(answer.done() for answer in answers)
+        may_read.set()
+        for answer in answers:
+            assert answer.result(TIMEOUT_S).version == 0
+    assert seen == list(range(100))
+
+
+def test_a_silent_server_is_given_up() -> None:
+    """The session goes on with the next connection."""
+
+    def serve(connection: socket.socket) -> None:
+        while frame_of(connection):
+            pass
+
+    with fake_server(serve, 500) as address, Client(address, 500) as client:
+        client.await_state(ConnectionState.CONNECTED)
+        with pytest.raises(ConnectionLoss):
+            client.send(Read(Exists("/"))).result(TIMEOUT_S)
+        client.await_state(ConnectionState.SUSPENDED)
+        client.await_state(ConnectionState.CONNECTED)
+        assert client.connection.session_id == 7
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [struct.pack(">i", -5), struct.pack(">i", 3) + b"abc", struct.pack(">i", 1 << 31 - 1), reply(99, 1, 0), b""],
+    ids=["negative size", "short", "endless", "nobody's reply", "closed"],
+)
+def test_nonsense_ends_the_connection_and_fails_what_was_asked(nonsense: bytes) -> None:
+    def serve(connection: socket.socket) -> None:
+        frame_of(connection)
+        connection.sendall(nonsense)
+        connection.close()
+
+    with fake_server(serve) as address, Client(address) as client:
+        client.await_state(ConnectionState.CONNECTED)
+        with pytest.raises(ConnectionLoss):
+            client.send(Read(GetData("/a"))).result(TIMEOUT_S)
+        client.await_state(ConnectionState.CONNECTED)
+
+
+@pytest.mark.parametrize("body", [b"", bytes(20), struct.pack(">i", 1_000)], ids=["empty", "half", "lengths that lie"])
+def test_a_reply_that_cannot_be_read_fails_its_request(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    def serve(connection: socket.socket) -> None:
+        while True:
+            xid, _, _ = read_header(frame_of(connection))
+            connection.sendall(reply(xid, 1, 0, body))
+
+    with fake_server(serve) as address, Client(address) as client:
+        client.await_state(ConnectionState.CONNECTED)
+        with pytest.raises(ConnectionLoss):
+            client.send(Read(GetData("/a"))).result(TIMEOUT_S)
+        client.await_state(ConnectionState.SUSPENDED)
+    assert "could not be read" in caplog.text
+
+
+def test_what_is_no_zookeeper_is_tried_again() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = Client(f"127.0.0.1:{listener.getsockname()[1]}")
+    with client, listener:
+        for _ in range(3):
+            connection, _ = listener.accept()
+            connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+            connection.close()
+    assert client.states.get(timeout=TIMEOUT_S) is ConnectionState.LOST and client.states.empty()
+
+
+def test_an_idle_session_is_kept_alive() -> None:
+    pings: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def serve(connection: socket.socket) -> None:
+        while True:
+            xid, opcode, _ = read_header(frame_of(connection))
+            if opcode == OpCode.PING:
+                pings.put(xid)
+            connection.sendall(reply(xid, 0, 0))
+
+    with fake_server(serve, 600) as address, Client(address, 600):
+        for _ in range(4):
+            assert pings.get(timeout=TIMEOUT_S) == -2
+
+
+def test_requests_wait_for_the_connection_and_none_is_taken_after_the_end(zookeeper: EmbeddedZooKeeperThread) -> None:
+    client = Client(zookeeper.address)
+    before = client.send(Write(Create("/a", b"x")))
+    with client:
+        assert before.result(TIMEOUT_S)[0] == "/a"
+        assert client.send(Read(GetData("/a"))).result(TIMEOUT_S)[0] == b"x"
+        with pytest.raises(NoNode):
+            client.send(Read(GetData("/b"))).result(TIMEOUT_S)
+        assert client.send(Read(Exists("/b"))).result(TIMEOUT_S) is None
+        assert client.connection.stop() and client.connection.stop(), "it says the same again"
+    with pytest.raises(ConnectionLoss):
+        client.send(Read(GetData("/a"))).result(TIMEOUT_S)
+
+
+def test_stopped_while_nobody_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = Client(f"127.0.0.1:{listener.getsockname()[1]}")
+        waiting = client.send(Read(Exists("/")))
+        client.connection.start()
+        accepted, _ = listener.accept()
+        with accepted:
+            assert not client.connection.stop()
+        with pytest.raises(ConnectionLoss):
+            waiting.result(TIMEOUT_S)
+
+
+def test_a_session_is_taken_over_and_ended_once(zookeeper: EmbeddedZooKeeperThread) -> None:
+    with Client(zookeeper.address) as client:
+        client.await_state(ConnectionState.CONNECTED)
+        mine = SessionCredentials(client.connection.session_id, client.connection.password)
+        assert client.send(Write(Create("/e", ephemeral=True))).result(TIMEOUT_S)[0] == "/e"
+        with BlockingSession(zookeeper.address, TIMEOUT_S, mine) as other:
+            assert other.is_known and other.exists("/e")
+        assert other.is_ended
+        client.await_state(ConnectionState.LOST)
+        client.await_state(ConnectionState.CONNECTED)
+        assert client.connection.session_id != mine.session_id
+        assert client.send(Read(Exists("/e"))).result(TIMEOUT_S) is None
+    with BlockingSession(zookeeper.address, TIMEOUT_S, mine) as late:
+        assert not late.is_known
+    assert end_session(zookeeper.address, mine, LONG_MS)
+    assert not end_session("127.0.0.1:1", mine, 100)
+
+
+def test_while_a_session_is_expired_requests_are_refused(zookeeper: EmbeddedZooKeeperThread) -> None:
+    refused: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def on_state(state: ConnectionState) -> None:
+        if state is ConnectionState.LOST and connection.has_expired:
+            future: Future[Any] = Future()
+            connection.submit(Read(Exists("/")), Into(future))
+            refused.put(future.exception(TIMEOUT_S))
+
+    connection = SocketConnection(zookeeper.address, LONG_MS, on_state, SessionCredentials(1, bytes(16)))
+    connection.start()
+    assert isinstance(refused.get(timeout=TIMEOUT_S), SessionExpired)
+    connection.stop()
+
+
+def test_addresses() -> None:
+    assert address_of("a:1") == ("a", 1)
+    assert address_of(" a ") == ("a", 2181)
+    assert address_of("[::1]:2182") == ("::1", 2182)
+    assert address_of("[::1]") == ("::1", 2181)
