@@ -75,7 +75,8 @@ class ClusterAdmin:
             result = self._ask_controller(request, 5, CreateTopicsResponse).topics[0]
             return result.error_code, result.error_message
 
-        self._until_accepted(f"Topic {name} was not created", attempt)
+        done = ErrorCode.TOPIC_ALREADY_EXISTS if self._partition(name, 0) is None else None
+        self._until_accepted(f"Topic {name} was not created", attempt, done)
         self.wait(
             lambda: all(self._knows_leaders(broker_id, name, partitions) for broker_id in self._answering()),
             f"Not every broker learnt the leaders of {name}",
@@ -87,7 +88,8 @@ class ClusterAdmin:
         def attempt() -> tuple[int, str | None]:
             return self._ask_controller(request, 4, DeleteTopicsResponse).responses[0].error_code, None
 
-        self._until_accepted(f"Topic {name} was not deleted", attempt)
+        done = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if self._partition(name, 0) is not None else None
+        self._until_accepted(f"Topic {name} was not deleted", attempt, done)
 
     def controller_id(self) -> int:
         return self._ask(self._controller, "There is no controller")
@@ -211,14 +213,24 @@ class ClusterAdmin:
             raise ConnectionRefusedError("the controller has gone")
         return send_request(address, request, version, answer, 3 * _REQUEST_TIMEOUT_S)
 
-    def _until_accepted(self, problem: str, attempt: Callable[[], tuple[int, str | None]]) -> None:
+    def _until_accepted(
+        self, problem: str, attempt: Callable[[], tuple[int, str | None]], when_done: ErrorCode | None
+    ) -> None:
+        """`when_done` is what a second attempt is told whose first one was heard and not answered in time."""
+        is_unanswered = False
+
         def accepted() -> bool | None:
+            nonlocal is_unanswered
             try:
                 code, message = attempt()
-            except OSError:
+            except OSError as error:
+                is_unanswered |= not isinstance(error, ConnectionRefusedError)
                 return None
             if code in _RETRIABLE:
+                is_unanswered |= code == ErrorCode.REQUEST_TIMED_OUT
                 return None
+            if is_unanswered and code == when_done:
+                return True
             if code != ErrorCode.NONE:
                 detail = f" ({message.rstrip('.')})" if message else ""
                 raise KlammError(f"{problem}: {ErrorCode(code).name}{detail}.")

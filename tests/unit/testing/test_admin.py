@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
 from klamm.errors import ErrorCode, KlammError
+from klamm.protocol.messages.create_topics import CreatableTopicResult, CreateTopicsResponse
 from klamm.protocol.messages.metadata import (
     MetadataRequest,
     MetadataResponse,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from klamm.protocol.wire import Message
 from klamm.testing import admin
 from klamm.testing.admin import ClusterAdmin, brokers_are
 
@@ -73,6 +76,37 @@ def test_why_there_is_no_leader(monkeypatch: pytest.MonkeyPatch, found: Metadata
     with pytest.raises(KlammError) as raised:
         asking(monkeypatch, found, ended=[3, 4]).leader("t", 0)
     assert str(raised.value) == f"t-0 has no leader in time{told}"
+
+
+class Controller:
+    """May know the topic; the first attempt to create it is answered too late, the second one with: it is there."""
+
+    def __init__(self, knows_topic: bool) -> None:
+        self._knows_topic = knows_topic
+        self.attempts = 0
+
+    def answer(self, address: object, request: Message, *_: object) -> Message:
+        if isinstance(request, MetadataRequest):
+            found = view(1)
+            return found if self._knows_topic else replace(found, topics=())
+        self.attempts += 1
+        if self.attempts == 1:
+            raise TimeoutError
+        self._knows_topic = True
+        return CreateTopicsResponse(topics=[CreatableTopicResult(name="t", error_code=ErrorCode.TOPIC_ALREADY_EXISTS)])
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_topic_that_was_created_too_late_to_be_told(monkeypatch: pytest.MonkeyPatch, was_there: bool) -> None:
+    asked = asking(monkeypatch, view(1), view(1))
+    controller = Controller(was_there)
+    monkeypatch.setattr(admin, "send_request", controller.answer)
+    if was_there:
+        with pytest.raises(KlammError, match="Topic t was not created: TOPIC_ALREADY_EXISTS"):
+            asked.create_topic("t", 1, 1, {})
+    else:
+        asked.create_topic("t", 1, 1, {})
+    assert controller.attempts == 2
 
 
 def test_brokers_are_named_as_people_do() -> None:
