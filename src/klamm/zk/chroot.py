@@ -15,7 +15,7 @@ def split_hosts(connect: str) -> tuple[str, str]:
     """`host:port,host:port/chroot` as its two parts. Raises ValueError for a chroot that is not a path."""
     hosts, slash, chroot = connect.partition("/")
     prefix = (slash + chroot).rstrip("/")
-    if not hosts.strip() or (prefix and not is_valid_path(prefix)):
+    if not hosts.strip(" ,") or (prefix and not is_valid_path(prefix)):
         raise ValueError(f"zookeeper.connect {connect!r}: host:port[,host:port...][/chroot] is expected")
     return hosts, prefix
 

@@ -18,7 +18,7 @@ _MULTI_HEADER: Final = struct.Struct(">i?i")
 _MULTI_END: Final = _MULTI_HEADER.pack(-1, True, -1)
 _INT: Final = struct.Struct(">i")
 _OPEN_ACL_BYTES: Final = struct.pack(">iii5si6s", 1, 31, 5, b"world", 6, b"anyone")
-_WATCHES_A_REQUEST: Final = 1_000
+_WATCHES_BYTES: Final = 200_000
 
 Watcher = Callable[[WatchEvent], None]
 
@@ -189,13 +189,20 @@ class SetWatches:
         return None
 
 
-def set_watches(
-    zxid: int, data: Sequence[str], exist: Sequence[str], child: Sequence[str], limit: int = _WATCHES_A_REQUEST
-) -> list[SetWatches]:
-    """In pieces that stay far below the size limit of a request."""
-    longest = max(len(data), len(exist), len(child))
-    pieces = [slice(start, start + limit) for start in range(0, longest, limit)]
-    return [SetWatches(zxid, data[piece], exist[piece], child[piece]) for piece in pieces]
+def set_watches(zxid: int, data: Sequence[str], exist: Sequence[str], child: Sequence[str]) -> list[SetWatches]:
+    """In pieces that stay far below the size limit of a request, unless a single path does not."""
+    pieces: list[SetWatches] = []
+    lists: tuple[list[str], list[str], list[str]] = ([], [], [])
+    size = _WATCHES_BYTES
+    for kind, paths in enumerate((data, exist, child)):
+        for path in paths:
+            if size >= _WATCHES_BYTES:
+                lists = ([], [], [])
+                pieces.append(SetWatches(zxid, *lists))
+                size = 0
+            lists[kind].append(path)
+            size += 4 * len(path)
+    return pieces
 
 
 class Close:

@@ -33,9 +33,13 @@ class Inbox:
 
     def _drain(self) -> None:
         self._is_awake = False
-        while self._calls:
-            call, args = self._calls.popleft()
-            call(*args)
+        try:
+            while self._calls:
+                call, args = self._calls.popleft()
+                call(*args)
+        finally:
+            if self._calls:  # one failed, which the loop is told; the others have nothing to do with it
+                self._loop.call_soon(self._drain)
 
 
 class Reply:

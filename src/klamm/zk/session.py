@@ -127,6 +127,8 @@ class ZkSession:
                 try:
                     await self._submit(Write(Create(path, b"")))
                 except ConnectionLoss:
+                    if self._closing:
+                        raise
                     continue
                 except NodeExists:
                     pass

@@ -28,9 +28,10 @@ from enum import Enum
 from typing import Final
 
 from klamm.zk import jute
-from klamm.zk.addresses import address_of, resolve
+from klamm.zk.addresses import addresses_of, candidates
 from klamm.zk.client_connection import ConnectionState, OnState, Result
 from klamm.zk.client_requests import Close, Read, Request, Watcher, set_watches
+from klamm.zk.heartbeat import CHECKS, Heartbeat
 from klamm.zk.jute import OpCode
 from klamm.zk.ops import Code, ConnectionLoss, EventType, SessionExpired, WatchEvent, error_for
 from klamm.zk.predecessor import SessionCredentials
@@ -78,7 +79,10 @@ class SocketConnection:
     ) -> None:
         self.session_id, self.password = credentials or _NOBODY
         self.last_zxid = 0
-        self._addresses = [address_of(host) for host in hosts.split(",")]
+        self._watched_zxid = 0
+        """Up to here no change of what is watched was missed: a connection that sets watches again may end midway."""
+        self._addresses = addresses_of(hosts)
+        self._latest: tuple[str, int] | None = None
         self._timeout_ms = timeout_ms
         self._on_state = on_state
         self._phase = Phase.CONNECTING
@@ -128,7 +132,7 @@ class SocketConnection:
     def submit(self, request: Request, result: Result) -> None:
         self._put(request, result)
         if self._phase in (Phase.EXPIRED, Phase.CLOSED):
-            self._fail_outbox()
+            self._fail_outbox(len(self._outbox))
 
     def _put(self, request: Request, result: Result | None) -> None:
         self._outbox.append((request.serialize(), request, result))
@@ -142,9 +146,18 @@ class SocketConnection:
             except queue.Empty:
                 return
             if not self._write(connection):
-                name = f"{self._thread.name}-writer"
-                threading.Thread(target=self._write_rest, args=(connection,), name=name, daemon=True).start()
+                self._leave_rest(connection)
                 return
+            self._free.put(connection)
+
+    def _leave_rest(self, connection: socket.socket) -> None:
+        """To a thread of its own. A system that has none left costs the connection, for half a request was written."""
+        name = f"{self._thread.name}-writer"
+        try:
+            threading.Thread(target=self._write_rest, args=(connection,), name=name, daemon=True).start()
+        except RuntimeError as error:
+            log.warning("the connection with ZooKeeper is given up: %s", error)
+            _shut(connection)
             self._free.put(connection)
 
     def _write(self, connection: socket.socket) -> bool:
@@ -176,13 +189,17 @@ class SocketConnection:
         self._flush()
 
     def fail_pending(self) -> None:
-        """Answers everything that is under way with the error of the present state. On the connection's thread."""
+        """Answers everything that is under way with the error of the present state. On the connection's thread.
+
+        Who asks again at once waits for the next connection.
+        """
+        unsent = len(self._outbox)
         while self._pending:
             self._fail(self._pending.popleft()[2])
-        self._fail_outbox()
+        self._fail_outbox(unsent)
 
-    def _fail_outbox(self) -> None:
-        while True:
+    def _fail_outbox(self, count: int) -> None:
+        for _ in range(count):
             try:
                 self._fail(self._outbox.popleft()[2])
             except IndexError:
@@ -211,7 +228,7 @@ class SocketConnection:
         self.watch_data((*data, *exist), on_data)
         for path in child:
             self._child_watchers.setdefault(path, {})[on_child] = None
-        before = [(m.serialize(), m, None) for m in set_watches(self.last_zxid, data, exist, child)]
+        before = [(m.serialize(), m, None) for m in set_watches(self._watched_zxid, data, exist, child)]
         self._outbox.extendleft(reversed(before))
 
     # --- the connection's thread -------------------------------------------------------------------------------------
@@ -227,7 +244,7 @@ class SocketConnection:
 
     def _try_all(self) -> bool:
         """Whether one of the servers was connected; the connection is lost again then."""
-        for address in resolve(self._addresses):
+        for address in candidates(self._addresses, self._latest):
             if self._stopping.is_set():
                 return False
             try:
@@ -240,6 +257,7 @@ class SocketConnection:
                 self._disconnect()
                 self._expire()
                 return True
+            self._latest = address
             self._serve(connection, timeout_s)
             return True
         return False
@@ -248,8 +266,8 @@ class SocketConnection:
         """With the timeout that the server grants, in seconds. Raises SessionExpired when there is no such session."""
         patience_s = max(self._timeout_ms / 1000 / len(self._addresses), 0.1)
         connection = socket.create_connection(address, patience_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._stopping.is_set():
             raise _Lost("it is not needed any more")
         hello = _CONNECT.pack(45, 0, self.last_zxid, self._timeout_ms, self.session_id, 16, self.password, False)
@@ -263,19 +281,17 @@ class SocketConnection:
             raise SessionExpired
         self.session_id, self.password = session_id, answer[_CONNECTED.size : _CONNECTED.size + 16]
         connection.settimeout(None)
-        tick = divmod(max(timeout_ms * 1000 // 6, 10_000), 1_000_000)
+        tick = divmod(max(timeout_ms * 1000 // CHECKS, 10_000), 1_000_000)
         # The kernel keeps the time: one call waits and reads.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *tick))
         return connection, timeout_ms / 1000
 
     def _serve(self, connection: socket.socket, timeout_s: float) -> None:
         self._xid, self._unsent, self._last_sent_s = 0, b"", time.monotonic()
+        self._phase = Phase.CONNECTED  # first: who hears of it may stop us
         self._on_state(ConnectionState.CONNECTED)
-        self._phase = Phase.CONNECTED
         self._free.put(connection)
         self._flush()
-        if self._stopping.is_set():
-            self._put(Close(), None)
         try:
             self._read(connection, timeout_s)
         except (OSError, _Lost) as error:
@@ -298,7 +314,7 @@ class SocketConnection:
         self._on_state(ConnectionState.LOST)
         self.fail_pending()
         self.session_id, self.password = _NOBODY
-        self.last_zxid = 0
+        self.last_zxid = self._watched_zxid = 0
         self._phase = Phase.CONNECTING
 
     def _disconnect(self) -> None:
@@ -307,13 +323,9 @@ class SocketConnection:
             connection.close()
 
     def _read(self, connection: socket.socket, timeout_s: float) -> None:
-        """Until the session is closed, or the connection lost.
-
-        The server hears something every third of the timeout. It has half of it to answer a ping: a process that could
-        not run for that long finds the answer waiting.
-        """
+        """Until the session is closed, or the connection lost."""
         came = bytearray()
-        heard_s, pinged_s = time.monotonic(), None
+        heartbeat = Heartbeat(timeout_s, time.monotonic())
         while not self._is_confirmed:
             try:
                 chunk = connection.recv(_READ_BYTES)
@@ -321,15 +333,14 @@ class SocketConnection:
                 chunk = None
             now_s = time.monotonic()
             if chunk:
-                heard_s, pinged_s = now_s, None
+                heartbeat.hear(now_s)
                 came += chunk
                 self._take_frames(came)
             elif chunk is not None:
                 raise _Lost("the server closed it")
-            elif pinged_s is not None and now_s - pinged_s > timeout_s / 2:
+            elif heartbeat.is_lost(now_s):
                 raise _Lost("nothing is heard from the server")
-            if pinged_s is None and now_s - min(heard_s, self._last_sent_s) > timeout_s / 3:
-                pinged_s = now_s
+            if heartbeat.is_due(now_s, self._last_sent_s):
                 self._outbox.append((_PING, None, None))
                 self._flush()
 
@@ -353,11 +364,13 @@ class SocketConnection:
         if xid == jute.NOTIFICATION_XID:
             self._take_event(frame)
             return
-        if zxid > 0:
-            self.last_zxid = zxid
         if not self._pending or self._pending[0][0] != xid:
             raise _Lost(f"reply {xid} is to no request of ours")
         _, request, result = self._pending[0]
+        if zxid > 0:
+            self.last_zxid = zxid
+            if result is not None:  # all watches were set again before it
+                self._watched_zxid = zxid
         if isinstance(request, Close):
             self._is_confirmed = True
         elif result is not None:

@@ -12,6 +12,8 @@ import pytest
 from klamm.zk import paths
 from klamm.zk.batches import MAX_BATCH_BYTES, levels_of, path_batches
 from klamm.zk.chroot import Chroot, split_hosts
+from klamm.zk.client_connection import Result
+from klamm.zk.client_requests import Request
 from klamm.zk.jute import OpCode
 from klamm.zk.main import EmbeddedZooKeeperThread
 from klamm.zk.ops import (
@@ -125,7 +127,7 @@ def test_connect_strings() -> None:
     assert split_hosts("a:1,b:2/kafka/x/") == ("a:1,b:2", "/kafka/x")
     assert split_hosts("a:1") == ("a:1", "")
     assert Chroot("/kafka/x").levels() == ["/kafka", "/kafka/x"]
-    for bad in ("", "/kafka", "a:1//x"):
+    for bad in ("", "/kafka", "a:1//x", ",", " , /x"):
         with pytest.raises(ValueError, match=r"zookeeper\.connect"):
             split_hosts(bad)
 
@@ -265,12 +267,10 @@ def test_reads_wait_for_the_connection_and_writes_say_that_it_was_lost(tmp_path:
         assert (await reading).data == b"x"
         assert zk.session_id == session_id
         writing = asyncio.ensure_future(zk.set(SetData("/a", b"y")))
+        await asyncio.sleep(0)  # it is written, and the server, which has the same loop, cannot have read it
         zk.drop_connection()
         with pytest.raises(ConnectionLoss):
-            while True:
-                await writing
-                zk.drop_connection()
-                writing = asyncio.ensure_future(zk.set(SetData("/a", b"y")))
+            await writing
         await zk.close()
         await server.stop()
 
@@ -336,6 +336,54 @@ def test_two_loops_share_a_session(tmp_path: Path) -> None:
 
     run(scenario)
     server.stop()
+
+
+def test_a_handler_that_fails_holds_up_no_reply(tmp_path: Path) -> None:
+    """The event and the replies behind it come to the loop together."""
+
+    async def scenario() -> None:
+        async with server_and_session(tmp_path) as (_, zk):
+            told: list[object] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+
+            def fail(event: WatchEvent) -> None:
+                raise RuntimeError(event.path)
+
+            inbox = zk._inbox(asyncio.get_running_loop())
+            later = asyncio.get_running_loop().create_future()
+            inbox.post(fail, WatchEvent(EventType.CREATED, "/a"))
+            inbox.post(later.set_result, "reply")
+            async with asyncio.timeout(20):
+                assert await later == "reply"
+            assert list(map(str, told)) == ["/a"]
+
+    run(scenario)
+
+
+def test_closed_while_the_chroot_cannot_be_made(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = await EmbeddedZooKeeper(tmp_path, fsync=False).start()
+        zk = ZkSession(server.address + "/k", 30_000)
+        submit, asked = zk._connection.submit, 0
+
+        def lose(request: Request, result: Result) -> None:
+            nonlocal asked
+            asked += 1
+            assert asked < 1_000, "it asks for ever"
+            if zk.state is SessionState.CLOSED:
+                submit(request, result)
+            else:
+                result.set_exception(ConnectionLoss())
+
+        zk._connection.submit = lose  # type: ignore[method-assign]
+        starting = asyncio.ensure_future(zk.start())
+        await until(lambda: asked > 0)
+        await zk.close()
+        with pytest.raises(ConnectionLoss):
+            await starting
+        await server.stop()
+
+    run(scenario)
 
 
 def test_nobody_there(tmp_path: Path) -> None:

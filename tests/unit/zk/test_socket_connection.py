@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from klamm.zk.addresses import address_of
+from klamm.zk.addresses import address_of, candidates
 from klamm.zk.blocking import BlockingSession
 from klamm.zk.client_connection import ConnectionState
-from klamm.zk.client_requests import Read, Request, Write
-from klamm.zk.jute import OpCode, connect_response, read_header, reply
+from klamm.zk.client_requests import Read, Request, Write, set_watches
+from klamm.zk.jute import OpCode, connect_response, read_header, read_set_watches, reply
 from klamm.zk.main import EmbeddedZooKeeperThread
-from klamm.zk.ops import ConnectionLoss, Create, Exists, GetData, NoNode, SessionExpired, SetData, ZkError
+from klamm.zk.ops import ConnectionLoss, Create, Exists, GetData, NoNode, SessionExpired, SetData, WatchEvent, ZkError
 from klamm.zk.predecessor import SessionCredentials, end_session
 from klamm.zk.socket_connection import SocketConnection
 
@@ -272,7 +272,165 @@ def test_while_a_session_is_expired_requests_are_refused(zookeeper: EmbeddedZooK
     connection.stop()
 
 
+def test_no_change_is_missed_when_the_watches_were_set_again_only_in_part() -> None:
+    """Each reply carries the server's newest zxid, also that to the first piece of many."""
+    zxids: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+    events: list[WatchEvent] = []
+    numbers = iter(range(1, 100))
+    paths = [f"/topics/topic-with-a-name-{number}" for number in range(10_000)]
+
+    def serve(connection: socket.socket) -> None:
+        number = next(numbers)
+        while True:
+            xid, opcode, body = read_header(frame_of(connection))
+            if opcode == OpCode.SET_WATCHES:
+                zxids.put((number, read_set_watches(body, second=False).relative_zxid))
+                connection.sendall(reply(xid, 200, 0))
+                if number == 2:
+                    connection.close()
+                    return
+            else:
+                connection.sendall(reply(xid, 100, 0, bytes(68)))
+
+    def on_state(state: ConnectionState) -> None:
+        if state is ConnectionState.CONNECTED and connection.last_zxid:
+            connection.restore_watches(paths, [], [], events.append, events.append)
+
+    with fake_server(serve) as address:
+        connection = SocketConnection(address, LONG_MS, on_state)
+        connection.start()
+        answer: Future[Any] = Future()
+        connection.submit(Read(Exists("/")), Into(answer))
+        answer.result(TIMEOUT_S)
+        connection.drop_connection()
+        assert zxids.get(timeout=TIMEOUT_S) == (2, 100)
+        assert zxids.get(timeout=TIMEOUT_S) == (3, 100)
+        assert connection.last_zxid == 200
+        connection.stop()
+
+
+def test_watches_are_set_again_in_pieces_below_the_limit_whatever_their_length() -> None:
+    data, exist, child = ([f"/{kind}/{'n' * 1_000}{number}" for number in range(1_500)] for kind in "abc")
+    pieces = set_watches(7, data, exist, child)
+    assert all(len(piece.serialize()) < 300_000 for piece in pieces) and len(pieces) < 100
+    found = [read_set_watches(piece.serialize(), second=False) for piece in pieces]
+    assert {piece.relative_zxid for piece in found} == {7}
+    assert [path for piece in found for path in piece.data] == data
+    assert [path for piece in found for path in piece.exist] == exist
+    assert [path for piece in found for path in piece.child] == child
+    assert set_watches(7, [], [], []) == []
+
+
+def test_who_hears_of_the_connection_may_end_the_session_at_once(zookeeper: EmbeddedZooKeeperThread) -> None:
+    connected, stopping = threading.Event(), threading.Event()
+
+    def on_state(state: ConnectionState) -> None:
+        if state is ConnectionState.CONNECTED:
+            connected.set()
+            assert stopping.wait(TIMEOUT_S)
+
+    connection = SocketConnection(zookeeper.address, LONG_MS, on_state)
+    join = connection._thread.join
+
+    def joined(timeout: float | None = None) -> None:
+        stopping.set()
+        join(timeout)
+
+    connection._thread.join = joined  # type: ignore[method-assign]
+    connection.start()
+    assert connected.wait(TIMEOUT_S)
+    assert connection.stop(), "the server confirms it"
+
+
+def test_what_is_asked_again_at_once_waits_for_the_next_connection() -> None:
+    """It is not failed once more for the same loss."""
+    failures = 0
+    asked: list[Future[Any]] = []
+
+    class Again:
+        def set(self, value: Any) -> None:
+            asked[0].set_result(value)
+
+        def set_exception(self, exception: ZkError) -> None:
+            nonlocal failures
+            failures += 1
+            if failures < 1_000:
+                connection.submit(Read(Exists("/")), self)
+
+    numbers = iter(range(100))
+
+    def serve(connection: socket.socket) -> None:
+        is_first = next(numbers) == 0
+        while True:
+            xid, _, _ = read_header(frame_of(connection))
+            if is_first:
+                return connection.close()
+            connection.sendall(reply(xid, 1, 0, bytes(68)))
+
+    asked.append(Future())
+    with fake_server(serve) as address:
+        connection = SocketConnection(address, LONG_MS, lambda _: None)
+        connection.submit(Read(Exists("/")), Again())
+        connection.start()
+        asked[0].result(TIMEOUT_S)
+        connection.stop()
+    assert failures == 1
+
+
+def test_no_thread_for_the_rest_costs_the_connection_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(connection: socket.socket) -> None:
+        threading.Event().wait(TIMEOUT_S)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with fake_server(serve) as address, Client(address) as client:
+        client.await_state(ConnectionState.CONNECTED)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            answers = [client.send(Write(SetData("/a", bytes(500_000)))) for _ in range(100)]
+        for answer in answers[:5]:
+            with pytest.raises(ConnectionLoss):
+                answer.result(TIMEOUT_S)
+        client.await_state(ConnectionState.SUSPENDED)
+        client.connection.drop_connection()
+
+
+def test_the_server_that_was_lost_is_tried_last() -> None:
+    """When it stays silent, the session lives only if another one is asked first."""
+    seen: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def serve_as(name: str) -> Serve:
+        def serve(connection: socket.socket) -> None:
+            seen.put(name)
+            frame_of(connection)
+            connection.close()
+
+        return serve
+
+    with fake_server(serve_as("a")) as a, fake_server(serve_as("b")) as b, Client(f"{a},{b}") as client:
+        names = [seen.get(timeout=TIMEOUT_S)]
+        for _ in range(7):
+            client.connection.drop_connection()
+            names.append(seen.get(timeout=TIMEOUT_S))
+            client.await_state(ConnectionState.CONNECTED)
+    assert names in (["a", "b"] * 4, ["b", "a"] * 4)
+
+
+@pytest.mark.parametrize("bad", ["a..b:1", f"{'x' * 80}:1", "no-such-host.invalid:1"])
+def test_a_name_that_is_none_does_not_keep_from_the_others(zookeeper: EmbeddedZooKeeperThread, bad: str) -> None:
+    with Client(f"{bad},,{zookeeper.address},") as client:
+        assert client.send(Read(Exists("/"))).result(TIMEOUT_S) is not None
+
+
 def test_addresses() -> None:
+    for bad in ("a:b", "a:0", "a:65536", "a:-1", "[::1]:x"):
+        with pytest.raises(ValueError, match="is not host:port"):
+            address_of(bad)
+    assert address_of("a:") == ("a", 2181)
+    some = [("127.0.0.1", 1), ("127.0.0.2", 2), ("::1", 3)]
+    assert sorted(candidates(some, None)) == sorted(candidates(some, ("127.0.0.9", 1))) == some
+    assert [list(candidates(some, each))[2] for each in some] == some
     assert address_of("a:1") == ("a", 1)
     assert address_of(" a ") == ("a", 2181)
     assert address_of("[::1]:2182") == ("::1", 2182)
