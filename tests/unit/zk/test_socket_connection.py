@@ -78,7 +78,8 @@ def fake_server(serve: Serve, timeout_ms: int = LONG_MS) -> Iterator[str]:
                 threading.Thread(target=run, args=(connection,), daemon=True).start()
 
     def run(connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+        """One that was accepted in the last moment is nobody else's to close."""
+        with connection, contextlib.suppress(OSError):
             frame_of(connection)
             connection.sendall(connect_response(timeout_ms, 7, bytes(16)))
             serve(connection)
