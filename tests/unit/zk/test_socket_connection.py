@@ -26,6 +26,7 @@ from klamm.zk.socket_connection import SocketConnection
 
 TIMEOUT_S = 60
 LONG_MS = 60_000
+OURS = "fake server"
 Serve = Callable[[socket.socket], None]
 
 
@@ -75,7 +76,7 @@ def fake_server(serve: Serve, timeout_ms: int = LONG_MS) -> Iterator[str]:
             while True:
                 connection, _ = listener.accept()
                 connections.append(connection)
-                threading.Thread(target=run, args=(connection,), daemon=True).start()
+                threading.Thread(target=run, args=(connection,), name=OURS, daemon=True).start()
 
     def run(connection: socket.socket) -> None:
         """One that was accepted in the last moment is nobody else's to close."""
@@ -382,8 +383,12 @@ def test_no_thread_for_the_rest_costs_the_connection_only(monkeypatch: pytest.Mo
     def serve(connection: socket.socket) -> None:
         threading.Event().wait(TIMEOUT_S)
 
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name != OURS:  # the connection may be back before all is sent
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
     with fake_server(serve) as address, Client(address) as client:
         client.await_state(ConnectionState.CONNECTED)
@@ -411,6 +416,7 @@ def test_the_server_that_was_lost_is_tried_last() -> None:
 
     with fake_server(serve_as("a")) as a, fake_server(serve_as("b")) as b, Client(f"{a},{b}") as client:
         names = [seen.get(timeout=TIMEOUT_S)]
+        client.await_state(ConnectionState.CONNECTED)
         for _ in range(7):
             client.connection.drop_connection()
             names.append(seen.get(timeout=TIMEOUT_S))
