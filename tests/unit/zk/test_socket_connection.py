@@ -18,7 +18,7 @@ from klamm.zk.addresses import address_of, candidates
 from klamm.zk.blocking import BlockingSession
 from klamm.zk.client_connection import ConnectionState
 from klamm.zk.client_requests import Read, Request, Write, set_watches
-from klamm.zk.jute import OpCode, connect_response, read_header, read_set_watches, reply
+from klamm.zk.jute import OpCode, buffer_bytes, connect_response, read_header, read_set_watches, reply
 from klamm.zk.main import EmbeddedZooKeeperThread
 from klamm.zk.ops import ConnectionLoss, Create, Exists, GetData, NoNode, SessionExpired, SetData, WatchEvent, ZkError
 from klamm.zk.predecessor import SessionCredentials, end_session
@@ -138,6 +138,25 @@ def test_a_server_that_takes_little_gets_all_of_it_in_order() -> None:
         for answer in answers:
             assert answer.result(TIMEOUT_S).version == 0
     assert seen == list(range(100))
+
+
+def test_replies_are_read_however_they_are_cut() -> None:
+    """Two at once, byte by byte, and one of several megabytes."""
+    large = bytes(range(256)) * 20_000
+
+    def serve(connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        first, second, third = (read_header(frame_of(connection))[0] for _ in range(3))
+        both = b"".join(reply(xid, 1, 0, buffer_bytes(b"%d" % xid) + bytes(68)) for xid in (first, second))
+        for position in range(len(both) - 10):
+            connection.sendall(both[position : position + 1])
+        connection.sendall(both[-10:] + reply(third, 1, 0, buffer_bytes(large) + bytes(68)))
+        xid, _, _ = read_header(frame_of(connection))
+        connection.sendall(reply(xid, 1, 0))
+
+    with fake_server(serve) as address, Client(address) as client:
+        answers = [client.send(Read(GetData("/a"))) for _ in range(3)]
+        assert [answer.result(TIMEOUT_S)[0] for answer in answers] == [b"1", b"2", large]
 
 
 def test_a_silent_server_is_given_up() -> None:
