@@ -85,10 +85,14 @@ def fake_server(serve: Serve, timeout_ms: int = LONG_MS) -> Iterator[str]:
             connection.sendall(connect_response(timeout_ms, 7, bytes(16)))
             serve(connection)
 
-    threading.Thread(target=accept, daemon=True).start()
+    accepting = threading.Thread(target=accept, daemon=True)
+    accepting.start()
     try:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
     finally:
+        # Left to itself it would go on to accept, after a stop of the process even for the next who has this number.
+        listener.shutdown(socket.SHUT_RDWR)
+        accepting.join(TIMEOUT_S)
         listener.close()
         for connection in connections:
             connection.close()
