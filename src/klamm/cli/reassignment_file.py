@@ -14,7 +14,10 @@ _EXPECTED = 'expected {"version": 1, "partitions": [{"topic": "t", "partition": 
 
 def read_targets(path: Path) -> dict[TopicPartition, list[int]]:
     """Where each partition is to go. Whatever is not as Kafka writes it is a failure that names it."""
-    text = path.read_text()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        fail(f"{path} is not UTF-8: {error.reason} at byte {error.start}.")
     if not text.strip():
         fail(f"{path} is empty: {_EXPECTED}.")
     try:

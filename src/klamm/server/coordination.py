@@ -58,6 +58,7 @@ class Coordination:
         hosts = self._config.zookeeper_connect or await self._start_embedded()
         self._zk = self._open_session(hosts)
         timeout_ms = self._connection_timeout_ms
+        log.info("Connecting to ZooKeeper at %s, for %d ms at most", hosts, timeout_ms)
         try:
             return await self._zk.start(timeout_ms)
         except ConnectionLoss:

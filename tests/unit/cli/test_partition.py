@@ -101,3 +101,11 @@ def test_reasons() -> None:
     assert reason(85, "No move") == "NO_REASSIGNMENT_IN_PROGRESS: No move."
     assert reason(85, None) == "NO_REASSIGNMENT_IN_PROGRESS."
     assert reason(32_000, None) == "error 32000."
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "moves.json"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(Failure) as failed:
+        read_targets(path)
+    assert str(failed.value) == f"{path} is not UTF-8: invalid start byte at byte 0."

@@ -148,6 +148,23 @@ def test_the_timeout_bounds_the_search_for_a_controller(
     assert not pauses
 
 
+@pytest.mark.parametrize(
+    ("command", "request_class", "may_happen"),
+    [
+        (MOVE, AlterPartitionReassignmentsRequest, True),
+        (("elect", "--preferred"), ElectLeadersRequest, True),
+        (("reassign", "--list"), ListPartitionReassignmentsRequest, False),
+    ],
+)
+def test_what_was_sent_may_still_happen(
+    broker: Script, command: tuple[str, ...], request_class: type[Message], may_happen: bool
+) -> None:
+    broker.say(request_class, None)
+    told = str(broker.klamm(*command, "--timeout", "0", code=1).exception)
+    assert " has no controller that answers" in told
+    assert told.endswith("it may still be carried out.") is may_happen
+
+
 def test_a_search_is_not_silent(broker: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_module, "_SILENT_S", 0.0)
     broker.controllers = [-1, -1, 1]
