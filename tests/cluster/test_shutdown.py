@@ -283,4 +283,7 @@ def test_flush_messages(tidy: LocalCluster) -> None:
             assert client.produce(topic, batch_of([b"x"] * 3), acks=acks).error_code == ErrorCode.NONE
     tidy.delete_topic("lazy")  # a deletion writes the checkpoint at once
     checkpoint = tidy.data_dir / "broker-1" / "recovery-point-offset-checkpoint"
-    eventually(lambda: "flushed 0 6" in checkpoint.read_text().splitlines(), "the recovery point did not move")
+    eventually(
+        lambda: checkpoint.exists() and "flushed 0 6" in checkpoint.read_text().splitlines(),
+        "the recovery point did not move",
+    )
