@@ -265,7 +265,10 @@ def test_delete_records(tidy: LocalCluster, how: str) -> None:
     assert client.fetch(topic, 4).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
     eventually(lambda: segments(tidy, topic)[0] == 4, "the segments before it were never removed")
     checkpoint = tidy.data_dir / "broker-1" / "log-start-offset-checkpoint"
-    eventually(lambda: f"{topic} 0 5" in checkpoint.read_text().splitlines(), "the start was never noted")
+    eventually(
+        lambda: checkpoint.exists() and f"{topic} 0 5" in checkpoint.read_text().splitlines(),
+        "the start was never noted",
+    )
     {"stop": tidy.stop, "kill": tidy.kill}[how](1)
     tidy.start(1)
     assert [offset for offset, _ in client.read_all(topic)] == [5, 6, 7, 8, 9]
