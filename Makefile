@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 # Two files at a time. Tests that start brokers, JVMs and clients come last, in the order that tests/conftest.py gives.
 IN_PROCESS := $(addprefix tests/,tidy unit wire property transcripts sim)
-WITH_PROCESSES := $(addprefix tests/,cluster clients spark)
+WITH_PROCESSES := $(addprefix tests/,cluster clients hostile spark)
 QUICK ?=
 PEER ?=
 NAME ?=
