@@ -267,7 +267,7 @@ class DirectoryLock:
         path = self._directory / ".lock"
         self._made = [each for each in (self._directory, *self._directory.parents) if not each.exists()]
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = path.open("a+")
         except OSError as error:
             raise Failure(f"The data directory {self._directory} cannot be used: {error.strerror}.") from None

@@ -145,7 +145,9 @@ class OsLock:
 class OsFiles:
     """The file system of the machine. `let_go` closes files that can be opened again, if it knows of any."""
 
-    _MODE: Final = 0o644
+    _FILE_MODE: Final = 0o600
+    _DIR_MODE: Final = 0o700
+    """Records and credentials of the cluster are for the broker's user only."""
 
     def __init__(self, let_go: Callable[[], bool] = lambda: False) -> None:
         self._let_go = let_go
@@ -161,7 +163,7 @@ class OsFiles:
 
     def open(self, path: str, *, create: bool = False) -> FileHandle:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return OsFileHandle(self._opening(lambda: os.open(path, flags, self._MODE)))
+        return OsFileHandle(self._opening(lambda: os.open(path, flags, self._FILE_MODE)))
 
     def read_bytes(self, path: str) -> bytes:
         with self._opening(lambda: open(path, "rb")) as f:
@@ -170,7 +172,7 @@ class OsFiles:
     def write_atomic(self, path: str, data: bytes, *, sync: bool = True) -> None:
         tmp = path + ".tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        handle = OsFileHandle(self._opening(lambda: os.open(tmp, flags, self._MODE)))
+        handle = OsFileHandle(self._opening(lambda: os.open(tmp, flags, self._FILE_MODE)))
         try:
             handle.pwrite((data,), 0)
             if sync:
@@ -201,9 +203,9 @@ class OsFiles:
 
     def make_dirs(self, path: str) -> None:
         try:
-            os.mkdir(path)
+            os.mkdir(path, self._DIR_MODE)
         except OSError:  # it is there, or what is above it is not
-            os.makedirs(path, exist_ok=True)
+            os.makedirs(path, self._DIR_MODE, exist_ok=True)
 
     def remove_tree(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -224,7 +226,7 @@ class OsFiles:
         return stat.f_frsize * stat.f_blocks, stat.f_frsize * stat.f_bavail
 
     def lock(self, path: str) -> Lock:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._MODE)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._FILE_MODE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:

@@ -46,6 +46,7 @@ def announce(path: Path, server: KafkaServer) -> None:
         }
     )
     aside = path.with_name(path.name + ".tmp")
+    aside.touch(mode=0o600)
     aside.write_text(text + "\n")
     aside.replace(path)
 

@@ -103,7 +103,7 @@ class LocalCluster:
         """Starts ZooKeeper and all brokers at the same time; returns when every broker knows all the others."""
         try:
             deadline = time.monotonic() + self._start_timeout_s
-            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._reserve_ports()
             self._start_zookeeper()
             for broker_id in self.broker_ids:

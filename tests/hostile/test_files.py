@@ -1,0 +1,44 @@
+"""The files of a broker hold its clients' records: no other user of the machine may read them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from klamm.clock import SystemClock
+from klamm.log import LogManager
+from klamm.log.checkpoints import MetaProperties
+from klamm.model import TopicPartition
+from klamm.zk import predecessor
+from klamm.zk.predecessor import SessionCredentials
+from tests.unit.log.harness import append, batch
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_only_the_brokers_user_can_read_its_files(tmp_path: Path) -> None:
+    log_dir = tmp_path / "logs"
+    manager = LogManager([str(log_dir)], clock=SystemClock(), rng=Random(0))
+    manager.load_logs(MetaProperties(1, "cluster-a"))
+    log = manager.get_or_create_log(TopicPartition("orders", 0), is_new=True)
+    append(log, batch(b"secret"))
+    log.roll()
+    manager.checkpoint_high_watermarks({log.topic_partition: 1})
+    predecessor.save(log_dir / "zookeeper.session", SessionCredentials(1, b"password"))
+    manager.shutdown({log.topic_partition: 1})
+
+    modes = {p: stat.S_IMODE(p.stat().st_mode) for p in (log_dir, *log_dir.rglob("*"))}
+    assert len(modes) > 10
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {path.name: oct(mode) for path, mode in modes.items() if path.is_file() and mode != 0o600} == {}
