@@ -1,1 +1,1 @@
-"""Attacks on running brokers and on the embedded ZooKeeper. Every test has a bound of its own: bytes, steps or answers."""
+"""Attacks on running brokers and on the embedded ZooKeeper. Every test has its own bound: bytes, steps or answers."""
