@@ -1,11 +1,13 @@
 """Rows of the data plane, the same for klamm and Kafka: produce, consume, end-to-end latency, memory after all of it.
 
-Both clusters live through all rounds, and a first pass is not counted, so that Kafka is measured with compiled code.
+Both clusters live through all rounds, and passes that are not counted come first, until the throughput stops rising: so
+Kafka is measured with compiled code.
 Every case has a topic of its own, which is deleted after it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -42,6 +44,10 @@ LATENCY_CASES: Final = (Case(100, 1, "1", 3_000), Case(100, 3, "all", 3_000))
 JAVA_LATENCY: Final = Case(100, 3, "all", 3_000)
 RATE: Final = 500
 
+PASSES: Final = range(3, 10)
+QUICK_PASSES: Final = range(1, 1)
+STILL_RISING: Final = 1.05
+
 Measure = Callable[[Case, BenchCluster, str, int], Iterator[Row]]
 """The case, the cluster, a topic of its own, and how many records."""
 
@@ -67,18 +73,52 @@ def steps() -> list[Step]:
     return [*throughput, *latency, Step(f"Java latency, {JAVA_LATENCY}", JAVA_LATENCY, 1, _java_latency)]
 
 
-def warm_up(cluster: BenchCluster, quick: bool) -> None:
-    """So much work that a JVM has compiled what the rows need; the same for both sides, and not counted."""
-    servers, latency = cluster.bootstrap_servers, LATENCY_CASES[-1]
-    loads = [(mode, case) for case in (CASES[-1:] if quick else CASES * 2) for mode in ("produce", "consume")]
-    for number, (mode, case) in enumerate([*loads, ("latency", latency)]):
-        topic = f"warm-up-{number - (mode == 'consume')}"
-        if mode != "consume":
-            cluster.create_topic(topic, librdkafka.PARTITIONS, case.replication_factor)
-        records = case.records if mode != "latency" else case.records // (10 if quick else 2)
-        librdkafka.run(mode, bootstrap=servers, topic=topic, records=records, size=case.size, acks=case.acks)
-        if mode != "produce":
-            cluster.delete_topic(topic)
+def warm_up(cluster: BenchCluster, quick: bool) -> tuple[float, ...]:
+    """Load the cluster until its throughput stops rising, so that a JVM has compiled what the rows need.
+
+    Return the records per second of every pass. Both sides are loaded alike, and nothing of it counts.
+    """
+    latency = LATENCY_CASES[-1]
+    topic = "warm-up-latency"
+    rates = until_steady(lambda number: _warm_up_pass(cluster, number, quick), QUICK_PASSES if quick else PASSES)
+    cluster.create_topic(topic, librdkafka.PARTITIONS, latency.replication_factor)
+    records = latency.records // (10 if quick else 2)
+    servers = cluster.bootstrap_servers
+    librdkafka.run(
+        "latency", bootstrap=servers, topic=topic, records=records, size=latency.size, acks=latency.acks, rate=RATE
+    )
+    cluster.delete_topic(topic)
+    return rates
+
+
+def until_steady(measure: Callable[[int], float], passes: range) -> tuple[float, ...]:
+    """Repeat `measure` until two consecutive passes are at most 5 % faster than the best before them.
+
+    `passes` bounds the number: at least `passes.start`, at most `passes.stop`.
+    """
+    rates: list[float] = []
+    while len(rates) < passes.stop:
+        rates.append(measure(len(rates)))
+        if len(rates) >= max(3, passes.start) and max(rates[-2:]) <= STILL_RISING * max(rates[:-2]):
+            break
+    return tuple(rates)
+
+
+def _warm_up_pass(cluster: BenchCluster, number: int, quick: bool) -> float:
+    """Produce and consume every case once; records per second over all of them, with both clients' producers."""
+    servers = cluster.bootstrap_servers
+    seconds = records = 0.0
+    for index, case in enumerate(CASES[-1:] if quick else CASES):
+        os.sync()
+        topic = f"warm-up-{number}-{index}"
+        cluster.create_topic(topic, librdkafka.PARTITIONS, case.replication_factor)
+        load = {"bootstrap": servers, "topic": topic, "records": case.records, "size": case.size}
+        rates = [librdkafka.run("produce", **load, acks=case.acks), librdkafka.run("consume", **load)]
+        records += 2 * case.records
+        seconds += sum(case.records / each["records_per_s"] for each in rates)
+        kafka_tools.produce(servers, topic, case.records // 2, case.size, case.acks)
+        cluster.delete_topic(topic)
+    return records / seconds
 
 
 def memory(cluster: BenchCluster, when: str) -> Row:
