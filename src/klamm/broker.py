@@ -16,6 +16,7 @@ from klamm.metadata import MetadataCache
 from klamm.metrics import MetricsRegistry
 from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH
 from klamm.purgatory import DelayedOperationPurgatory
+from klamm.replica.controller_guard import ControllerGuard
 from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.gauges import register_purgatory
 from klamm.replica.producer_ids import ProducerIdManager
@@ -55,6 +56,7 @@ class Broker:
     replicas: ReplicaManager
     groups: GroupCoordinator
     controller: Controller
+    controller_guard: ControllerGuard
     metrics: MetricsRegistry
     fetch_sessions: FetchSessionCache
     producer_ids: ProducerIdManager

@@ -31,6 +31,7 @@ INJECTED = {
     "cut from zookeeper",
     "cut one way",
     "disk",
+    "forged request",
     "isolate",
     "kill",
     "late controller",

@@ -49,6 +49,7 @@ from klamm.protocol.messages.update_metadata import (
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.protocol.wire import Message, decode, encode_bytes
 from klamm.purgatory import DelayedOperationPurgatory
+from klamm.replica.controller_guard import ControllerGuard, ControlState
 from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.producer_ids import ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
@@ -105,6 +106,8 @@ class OneBroker:
         self.groups = RecordingGroups()
         self.topic_configs: dict[str, LogConfig] = {}
         self.controller_epoch = 1
+        self.control_state: ControlState | None = None
+        """What ZooKeeper says where it is not what the script sends."""
         self.broker = self._make_broker(broker_id)
 
     def _make_broker(self, broker_id: int) -> Broker:
@@ -134,6 +137,7 @@ class OneBroker:
             replicas=replicas,
             groups=cast(Any, self.groups),
             controller=self.controller,
+            controller_guard=ControllerGuard(self.loop, self._read_control_state, lambda: self.broker.broker_epoch),
             metrics=metrics,
             fetch_sessions=FetchSessionCache(2, self.clock, Random(1), metrics),
             producer_ids=ProducerIdManager(
@@ -142,6 +146,10 @@ class OneBroker:
             topics=DelayedOperationPurgatory("Topic", self.loop),
             elections=DelayedOperationPurgatory("ElectLeader", self.loop),
         )
+
+    async def _read_control_state(self) -> ControlState:
+        """What ZooKeeper would say: the script is the controller that was elected last."""
+        return self.control_state or ControlState(1, self.controller_epoch, self.broker.broker_epoch)
 
     def _on_dir_failure(self, log_dir: str) -> None:
         self.loop.call_soon(self.broker.replicas.on_log_dir_failure, log_dir)
@@ -164,6 +172,11 @@ class OneBroker:
         channel = ChannelContext(listener_name=listener)
         self.last_context = RequestContext(key, version, 1, client_id, channel=channel, now_ms=self.clock.now_ms())
         return self.last_context
+
+    def elect(self) -> None:
+        """ZooKeeper names the script as the controller of its epoch, unless the test says otherwise."""
+        if self.control_state is None:
+            self.broker.controller_guard.confirm(1, self.controller_epoch)
 
     def ask(self, api: Api[Any, Resp], request: Message, version: int, **context: Any) -> Resp:
         """The response, waited for and as a client of that version reads it."""
@@ -228,6 +241,7 @@ class OneBroker:
                 for t, each in topics.items()
             ],
         )
+        self.elect()
         return self.ask(leader_and_isr.API, request, version)
 
     def update_metadata(
@@ -283,6 +297,7 @@ class OneBroker:
                 for broker_id in brokers
             ],
         )
+        self.elect()
         return self.ask(update_metadata.API, request, version)
 
     def stop_replica(
@@ -294,6 +309,7 @@ class OneBroker:
             controller_epoch=self.controller_epoch,
             topic_states=[StopReplicaTopicState(topic_name=topic, partition_states=[partition])],
         )
+        self.elect()
         return self.ask(stop_replica.API, request, version)
 
     def create_as_asked(self, event: events.ControllerEvent) -> EventReply | None:

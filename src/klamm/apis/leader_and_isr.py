@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from klamm.apis.control import answered, check_broker_epoch, in_order
+from klamm.apis.control import answered, check_broker_epoch, confirmed, in_order
 from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext, then
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
@@ -29,11 +29,14 @@ def handle(
     broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest
 ) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
     topics = _topics(req)
-    return answered(
-        "LeaderAndIsr",
-        lambda: in_order(broker, _configs(broker, topics), lambda: _apply(broker, ctx, req, topics)),
-        lambda error: _respond(ctx, topics, StateChangeResult(error)),
-    )
+
+    def refuse(error: ErrorCode) -> LeaderAndIsrResponse:
+        return _respond(ctx, topics, StateChangeResult(error))
+
+    def change() -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
+        return in_order(broker, _configs(broker, topics), lambda: _apply(broker, ctx, req, topics))
+
+    return answered("LeaderAndIsr", lambda: confirmed(broker, req, ctx.api_version >= 2, change, refuse), refuse)
 
 
 def _configs(broker: Broker, topics: list[TopicPartitionStates]) -> asyncio.Future[None] | None:

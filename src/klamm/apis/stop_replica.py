@@ -7,8 +7,9 @@ A whole-request error (77, 11, -1 a bug) comes without partitions.
 
 from __future__ import annotations
 
-from klamm.apis.control import answered, check_broker_epoch, in_order
+from klamm.apis.control import answered, check_broker_epoch, confirmed, in_order
 from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
+from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
 from klamm.replica.state_change import StopReplica
@@ -17,11 +18,13 @@ from klamm.replica.state_change import StopReplica
 def handle(
     broker: Broker, ctx: RequestContext, req: StopReplicaRequest
 ) -> StopReplicaResponse | Delayed[StopReplicaResponse]:
-    return answered(
-        "StopReplica",
-        lambda: in_order(broker, None, lambda: _stop(broker, req)),
-        lambda error: StopReplicaResponse(error_code=error, partition_errors=()),
-    )
+    def refuse(error: ErrorCode) -> StopReplicaResponse:
+        return StopReplicaResponse(error_code=error, partition_errors=())
+
+    def stop() -> StopReplicaResponse | Delayed[StopReplicaResponse]:
+        return in_order(broker, None, lambda: _stop(broker, req))
+
+    return answered("StopReplica", lambda: confirmed(broker, req, ctx.api_version >= 1, stop, refuse), refuse)
 
 
 def _stop(broker: Broker, req: StopReplicaRequest) -> StopReplicaResponse:

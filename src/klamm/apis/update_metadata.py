@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from klamm.apis.control import answered, check_broker_epoch, undisturbed
+from klamm.apis.control import answered, check_broker_epoch, confirmed, undisturbed
 from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
 from klamm.control_log.records import ListedPartition, MetadataApplied, first
+from klamm.errors import ErrorCode
 from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate
 from klamm.metadata.update import SLICING_CLIENT
 from klamm.model import ZERO_UUID, BrokerEndPoints, EndPoint, SecurityProtocol
@@ -27,11 +28,13 @@ from klamm.protocol.messages.update_metadata import (
 def handle(
     broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest
 ) -> UpdateMetadataResponse | Delayed[UpdateMetadataResponse]:
-    return answered(
-        "UpdateMetadata",
-        lambda: undisturbed(broker, lambda: _apply(broker, ctx, req)),
-        lambda error: UpdateMetadataResponse(error_code=error),
-    )
+    def refuse(error: ErrorCode) -> UpdateMetadataResponse:
+        return UpdateMetadataResponse(error_code=error)
+
+    def update() -> UpdateMetadataResponse | Delayed[UpdateMetadataResponse]:
+        return undisturbed(broker, lambda: _apply(broker, ctx, req))
+
+    return answered("UpdateMetadata", lambda: confirmed(broker, req, ctx.api_version >= 5, update, refuse), refuse)
 
 
 def _apply(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> UpdateMetadataResponse:

@@ -101,10 +101,14 @@ class ControllerRunner:
         metrics: MetricsRegistry,
         loop: asyncio.AbstractEventLoop,
         on_broker_epoch: Callable[[int], None] | None = None,
+        on_claim: Callable[[int, int], None] | None = None,
         socket_timeout_ms: int = 30_000,
         control_log: ControlLog = NO_CONTROL_LOG,
     ) -> None:
-        """`control_log` is recorded to on the control loop only."""
+        """`on_claim` receives, on the broker loop, this broker's id and the epoch of a controller's role that it won.
+
+        `control_log` is recorded to on the control loop only.
+        """
         self._control_log = control_log
         self.handle = ControllerHandle(loop)
         self._zk = zk
@@ -113,6 +117,7 @@ class ControllerRunner:
         self._metrics = metrics
         self._broker_loop = loop
         self._on_broker_epoch = on_broker_epoch
+        self._on_claim = on_claim
         self._socket_timeout_ms = socket_timeout_ms
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -191,7 +196,7 @@ class ControllerRunner:
             clock=self._clock,
             metrics=ControllerMetrics(self._metrics, controller),
             on_registered=self._on_registered,
-            on_controller=lambda controller_id, _: self._on_controller(config.broker_id, controller_id),
+            on_controller=partial(self._on_controller, config.broker_id),
             journal=journal,
         )
         self._zk.add_listener(
@@ -215,12 +220,14 @@ class ControllerRunner:
         if self._on_broker_epoch is not None:
             self._on_broker_epoch(broker_epoch)
 
-    def _on_controller(self, me: int, controller_id: int) -> None:
-        post(self._broker_loop, self._set_controller, controller_id, controller_id == me)
+    def _on_controller(self, me: int, controller_id: int, epoch: int) -> None:
+        post(self._broker_loop, self._set_controller, controller_id, epoch, controller_id == me)
 
-    def _set_controller(self, controller_id: int, is_active: bool) -> None:
+    def _set_controller(self, controller_id: int, epoch: int, is_active: bool) -> None:
         self.handle.active_controller_id = controller_id
         self.handle.is_active = is_active
+        if is_active and self._on_claim is not None:
+            self._on_claim(controller_id, epoch)
 
     # --- session -----------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from klamm.metrics.http import MetricsServer
 from klamm.model import EndPoint, TopicPartition
 from klamm.network.socket_server import SocketServer
 from klamm.purgatory import DelayedOperationPurgatory
+from klamm.replica.controller_guard import ControllerGuard, read_control_state
 from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.producer_ids import ProducerIdBlock, ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
@@ -184,13 +185,16 @@ class KafkaServer:
             new_uuid=lambda: str(self._environment.new_uuid()),
         )
         self._logs.start_background(loop, self._environment.file_worker)
+        zk = self._coordination.zk
+        guard = ControllerGuard(loop, lambda: read_control_state(zk, broker_id), lambda: self.broker.broker_epoch)
         self._controller = self._environment.controller_runner(
-            zk=self._coordination.zk,
+            zk=zk,
             clock=self._clock,
             rng=self._environment.new_rng(),
             metrics=metrics,
             loop=loop,
             on_broker_epoch=self._on_broker_epoch,
+            on_claim=guard.confirm,
             socket_timeout_ms=config.controller_socket_timeout_ms,
             control_log=self._control_log.of_control_loop,
         )
@@ -206,6 +210,7 @@ class KafkaServer:
             replicas=replicas,
             groups=groups,
             controller=handle,
+            controller_guard=guard,
             metrics=metrics,
             fetch_sessions=FetchSessionCache(
                 config.max_incremental_fetch_session_cache_slots, self._clock, self._environment.new_rng(), metrics
@@ -213,7 +218,7 @@ class KafkaServer:
             producer_ids=ProducerIdManager(loop, self._allocate_producer_ids),
             topics=DelayedOperationPurgatory("Topic", loop),
             elections=DelayedOperationPurgatory("ElectLeader", loop),
-            zk=self._coordination.zk,
+            zk=zk,
             control_log=self._control_log.of_broker_loop,
         )
         follow_topic_configs(broker, handle)
@@ -388,6 +393,7 @@ class KafkaServer:
         broker.groups.shutdown()
         for purgatory in (broker.topics, broker.elections):
             purgatory.shutdown()
+        broker.controller_guard.shutdown()
         broker.replicas.shutdown()
         if self._replication is not None:
             await self._replication.stop()

@@ -53,6 +53,19 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "        if False:\n",
         first=9,
     ),
+    "any_higher_epoch_is_believed": Mutant(
+        _R + "controller_guard",
+        "        is_confirmed = claim.controller_epoch == self._confirmed_epoch and "
+        "claim.controller_id == self._confirmed_id\n",
+        "        is_confirmed = claim.controller_epoch >= self._confirmed_epoch\n",
+    ),
+    "zookeeper_is_asked_for_the_epoch_only": Mutant(
+        _R + "controller_guard",
+        "    is_confirmed = (claim.controller_id, claim.controller_epoch) == "
+        "(state.controller_id, state.controller_epoch)\n",
+        "    is_confirmed = claim.controller_epoch == state.controller_epoch\n",
+        first=7,
+    ),
     "watches_are_lost_with_the_connection": Mutant(
         "klamm.zk.session", "            self._watches.restore(self._connection)\n", "            pass\n"
     ),

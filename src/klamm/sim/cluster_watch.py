@@ -1,8 +1,8 @@
 """What must hold in a whole cluster at every moment, whatever goes wrong.
 
 Every member of an ISR has all that any client knows to be committed; what was acknowledged is on as many brokers as
-`min.insync.replicas` says; nobody obeys a controller after it has heard of a newer one, and no leader epoch that a
-broker knows goes back.
+`min.insync.replicas` says; nobody obeys a controller after it has heard of a newer one, or a controller that was never
+elected; no leader epoch that a broker knows goes back.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from klamm.broker import Broker
 from klamm.model import TopicPartition
 from klamm.sim.checkers import require
+from klamm.sim.forgery import FOREIGN_HOST
 from klamm.sim.loop import SimProcess
 from klamm.zk import paths
-from klamm.zk.znodes import decode_partition_state
+from klamm.zk.znodes import decode_controller_epoch, decode_partition_state
 
 if TYPE_CHECKING:
     from klamm.sim.cluster import SimCluster, SimNode
@@ -66,9 +67,19 @@ class ClusterWatch:
             epoch = node.broker.metadata.snapshot.controller_epoch
             before = self._controller_epochs.setdefault(node.process, epoch)
             require(epoch >= before, f"broker {node.id} obeys the controller of epoch {epoch} after that of {before}")
+            elected = self._elected_epoch()
+            require(
+                epoch <= elected, f"broker {node.id} obeys a controller of epoch {epoch}, the last one is {elected}"
+            )
+            hosts = {e.host for b in node.broker.metadata.snapshot.brokers.values() for e in b.endpoints}
+            require(FOREIGN_HOST not in hosts, f"broker {node.id} sends its clients to a foreign host")
             self._controller_epochs[node.process] = epoch
             for tp in self._cluster.partitions:
                 self._check_leader_epochs(node.process, node.broker, tp)
+
+    def _elected_epoch(self) -> int:
+        znode = self._cluster.zookeeper.tree.nodes.get(paths.CONTROLLER_EPOCH)
+        return 0 if znode is None else decode_controller_epoch(znode.data)
 
     def _check_leader_epochs(self, process: SimProcess, broker: Broker, tp: TopicPartition) -> None:
         hosted, cached = broker.replicas.partitions.get(tp), broker.metadata.snapshot.partition(*tp)

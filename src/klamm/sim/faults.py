@@ -11,10 +11,21 @@ from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster, SimNode
+from klamm.sim.forgery import forge, send_forged
 from klamm.sim.operator import elect_preferred, reassign
 from klamm.sim.zk_server import HOST
 from klamm.zk import paths
 from klamm.zk.ops import Delete
+from klamm.zk.znodes import decode_controller_epoch
+
+_COUNTED = (
+    ErrorCode.NONE,
+    ErrorCode.ELECTION_NOT_NEEDED,
+    ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+    ErrorCode.STALE_CONTROLLER_EPOCH,
+    ErrorCode.STALE_BROKER_EPOCH,
+)
+"""Answers of brokers that have done, or rightly refused, what they were asked."""
 
 
 class Faults:
@@ -60,6 +71,7 @@ class Faults:
             "clock": (3, self._move_clock),
             "reassign": (4, self._reassign),
             "elect": (3, self._elect),
+            "forge": (3, self._forge),
         }
 
     async def heal(self) -> None:
@@ -276,6 +288,19 @@ class Faults:
         tp = self._rng.choice(self._cluster.partitions)
         self._ask("leader election", tp, "its preferred leader", lambda to: elect_preferred(self._client, to, tp))
 
+    def _forge(self) -> None:
+        """Somebody who is not the controller sends a control request."""
+        node = self._some_node()
+        znode = self._cluster.zookeeper.tree.nodes.get(paths.CONTROLLER_EPOCH)
+        if node.broker is None or znode is None or node.is_paused:
+            return
+        tp, epoch = self._rng.choice(self._cluster.partitions), decode_controller_epoch(znode.data)
+        request, version = forge(self._rng, node, tp, node.broker.controller_id, epoch)
+        self._cluster.note(f"somebody sends broker {node.id} a forged {type(request).__name__}")
+        task = self._cluster.loop.spawn(self._operator, send_forged(self._client, node.id, request, version))
+        self._asking.add(task)
+        task.add_done_callback(lambda done: self._on_answer("forged request", tp, done))
+
     def _ask(
         self, kind: str, tp: TopicPartition, what: object, ask: Callable[[int], Coroutine[Any, Any, ErrorCode]]
     ) -> None:
@@ -293,5 +318,5 @@ class Faults:
             self._cluster.problem(str(failure))
             return
         self._cluster.note(f"{kind} of {tp}: {done.result().name}")
-        if done.result() in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED, ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE):
+        if done.result() in _COUNTED:
             self._count(kind)

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from klamm.sim.loop import SimLoop, running_as
 from klamm.zk import ops
-from klamm.zk.client_requests import Multi, MultiRead, Read, Request, SetWatches, Write
+from klamm.zk.client_requests import Multi, MultiRead, Read, Request, SetWatches, Sync, Write
 from klamm.zk.ops import CreateResult, ErrorResult, WatchEvent, WriteOp, ZkError, multi_failure
 from klamm.zk.tree import ZnodeTree
 
@@ -142,6 +142,8 @@ class ZooKeeperServer:
         return True
 
     def _execute(self, session_id: int, watcher: int, request: Request) -> Any:
+        if isinstance(request, Sync):
+            return None
         if isinstance(request, SetWatches):
             return self.tree.set_watches(watcher, *request.wanted)
         if isinstance(request, MultiRead):

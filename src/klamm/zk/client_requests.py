@@ -205,6 +205,22 @@ def set_watches(zxid: int, data: Sequence[str], exist: Sequence[str], child: Seq
     return pieces
 
 
+class Sync:
+    """Lets the server catch up with the leader of its ensemble before it answers the requests that follow."""
+
+    type = OpCode.SYNC
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def serialize(self) -> bytes:
+        return jute.string_bytes(self.path)
+
+    @staticmethod
+    def deserialize(buffer: bytes, offset: int) -> None:
+        return None
+
+
 class Close:
     type = OpCode.CLOSE_SESSION
 

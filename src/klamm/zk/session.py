@@ -25,7 +25,7 @@ from klamm.zk.answers import about, read_result
 from klamm.zk.batches import levels_of, path_batches
 from klamm.zk.chroot import Chroot, split_hosts
 from klamm.zk.client_connection import Connect, ConnectionState
-from klamm.zk.client_requests import Multi, MultiRead, Read, Request, SetWatches, Write
+from klamm.zk.client_requests import Multi, MultiRead, Read, Request, SetWatches, Sync, Write
 from klamm.zk.handlers import WatchHandlers
 from klamm.zk.ops import (
     Code,
@@ -44,7 +44,6 @@ from klamm.zk.ops import (
     NoNode,
     ReadOp,
     ReadResult,
-    RequestTooLarge,
     SetData,
     SetDataResult,
     Stat,
@@ -56,13 +55,12 @@ from klamm.zk.ops import (
 )
 from klamm.zk.posting import Inbox, Reply, resolve, start_callback
 from klamm.zk.predecessor import SessionCredentials
+from klamm.zk.request_limit import check_size
 from klamm.zk.socket_connection import SocketConnection
 
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 10
-MAX_REQUEST_BYTES: Final = 1_000_000
-"""Below jute.maxbuffer (1 MB unless configured): a server answers a larger request by closing the connection."""
 _END_OF_TIME: Final = (1 << 63) - 1
 """After every zxid."""
 T = TypeVar("T")
@@ -214,6 +212,24 @@ class ZkSession:
         await asyncio.gather(*(read_some() for _ in range(min(MAX_IN_FLIGHT, len(batches)))))
         return [each for batch in found for each in batch]
 
+    async def read_latest(self, paths: Sequence[str]) -> list[tuple[bytes | None, Stat] | None]:
+        """`read_many` of what the ensemble has committed by now: a server may lag behind the leader.
+
+        One round trip: the read follows its sync on the wire. A read that is repeated on another connection is as
+        fresh, because a server that knows less than this client has seen refuses it.
+        """
+        while True:
+            syncing = self._submit(Sync(self._chroot.full(paths[0])))
+            syncing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            found = await self.read_many(paths)
+            try:
+                await syncing
+            except ConnectionLoss:
+                if self._closing:
+                    raise
+                continue
+            return found
+
     async def _read_watched(self, full_paths: list[str]) -> list[tuple[bytes | None, Stat] | None]:
         """The watches of a batch are set by one request, ahead of the read: no change is between them.
 
@@ -265,7 +281,7 @@ class ZkSession:
         One that is too large for ZooKeeper raises RequestTooLarge, and nothing is sent.
         """
         full = [self._chroot.enter(op) for op in operations]
-        _check_size(full)
+        check_size(full)
         results = tuple(map(self._chroot.leave_result, await self._submit(Multi(full))))
         failure = ops.multi_failure(operations, results)
         if failure is not None:
@@ -284,7 +300,7 @@ class ZkSession:
 
     async def _write(self, op: Create | SetData | Delete) -> Any:
         full = self._chroot.enter(op)
-        _check_size([full])
+        check_size([full])
         try:
             return await self._submit(Write(full))
         except ZkError as error:
@@ -423,11 +439,3 @@ class ZkSession:
                 with contextlib.suppress(TimeoutError):
                     done.result(0.1)
                     break
-
-
-def _check_size(operations: Sequence[WriteOp]) -> None:
-    size = sum(map(ops.request_size, operations))
-    if size > MAX_REQUEST_BYTES:
-        largest = max(operations, key=ops.request_size)
-        message = f"a request of {size} bytes is too large for ZooKeeper; the largest part is {largest.path}"
-        raise RequestTooLarge(largest.path, message)

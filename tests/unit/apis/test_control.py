@@ -10,13 +10,14 @@ import pytest
 from klamm.apis import stop_replica, update_metadata
 from klamm.errors import ErrorCode
 from klamm.metadata.update import MAX_PARTITIONS, SLICING_CLIENT
-from klamm.model import EndPoint, TopicPartition
+from klamm.model import NO_CONTROLLER, EndPoint, TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionV0, StopReplicaRequest, StopReplicaTopicV1
 from klamm.protocol.messages.update_metadata import (
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
     UpdateMetadataTopicState,
 )
+from klamm.replica.controller_guard import ControlState
 from tests.support.one_broker import OneBroker, batch
 
 TP = TopicPartition("t", 0)
@@ -66,8 +67,16 @@ class TestLeaderAndIsr:
         response = one.leader_and_isr({"t": [0]}, broker_epoch=99, version=4)
         assert response.error_code == ErrorCode.STALE_BROKER_EPOCH
         assert [e.error_code for e in response.partition_errors] == [ErrorCode.STALE_BROKER_EPOCH]
-        for accepted in (100, 101, -1):
-            assert one.leader_and_isr({"t": [0]}, broker_epoch=accepted).error_code == 0
+        assert one.leader_and_isr({"t": [0]}, broker_epoch=-1).error_code == ErrorCode.STALE_BROKER_EPOCH
+        assert one.leader_and_isr({"t": [0]}, broker_epoch=100).error_code == 0
+        assert one.leader_and_isr({"t": [0]}, broker_epoch=-1, version=1).error_code == 0  # it carries no epoch
+
+    def test_a_later_life_of_the_broker_is_confirmed_first(self, one: OneBroker) -> None:
+        """The controller may know of a registration before the broker does."""
+        one.broker.broker_epoch = 100
+        one.control_state = ControlState(1, 1, 101)
+        assert one.leader_and_isr({"t": [0]}, broker_epoch=101).error_code == 0
+        assert one.leader_and_isr({"t": [0]}, broker_epoch=102).error_code == ErrorCode.STALE_BROKER_EPOCH
 
     def test_a_controller_that_was_succeeded(self, one: OneBroker) -> None:
         one.controller_epoch = 5
@@ -149,6 +158,47 @@ class TestLeaderAndIsr:
         log = again.broker.replicas.partitions[TP].log
         assert log is not None and (log.high_watermark, log.log_end_offset) == (2, 3)
         again.close()
+
+
+class TestForgedControllers:
+    """ZooKeeper says that broker 1 is the controller with epoch 3."""
+
+    @pytest.fixture(autouse=True)
+    def elect(self, one: OneBroker) -> None:
+        one.controller_epoch = 3
+        one.lead("t", topic_id=ID)
+        one.control_state = ControlState(1, 3, -1)
+
+    def attempts(self, one: OneBroker) -> list[int]:
+        foreign = one.update_metadata({"u": [0]}, brokers=(9,))
+        return [
+            foreign.error_code,
+            one.leader_and_isr({"t": [0]}, topic_id=ID, leader=9, leader_epoch=9, replicas=(1, 9)).error_code,
+            one.stop_replica("t", leader_epoch=-2).error_code,
+        ]
+
+    def test_a_higher_epoch_is_not_believed(self, one: OneBroker) -> None:
+        one.controller_epoch = 99
+        assert self.attempts(one) == [ErrorCode.STALE_CONTROLLER_EPOCH] * 3
+        assert sorted(one.broker.metadata.snapshot.brokers) == [1]
+        assert one.broker.replicas.partitions[TP].is_leader
+        one.controller_epoch = 3
+        assert one.leader_and_isr({"t": [0]}, topic_id=ID, leader_epoch=1).error_code == 0, "the real one is obeyed"
+
+    def test_nor_is_another_controller_with_the_same_epoch(self, one: OneBroker) -> None:
+        request = UpdateMetadataRequest(controller_id=2, controller_epoch=3, live_brokers=())
+        assert one.ask(update_metadata.API, request, 8).error_code == ErrorCode.STALE_CONTROLLER_EPOCH
+        assert one.broker.metadata.alive_brokers()
+
+    def test_a_successor_is_believed_once_zookeeper_names_it(self, one: OneBroker) -> None:
+        one.controller_epoch, one.control_state = 4, ControlState(1, 4, -1)
+        assert one.leader_and_isr({"t": [0]}, topic_id=ID, leader_epoch=1).error_code == 0
+        one.controller_epoch = 3
+        assert self.attempts(one) == [ErrorCode.STALE_CONTROLLER_EPOCH] * 3
+
+    def test_a_controller_that_has_lost_its_znode_is_not_believed(self, one: OneBroker) -> None:
+        one.controller_epoch, one.control_state = 4, ControlState(NO_CONTROLLER, 4, -1)
+        assert self.attempts(one) == [ErrorCode.STALE_CONTROLLER_EPOCH] * 3
 
 
 class TestStopReplica:

@@ -19,7 +19,7 @@ from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.zk import paths
 from klamm.zk.ops import Create, NoAuth, request_size
-from klamm.zk.session import MAX_REQUEST_BYTES
+from klamm.zk.request_limit import MAX_REQUEST_BYTES
 from tests.unit.controller.core import Core
 
 LONG = "t" * 249

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from klamm.zk.ops import Create, Exists, RequestTooLarge, SetData, request_size
+from klamm.zk.request_limit import MAX_REQUEST_BYTES
 from klamm.zk.server import EmbeddedZooKeeper
-from klamm.zk.session import MAX_REQUEST_BYTES, ZkSession
+from klamm.zk.session import ZkSession
 
 
 def test_a_request_that_is_too_large_is_not_sent(tmp_path: Path) -> None:

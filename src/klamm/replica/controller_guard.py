@@ -1,0 +1,188 @@
+"""Which controller this broker believes: the one that ZooKeeper names, not the one that claims the highest epoch.
+
+A control request of the confirmed controller costs two comparisons. A request with a higher controller epoch, another
+controller id or a broker epoch that this broker does not know yet waits until ZooKeeper has confirmed or refuted it.
+One read answers all requests that wait, so a failover costs every broker one read, and forged requests cost at most one
+read at a time. Requests of the confirmed controller do not wait behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from klamm.errors import ErrorCode
+from klamm.frozen import dataclass
+from klamm.model import NO_CONTROLLER, NO_EPOCH, UNKNOWN_BROKER_EPOCH
+from klamm.zk import paths
+from klamm.zk.ops import ZkError
+from klamm.zk.znodes import ZnodeFormatError, decode_controller, decode_controller_epoch
+
+if TYPE_CHECKING:
+    from klamm.zk.session import ZkSession
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+"""Pause before a znode that cannot be decoded is read again."""
+REMINDER_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a control request says of its sender. `broker_epoch` is None in versions that do not carry it."""
+
+    controller_id: int
+    controller_epoch: int
+    broker_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlState:
+    """What ZooKeeper says: who is the controller, its epoch, and the epoch of this broker's own registration."""
+
+    controller_id: int
+    controller_epoch: int
+    broker_epoch: int = UNKNOWN_BROKER_EPOCH
+
+
+def judge(claim: Claim, state: ControlState, own_epoch: int) -> ErrorCode:
+    """The verdict on a claim that ZooKeeper was asked about."""
+    if claim.broker_epoch is not None and claim.broker_epoch not in (own_epoch, state.broker_epoch):
+        return ErrorCode.STALE_BROKER_EPOCH
+    is_confirmed = (claim.controller_id, claim.controller_epoch) == (state.controller_id, state.controller_epoch)
+    return ErrorCode.NONE if is_confirmed else ErrorCode.STALE_CONTROLLER_EPOCH
+
+
+async def read_control_state(zk: ZkSession, broker_id: int) -> ControlState:
+    """Raises ZnodeFormatError for a znode that cannot be decoded.
+
+    The epoch is read ahead of `/controller`: where a ZooKeeper without multiRead lets an election happen in between,
+    the new controller is seen with the old epoch, which no controller claims.
+    """
+    own_path = paths.broker_path(broker_id)
+    epoch, controller, own = await zk.read_latest([paths.CONTROLLER_EPOCH, paths.CONTROLLER, own_path])
+    is_ours = own is not None and own[1].ephemeral_owner == zk.session_id
+    return ControlState(
+        NO_CONTROLLER if controller is None else decode_controller(controller[0]).broker_id,
+        NO_EPOCH if epoch is None else decode_controller_epoch(epoch[0]),
+        own[1].czxid if own is not None and is_ours else UNKNOWN_BROKER_EPOCH,
+    )
+
+
+class ControllerGuard:
+    """Owner of the confirmed controller's id and epoch. Lives on the broker loop."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        read: Callable[[], Awaitable[ControlState]],
+        own_epoch: Callable[[], int],
+    ) -> None:
+        """`own_epoch` is the epoch of this broker's registration, as far as the broker knows."""
+        self._loop = loop
+        self._read = read
+        self._own_epoch = own_epoch
+        self._confirmed_id = NO_CONTROLLER
+        self._confirmed_epoch = NO_EPOCH
+        self._waiting: list[tuple[Claim, asyncio.Future[ErrorCode]]] = []
+        self._reading: asyncio.Task[None] | None = None
+        self._silent_until_s = float("-inf")
+
+    def confirm(self, controller_id: int, controller_epoch: int) -> None:
+        """This broker has read or written in ZooKeeper that this is the controller."""
+        if controller_epoch >= self._confirmed_epoch:
+            self._confirmed_id, self._confirmed_epoch = controller_id, controller_epoch
+
+    def check(self, claim: Claim) -> ErrorCode | asyncio.Future[ErrorCode]:
+        """NONE: the request may be obeyed. A future where ZooKeeper has to be asked first."""
+        broker_epoch, own_epoch = claim.broker_epoch, self._own_epoch()
+        if broker_epoch is not None and broker_epoch < own_epoch:
+            return ErrorCode.STALE_BROKER_EPOCH
+        if claim.controller_epoch < self._confirmed_epoch:
+            return ErrorCode.STALE_CONTROLLER_EPOCH
+        is_confirmed = claim.controller_epoch == self._confirmed_epoch and claim.controller_id == self._confirmed_id
+        if is_confirmed and (broker_epoch is None or broker_epoch == own_epoch):
+            return ErrorCode.NONE
+        verdict: asyncio.Future[ErrorCode] = self._loop.create_future()
+        self._waiting.append((claim, verdict))
+        if self._reading is None:
+            self._reading = self._loop.create_task(self._ask())
+        return verdict
+
+    def shutdown(self) -> None:
+        """Refuses requests that wait."""
+        if self._reading is not None:
+            self._reading.cancel()
+        self._answer(self._take_waiting(), lambda _: ErrorCode.STALE_CONTROLLER_EPOCH)
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    async def _ask(self) -> None:
+        """Until nobody waits. Requests that come while a read is under way wait for the next one."""
+        waiting: list[tuple[Claim, asyncio.Future[ErrorCode]]] = []
+        try:
+            while self._waiting:
+                waiting = self._take_waiting()
+                try:
+                    state = await self._read()
+                except ZnodeFormatError as error:
+                    self._complain(error)
+                    self._waiting = waiting + self._waiting
+                    await asyncio.sleep(RETRY_S)
+                except ZkError as error:
+                    # Without a session this broker is not registered: a new registration brings all requests again.
+                    log.warning("refusing %d control requests: ZooKeeper cannot confirm them: %s", len(waiting), error)
+                    self._answer(waiting, lambda _: ErrorCode.STALE_BROKER_EPOCH)
+                else:
+                    self._settle(waiting, state)
+        except asyncio.CancelledError:
+            self._answer(waiting, lambda _: ErrorCode.STALE_CONTROLLER_EPOCH)
+            raise
+        finally:
+            self._reading = None
+
+    def _take_waiting(self) -> list[tuple[Claim, asyncio.Future[ErrorCode]]]:
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def _settle(self, waiting: list[tuple[Claim, asyncio.Future[ErrorCode]]], state: ControlState) -> None:
+        own_epoch = self._own_epoch()
+        for claim, _ in waiting:
+            if error := judge(claim, state, own_epoch):
+                self._report(claim, state, error)
+        self._answer(waiting, lambda claim: judge(claim, state, own_epoch))
+        if state.controller_id != NO_CONTROLLER:
+            # After the requests that waited: a later one must not overtake them.
+            self._loop.call_soon(self.confirm, state.controller_id, state.controller_epoch)
+
+    @staticmethod
+    def _answer(waiting: list[tuple[Claim, asyncio.Future[ErrorCode]]], verdict: Callable[[Claim], ErrorCode]) -> None:
+        for claim, future in waiting:
+            if not future.done():
+                future.set_result(verdict(claim))
+
+    def _report(self, claim: Claim, state: ControlState, error: ErrorCode) -> None:
+        """At most once a minute: anyone who reaches a listener can send such requests."""
+        if self._loop.time() < self._silent_until_s:
+            return
+        self._silent_until_s = self._loop.time() + REMINDER_S
+        log.warning(
+            "control request refused with %s: it claims controller %d, controller epoch %d, broker epoch %s; ZooKeeper "
+            "has controller %d, controller epoch %d, broker epoch %d. A deposed controller or a forged request",
+            error.name,
+            claim.controller_id,
+            claim.controller_epoch,
+            claim.broker_epoch,
+            state.controller_id,
+            state.controller_epoch,
+            state.broker_epoch,
+        )
+
+    def _complain(self, error: ZnodeFormatError) -> None:
+        if self._loop.time() < self._silent_until_s:
+            return
+        self._silent_until_s = self._loop.time() + REMINDER_S
+        log.error("the controller cannot be confirmed: %s. Control requests wait until the znode is repaired", error)

@@ -1,0 +1,99 @@
+"""Control requests of somebody who is not the controller: with an epoch that nobody was elected to, or another's id.
+
+The forger knows everything that can be found out or guessed: broker epochs, partitions, leader epochs.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from klamm.errors import ErrorCode
+from klamm.model import EPOCH_DURING_DELETE, TopicPartition
+from klamm.protocol.messages.leader_and_isr import (
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrTopicState,
+)
+from klamm.protocol.messages.stop_replica import (
+    StopReplicaPartitionState,
+    StopReplicaRequest,
+    StopReplicaTopicState,
+)
+from klamm.protocol.messages.update_metadata import (
+    UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
+    UpdateMetadataRequest,
+)
+from klamm.protocol.wire import Message
+from klamm.sim.checkers import Violation
+from klamm.sim.clients import Client
+
+if TYPE_CHECKING:
+    from klamm.sim.cluster import SimNode
+
+FOREIGN_HOST: Final = "forger.example"
+_NOBODY: Final = 99
+_NEVER_REACHED: Final = 1_000
+_REFUSALS: Final = (ErrorCode.STALE_CONTROLLER_EPOCH, ErrorCode.STALE_BROKER_EPOCH)
+
+
+def forge(rng: Random, node: SimNode, tp: TopicPartition, controller_id: int, epoch: int) -> tuple[Message, int]:
+    """A control request for `node` that would take `tp` or its clients away from it, and the request's version."""
+    broker = node.broker
+    assert broker is not None
+    if is_other := rng.random() < 0.3:
+        controller_id = _NOBODY
+    controller_epoch = epoch if is_other else epoch + _NEVER_REACHED
+    broker_epoch = broker.broker_epoch
+    kind = rng.randrange(3)
+    if kind == 0:
+        endpoint = UpdateMetadataEndpoint(port=9092, host=FOREIGN_HOST, listener="PLAINTEXT", security_protocol=0)
+        return UpdateMetadataRequest(
+            controller_id=controller_id,
+            controller_epoch=controller_epoch,
+            broker_epoch=broker_epoch,
+            topic_states=(),
+            live_brokers=[UpdateMetadataBroker(id_=node.id, endpoints=[endpoint])],
+        ), 7
+    hosted = broker.replicas.partitions.get(tp)
+    if kind == 1:
+        stopped = StopReplicaPartitionState(
+            partition_index=tp.partition, leader_epoch=EPOCH_DURING_DELETE, delete_partition=True
+        )
+        return StopReplicaRequest(
+            controller_id=controller_id,
+            controller_epoch=controller_epoch,
+            broker_epoch=broker_epoch,
+            topic_states=[StopReplicaTopicState(topic_name=tp.topic, partition_states=[stopped])],
+        ), 3
+    leader_epoch = 1 if hosted is None else hosted.leader_epoch + 1
+    state = LeaderAndIsrPartitionState(
+        partition_index=tp.partition,
+        controller_epoch=controller_epoch,
+        leader=node.id,
+        leader_epoch=leader_epoch,
+        isr=(node.id,),
+        partition_epoch=100,
+        replicas=(node.id,),
+    )
+    topic_id = broker.metadata.snapshot.topic_id(tp.topic)
+    return LeaderAndIsrRequest(
+        controller_id=controller_id,
+        controller_epoch=controller_epoch,
+        broker_epoch=broker_epoch,
+        live_leaders=(),
+        topic_states=[LeaderAndIsrTopicState(topic_name=tp.topic, topic_id=topic_id, partition_states=[state])],
+    ), 5
+
+
+async def send_forged(client: Client, broker_id: int, request: Message, version: int) -> ErrorCode:
+    """A Violation unless the broker refuses the request or does not answer it."""
+    try:
+        response = await client.ask(broker_id, request, version)
+    except OSError:
+        return ErrorCode.REQUEST_TIMED_OUT
+    error = ErrorCode(response.error_code)
+    if error not in _REFUSALS:
+        raise Violation(f"broker {broker_id} answered a forged {type(request).__name__} with {error.name}")
+    return error
