@@ -37,6 +37,7 @@ EVERY_FAULT = {
     "crashes",
     "cut links",
     "failed log directories",
+    "forged controlled shutdowns",
     "late replies",
     "late requests",
     "lost answers of ZooKeeper",

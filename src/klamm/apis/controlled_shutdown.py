@@ -1,8 +1,9 @@
 """ControlledShutdown (7): a broker that wants to stop asks the controller to move its leaderships away.
 
-v0-3: broker epoch v2. The response lists the partitions that could not be moved; the broker may stop when it is empty.
-A broker that is not the controller says STALE_CONTROLLER_EPOCH (11), as Kafka does; one whose ZooKeeper does not answer
-within `controller.socket.timeout.ms` REQUEST_TIMED_OUT (7).
+v0-3: broker epoch v2; an epoch other than that of the broker's registration is STALE_BROKER_EPOCH (77), also -1 in
+versions that carry the field. The response lists the partitions that could not be moved; the broker may stop when it is
+empty. A broker that is not the controller says STALE_CONTROLLER_EPOCH (11), as Kafka does; one whose ZooKeeper does not
+answer within `controller.socket.timeout.ms` REQUEST_TIMED_OUT (7).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import asyncio
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.controller import events
 from klamm.controller.replies import ControlledShutdownResult
+from klamm.errors import ErrorCode
+from klamm.model import UNKNOWN_BROKER_EPOCH
 from klamm.protocol.messages.controlled_shutdown import (
     ControlledShutdownRequest,
     ControlledShutdownResponse,
@@ -21,9 +24,16 @@ from klamm.protocol.messages.controlled_shutdown import (
 
 def handle(
     broker: Broker, ctx: RequestContext, req: ControlledShutdownRequest
-) -> asyncio.Future[ControlledShutdownResponse]:
+) -> ControlledShutdownResponse | asyncio.Future[ControlledShutdownResponse]:
+    if ctx.api_version >= 2 and req.broker_epoch == UNKNOWN_BROKER_EPOCH:
+        return _refusal(broker)
     event = events.ControlledShutdown(req.broker_id, req.broker_epoch)
     return then(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), _response)
+
+
+def _refusal(broker: Broker) -> ControlledShutdownResponse:
+    error = ErrorCode.STALE_BROKER_EPOCH if broker.controller.is_active else ErrorCode.STALE_CONTROLLER_EPOCH
+    return ControlledShutdownResponse(error_code=error, remaining_partitions=())
 
 
 def _response(result: ControlledShutdownResult) -> ControlledShutdownResponse:

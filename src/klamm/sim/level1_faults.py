@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from klamm.controller.events import ControlledShutdown, UncleanLeaderElectionEnable
 from klamm.controller.replies import ControlledShutdownResult, EventReply
 from klamm.errors import ErrorCode
 from klamm.model import BrokerEndPoints
 from klamm.sim.broker_model import LOG_DIRS
+from klamm.sim.checkers import require
 from klamm.sim.node import Node
 from klamm.zk import paths
 from klamm.zk.broker_znode import encode_broker
@@ -20,6 +21,7 @@ from klamm.zk.znodes import encode_log_dir_event
 if TYPE_CHECKING:
     from klamm.sim.workload import Workload
 
+_FALSE_EPOCH: Final = 1_000_000
 Action = Callable[[], None]
 
 
@@ -137,8 +139,20 @@ class Faults:
             if node.generation == generation and node.alive and not node.is_stopping:
                 self._world.stop(node, self._rng.randint(5, 250))
 
+        self._forge_shutdown(node, controllers[0])
         self._world.later(500, stop)
         self._work.ask(ControlledShutdown(node.id, node.broker.broker_epoch), on_reply, controllers[0])
+
+    def _forge_shutdown(self, node: Node, controller: Node) -> None:
+        """Somebody asks in the name of a broker, and does not know the epoch of its registration."""
+        event = ControlledShutdown(node.id, node.broker.broker_epoch + _FALSE_EPOCH)
+
+        def on_reply(reply: EventReply) -> None:
+            assert isinstance(reply, ControlledShutdownResult)
+            require(reply.error is not ErrorCode.NONE, f"a forged {event} was granted")
+
+        self._count("forged controlled shutdowns")
+        controller.when_awake(partial(controller.put, event, on_reply))
 
     def _fail_log_dir(self) -> None:
         """A directory fails, and the broker leaves a note; the last one takes the process with it."""

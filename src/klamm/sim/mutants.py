@@ -111,6 +111,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "shutting_down_broker_elected": Mutant(
         _C + "election", "if r in state.isr and r not in shutting_down", "if r in state.isr", 200
     ),
+    "forged_shutdown_granted": Mutant(
+        _C + "shutdown",
+        "ErrorCode.NONE if event.broker_epoch == known.epoch else",
+        "ErrorCode.NONE if event.broker_epoch >= known.epoch else",
+    ),
     "epoch_claimed_without_version": Mutant(
         _C + "failover", "encode_controller_epoch(epoch + 1), version)", "encode_controller_epoch(epoch + 1), -1)"
     ),

@@ -307,6 +307,15 @@ def test_controlled_shutdown(one: OneBroker, version: int) -> None:
     assert one.controller.submitted[-1] == events.ControlledShutdown(2, 9 if version >= 2 else -1)
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_controlled_shutdown_without_a_broker_epoch(one: OneBroker, version: int) -> None:
+    """-1 means that a version carries no epoch: a version that does must name it."""
+    one.controller.script = lambda event: ControlledShutdownResult()
+    request = ControlledShutdownRequest(broker_id=2, broker_epoch=-1)
+    assert one.ask(controlled_shutdown.API, request, version).error_code == ErrorCode.STALE_BROKER_EPOCH
+    assert not one.controller.submitted
+
+
 @pytest.mark.parametrize("version", range(0, 4))
 def test_alter_partition(one: OneBroker, version: int) -> None:
     partition = PartitionData(

@@ -1,0 +1,188 @@
+"""Somebody who reaches a listener pretends to be the controller or a broker. Every request is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from kazoo.client import KazooClient
+
+from klamm.errors import ErrorCode
+from klamm.model import EPOCH_DURING_DELETE, ZERO_UUID
+from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
+from klamm.protocol.messages.leader_and_isr import (
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrResponse,
+    LeaderAndIsrTopicState,
+)
+from klamm.protocol.messages.stop_replica import (
+    StopReplicaPartitionState,
+    StopReplicaPartitionV0,
+    StopReplicaRequest,
+    StopReplicaResponse,
+    StopReplicaTopicState,
+)
+from klamm.protocol.messages.update_metadata import (
+    UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
+    UpdateMetadataRequest,
+    UpdateMetadataResponse,
+)
+from klamm.testing import LocalCluster
+from klamm.zk import paths
+from tests.support.raw_client import TIMEOUT_S, RawClient, batch_of
+
+FORGED_EPOCH = 1_000
+TOPIC = "kept"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(brokers=1) as started:
+        started.create_topic(TOPIC)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def zookeeper(cluster: LocalCluster) -> Iterator[KazooClient]:
+    client = KazooClient(cluster.zookeeper_connect)
+    client.start(TIMEOUT_S)
+    yield client
+    client.stop()
+    client.close()
+
+
+@pytest.fixture
+def broker(cluster: LocalCluster) -> RawClient:
+    return RawClient(cluster.port(1))
+
+
+def broker_epoch(zookeeper: KazooClient) -> int:
+    """As anybody learns it who reaches ZooKeeper."""
+    return int(zookeeper.get(paths.broker_path(1))[1].czxid)
+
+
+def controller_epoch(zookeeper: KazooClient) -> int:
+    return int(zookeeper.get(paths.CONTROLLER_EPOCH)[0])
+
+
+def foreign_cluster(controller_id: int, epoch: int, broker_epoch: int) -> UpdateMetadataRequest:
+    """Clients of broker 1 are to be sent to another host."""
+    endpoint = UpdateMetadataEndpoint(port=9, host="forger.example", listener="PLAINTEXT", security_protocol=0)
+    return UpdateMetadataRequest(
+        controller_id=controller_id,
+        controller_epoch=epoch,
+        broker_epoch=broker_epoch,
+        topic_states=(),
+        live_brokers=[UpdateMetadataBroker(id_=1, endpoints=[endpoint])],
+    )
+
+
+def deletion(controller_id: int, epoch: int, broker_epoch: int) -> StopReplicaRequest:
+    state = StopReplicaPartitionState(partition_index=0, leader_epoch=EPOCH_DURING_DELETE, delete_partition=True)
+    return StopReplicaRequest(
+        controller_id=controller_id,
+        controller_epoch=epoch,
+        broker_epoch=broker_epoch,
+        delete_partitions=True,
+        ungrouped_partitions=[StopReplicaPartitionV0(topic_name=TOPIC, partition_index=0)],
+        topic_states=[StopReplicaTopicState(topic_name=TOPIC, partition_states=[state])],
+    )
+
+
+def other_leader(controller_id: int, epoch: int, broker_epoch: int) -> LeaderAndIsrRequest:
+    state = LeaderAndIsrPartitionState(
+        topic_name=TOPIC,
+        partition_index=0,
+        controller_epoch=epoch,
+        leader=2,
+        leader_epoch=100,
+        isr=(2,),
+        partition_epoch=100,
+        replicas=(1, 2),
+    )
+    topic = LeaderAndIsrTopicState(topic_name=TOPIC, topic_id=ZERO_UUID, partition_states=[state])
+    return LeaderAndIsrRequest(
+        controller_id=controller_id,
+        controller_epoch=epoch,
+        broker_epoch=broker_epoch,
+        live_leaders=(),
+        ungrouped_partition_states=[state],
+        topic_states=[topic],
+    )
+
+
+def send_all(broker: RawClient, controller_id: int, epoch: int, broker_epoch: int) -> list[ErrorCode]:
+    head = (controller_id, epoch, broker_epoch)
+    codes = [
+        broker.ask(foreign_cluster(*head), 7, UpdateMetadataResponse).error_code,
+        broker.ask(deletion(*head), 3, StopReplicaResponse).error_code,
+        broker.ask(other_leader(*head), 4, LeaderAndIsrResponse).error_code,
+    ]
+    return [ErrorCode(code) for code in codes]
+
+
+def check_intact(cluster: LocalCluster, broker: RawClient, zookeeper: KazooClient) -> None:
+    """Clients are sent to the broker, the topic has its records, and the real controller is obeyed."""
+    epoch = controller_epoch(zookeeper)
+    found = broker.metadata(TOPIC)
+    assert [(node.host, node.port) for node in found.brokers] == [("127.0.0.1", cluster.port(1))]
+    assert found.topics[0].partitions[0].leader_id == 1
+    assert broker.produce(TOPIC, batch_of([b"more"])).error_code == 0
+    assert broker.read_all(TOPIC)[0] == (0, b"first")
+    cluster.create_topic(cluster.unique_topic_name())
+    assert controller_epoch(zookeeper) == epoch, "the controller was deposed"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _first_record(cluster: LocalCluster) -> None:
+    assert RawClient(cluster.port(1)).produce(TOPIC, batch_of([b"first"])).error_code == 0
+
+
+@pytest.mark.parametrize("controller_id", [1, 7])
+def test_a_higher_controller_epoch(
+    cluster: LocalCluster, broker: RawClient, zookeeper: KazooClient, controller_id: int
+) -> None:
+    refused = [ErrorCode.STALE_CONTROLLER_EPOCH] * 3
+    assert send_all(broker, controller_id, FORGED_EPOCH, broker_epoch(zookeeper)) == refused
+    check_intact(cluster, broker, zookeeper)
+
+
+def test_the_controllers_epoch_with_another_id(
+    cluster: LocalCluster, broker: RawClient, zookeeper: KazooClient
+) -> None:
+    codes = send_all(broker, 7, controller_epoch(zookeeper), broker_epoch(zookeeper))
+    assert codes == [ErrorCode.STALE_CONTROLLER_EPOCH] * 3
+    check_intact(cluster, broker, zookeeper)
+
+
+@pytest.mark.parametrize("distance", [-1, 1, None])
+def test_the_controllers_id_and_epoch_with_another_broker_epoch(
+    cluster: LocalCluster, broker: RawClient, zookeeper: KazooClient, distance: int | None
+) -> None:
+    forged = -1 if distance is None else broker_epoch(zookeeper) + distance
+    assert send_all(broker, 1, controller_epoch(zookeeper), forged) == [ErrorCode.STALE_BROKER_EPOCH] * 3
+    check_intact(cluster, broker, zookeeper)
+
+
+def test_versions_without_a_broker_epoch_need_the_controllers_epoch_too(
+    cluster: LocalCluster, broker: RawClient, zookeeper: KazooClient
+) -> None:
+    answers = [
+        broker.ask(foreign_cluster(1, FORGED_EPOCH, -1), 4, UpdateMetadataResponse).error_code,
+        broker.ask(deletion(1, FORGED_EPOCH, -1), 0, StopReplicaResponse).error_code,
+        broker.ask(other_leader(1, FORGED_EPOCH, -1), 1, LeaderAndIsrResponse).error_code,
+    ]
+    assert answers == [ErrorCode.STALE_CONTROLLER_EPOCH] * 3
+    check_intact(cluster, broker, zookeeper)
+
+
+@pytest.mark.parametrize("distance", [-1, 1, None])
+def test_a_controlled_shutdown_that_the_broker_did_not_ask_for(
+    broker: RawClient, zookeeper: KazooClient, distance: int | None
+) -> None:
+    forged = -1 if distance is None else broker_epoch(zookeeper) + distance
+    request = ControlledShutdownRequest(broker_id=1, broker_epoch=forged)
+    answer = broker.ask(request, 3, ControlledShutdownResponse)
+    assert answer.error_code == ErrorCode.STALE_BROKER_EPOCH
