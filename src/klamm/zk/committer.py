@@ -8,20 +8,26 @@ the change's own reply, a watch event or somebody else's read.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeAlias
 
+from klamm.zk.ops import NotLogged
 from klamm.zk.txnlog import sync_dir
 
 log = logging.getLogger(__name__)
 
+_Roll: TypeAlias = tuple[int, int, asyncio.Future[None]]
+"""The count of records before it, the new file, and who waits for it."""
+
 
 class Committer:
-    """Owns the open log file. After the first disk error `on_failure` is called and nothing is released any more."""
+    """Owns the open log file. After the first error `on_failure` is called; no record is accepted or released then."""
 
     def __init__(
         self,
@@ -39,7 +45,7 @@ class Committer:
         self._on_failure = on_failure
         self._executor = ThreadPoolExecutor(1, "zk-log") if fsync else None
         self._records: list[bytes] = []
-        self._roll: tuple[int, int, asyncio.Future[None]] | None = None
+        self._roll: _Roll | None = None
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._appended = 0
         self._synced = 0
@@ -47,6 +53,8 @@ class Committer:
         self._scheduled = False
         self._failed = False
         self.size_bytes = 0
+        self.pending_bytes = 0
+        """Records that are not on disk yet."""
 
     @property
     def is_safe(self) -> bool:
@@ -58,6 +66,10 @@ class Committer:
         return len(self._waiting)
 
     def append(self, record: bytes) -> None:
+        """Raises NotLogged once the log has failed: the change must not be made."""
+        if self._failed:
+            raise NotLogged(message="the log cannot be written")
+        self.pending_bytes += len(record)
         self._records.append(record)
         self._appended += 1
         self.size_bytes += len(record)
@@ -79,6 +91,14 @@ class Committer:
         self._schedule()
         return done
 
+    def fail(self, error: OSError) -> None:
+        """Ends the log: a change cannot be written to it, so no later one may be either."""
+        if self._failed:
+            return
+        self._failed = True
+        log.error("the log cannot be written, so nothing more can be promised to clients: %s", error)
+        self._on_failure(error)
+
     def _schedule(self) -> None:
         if not self._scheduled and self._running is None and not self._failed:
             self._scheduled = True
@@ -91,6 +111,7 @@ class Committer:
         count = len(self._records) if self._roll is None else self._roll[0] - self._synced
         records, self._records = self._records[:count], self._records[count:]
         target, fd, roll = self._synced + count, self._fd, self._roll
+        size = sum(map(len, records))
         if roll is not None:
             self._fd, self._roll = roll[1], None
         directory = self._directory
@@ -104,26 +125,24 @@ class Committer:
                     sync_dir(directory)
 
         if self._executor is None:
-            self._finish(target, _try(work), roll)
+            self._finish(target, size, _try(work), roll)
             return
         running = self._running = self._loop.run_in_executor(self._executor, work)
-        running.add_done_callback(lambda done: self._on_synced(target, done, roll))
+        running.add_done_callback(lambda done: self._on_synced(target, size, done, roll))
 
-    def _on_synced(
-        self, target: int, done: asyncio.Future[None], roll: tuple[int, int, asyncio.Future[None]] | None
-    ) -> None:
+    def _on_synced(self, target: int, size: int, done: asyncio.Future[None], roll: _Roll | None) -> None:
         self._running = None
         error = done.exception()
-        assert error is None or isinstance(error, OSError), error
-        self._finish(target, error, roll)
+        if error is not None and not isinstance(error, OSError):
+            error = OSError(errno.EIO, repr(error))
+        self._finish(target, size, error, roll)
 
-    def _finish(self, target: int, error: OSError | None, roll: tuple[int, int, asyncio.Future[None]] | None) -> None:
+    def _finish(self, target: int, size: int, error: OSError | None, roll: _Roll | None) -> None:
         if error is not None:
-            self._failed = True
-            log.error("the log cannot be written, so nothing more can be promised to clients: %s", error)
-            self._on_failure(error)
+            self.fail(error)
             return
         self._synced = target
+        self.pending_bytes -= size
         while self._waiting and self._waiting[0][0] <= target:
             self._waiting.popleft()[1]()
         self._on_released()

@@ -7,12 +7,16 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
+from klamm.zk.limits import MAX_CONNECT_BYTES
 from klamm.zk.ops import Id
 
 _LENGTH: Final = struct.Struct(">i")
 MAX_WAITING: Final = 1_000
 MAX_WAITING_BYTES: Final = 4 << 20
 """Replies that may wait for the disk before a connection is read no further."""
+FRAMES_PER_TURN: Final = 64
+BYTES_PER_TURN: Final = 128 << 10
+"""Requests that are executed before other connections have their turn."""
 FLUSH_BYTES: Final = 64 << 10
 """Replies go to the socket at this size at the latest, so that a client that does not read is noticed."""
 
@@ -23,9 +27,13 @@ class FrameHandler(Protocol):
     max_frame_bytes: int
     commands: dict[bytes, Callable[[], bytes]]
 
+    @property
+    def is_congested(self) -> bool: ...
+
     def on_connected(self, connection: Connection) -> bool: ...
     def on_frame(self, connection: Connection, frame: bytes) -> None: ...
     def on_disconnected(self, connection: Connection) -> None: ...
+    def on_bytes(self, size: int) -> None: ...
     def flush(self) -> None: ...
 
 
@@ -45,6 +53,7 @@ class Connection(asyncio.Protocol):
         self._waiting = self._waiting_bytes = 0
         self._write_paused = False
         self._read_paused = False
+        self._is_scheduled = False
         self._closing = False
 
     # --- the transport's side ----------------------------------------------------------------------------------------
@@ -58,9 +67,10 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        self._read_frames()
-        self._server.flush()
+        self._server.on_bytes(len(data))
+        if not self._closing:
+            self._buffer += data
+            self._take_turn()
 
     def eof_received(self) -> bool:
         return False
@@ -72,33 +82,76 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        self._update_reading()
+        self.update_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self._update_reading()
+        self.update_reading()
 
     # --- frames ------------------------------------------------------------------------------------------------------
 
-    def _read_frames(self) -> None:
+    def _take_turn(self) -> None:
+        """Executes requests that are here, up to the share of one turn; reading goes on when all of them are done."""
+        is_done = self._read_frames()
+        self._server.flush()
+        if not is_done:
+            self._set_reading(False)
+            self._schedule()
+        elif not self._is_held:
+            self._set_reading(True)
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._continue)
+
+    def _continue(self) -> None:
+        self._is_scheduled = False
+        if not self._closing:
+            self._take_turn()
+
+    def _read_frames(self) -> bool:
+        """False if this turn's share is used up and there may be more."""
         buffer, pos, size = self._buffer, 0, len(self._buffer)
         if self.session_id is None and size >= 4 and (command := self._server.commands.get(bytes(buffer[:4]))):
             self.write(command())
             self.close()
-        while not self._closing and not self._read_paused and size - pos >= 4:
+        count = 0
+        is_done = True
+        while not self._closing and not self._is_held and size - pos >= 4:
+            if count == FRAMES_PER_TURN or pos >= BYTES_PER_TURN:
+                is_done = False
+                break
             length = _LENGTH.unpack_from(buffer, pos)[0]
-            if not 0 <= length <= self._server.max_frame_bytes:
+            if not 0 <= length <= self._max_frame_bytes:
                 self.close()
                 break
             end = pos + 4 + length
             if end > size:
                 break
             self._server.on_frame(self, bytes(buffer[pos + 4 : end]))
+            count += 1
             pos = end
         if self._closing:
             buffer.clear()
         elif pos:
             del buffer[:pos]
+        return is_done or self._closing
+
+    @property
+    def _max_frame_bytes(self) -> int:
+        limit = self._server.max_frame_bytes
+        return min(limit, MAX_CONNECT_BYTES) if self.session_id is None else limit
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether no request may be executed now: the client does not read, or the disk is behind."""
+        return (
+            self._write_paused
+            or self._waiting > MAX_WAITING
+            or self._waiting_bytes > MAX_WAITING_BYTES
+            or self._server.is_congested
+        )
 
     # --- the server's side -------------------------------------------------------------------------------------------
 
@@ -106,7 +159,7 @@ class Connection(asyncio.Protocol):
         """One more reply waits for the disk; too many, and no more requests are read."""
         self._waiting += 1
         self._waiting_bytes += len(frame)
-        self._update_reading()
+        self.update_reading()
 
     def deliver(self, frame: bytes) -> None:
         """A reply that waited; it leaves with the next `flush`."""
@@ -129,7 +182,7 @@ class Connection(asyncio.Protocol):
             self._out_bytes = 0
             self._transport.write(data)
         if self._read_paused:
-            self._update_reading()
+            self.update_reading()
 
     def close(self) -> None:
         """Sends what was written, then closes. Nothing more is read."""
@@ -145,13 +198,24 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _update_reading(self) -> None:
-        pause = self._write_paused or self._waiting > MAX_WAITING or self._waiting_bytes > MAX_WAITING_BYTES
-        if pause == self._read_paused or self._transport is None or self._closing:
+    @property
+    def held_bytes(self) -> int:
+        """Requests that were not executed and answers that were not sent."""
+        unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return len(self._buffer) + self._waiting_bytes + self._out_bytes + unsent
+
+    def update_reading(self) -> None:
+        """Stops reading while the connection is held; afterwards, requests that are here already come first."""
+        if self._is_held:
+            self._set_reading(False)
+        elif self._read_paused:
+            self._schedule()
+
+    def _set_reading(self, wanted: bool) -> None:
+        if wanted != self._read_paused or self._transport is None or self._closing:
             return
-        self._read_paused = pause
-        if pause:
-            self._transport.pause_reading()
-        else:
+        self._read_paused = not wanted
+        if wanted:
             self._transport.resume_reading()
-            asyncio.get_running_loop().call_soon(self.data_received, b"")  # frames that are here already
+        else:
+            self._transport.pause_reading()

@@ -52,7 +52,7 @@ def _mntr(server: EmbeddedZooKeeper) -> str:
         "zk_num_alive_connections": len(server.connections),
         "zk_outstanding_requests": server.outstanding,
         "zk_znode_count": len(tree.nodes),
-        "zk_watch_count": len(tree.watches.data) + len(tree.watches.child),
+        "zk_watch_count": len(tree.watches),
         "zk_ephemerals_count": sum(len(s.ephemerals) for s in tree.sessions.values()),
         "zk_global_sessions": len(tree.sessions),
     }

@@ -58,6 +58,7 @@ class OpCode(IntEnum):
     MULTI_READ = 22
     AUTH = 100
     SET_WATCHES = 101
+    SASL = 102
     SET_WATCHES2 = 105
     CREATE_SESSION = -10
     CLOSE_SESSION = -11

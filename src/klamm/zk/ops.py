@@ -41,6 +41,7 @@ class Code(IntEnum):
     INVALID_ACL = -114
     AUTH_FAILED = -115
     RECONFIG_DISABLED = -123
+    THROTTLED_OP = -127
 
 
 class Perms(IntEnum):
@@ -324,6 +325,18 @@ class RequestTooLarge(ZkError):
     code = Code.MARSHALLING_ERROR
 
 
+class ThrottledOp(ZkError):
+    """The server has too much to hold already; nothing of the operation happened."""
+
+    code = Code.THROTTLED_OP
+
+
+class NotLogged(ZkError):
+    """The embedded server's log takes no more changes, so the change was not made."""
+
+    code = Code.SYSTEM_ERROR
+
+
 @dataclass(frozen=True, slots=True)
 class MultiFailure:
     """Which operation of a multi failed, and with what; no operation of it took effect."""
@@ -364,6 +377,7 @@ _ERRORS: Final[dict[int, type[ZkError]]] = {
         MarshallingError,
         SessionExpired,
         ConnectionLoss,
+        ThrottledOp,
     )
 }
 

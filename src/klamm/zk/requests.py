@@ -10,26 +10,31 @@ from typing import Final
 
 from klamm.zk import jute
 from klamm.zk.jute import OpCode
+from klamm.zk.limits import answer_bytes, check_answer, check_ephemerals, check_write
 from klamm.zk.ops import (
     Check,
     Code,
     Create,
     CreateResult,
     Delete,
+    ErrorResult,
     Exists,
     GetAcl,
     GetChildren,
+    GetChildrenResult,
     GetData,
+    GetDataResult,
     Id,
     NoNode,
     SetAcl,
     SetData,
     SetDataResult,
     Unimplemented,
+    WriteOp,
     WriteResult,
     ZkError,
 )
-from klamm.zk.tree import ZnodeTree
+from klamm.zk.tree import Journal, ZnodeTree
 
 _WRITES: Final[dict[int, Callable[[bytes], tuple[Create | Delete | SetData | SetAcl | Check, int]]]] = {
     OpCode.CREATE: jute.read_create,
@@ -46,17 +51,32 @@ class ReconfigDisabled(ZkError):
     code = Code.RECONFIG_DISABLED
 
 
-def execute_write(tree: ZnodeTree, session_id: int, opcode: int, body: bytes, now_ms: int, auth: Sequence[Id]) -> bytes:
-    """The body of the answer. Raises the `ZkError` to answer with; a failed multi is an answer, not an error."""
+def execute_write(
+    tree: ZnodeTree, session_id: int, opcode: int, body: bytes, now_ms: int, auth: Sequence[Id], journal: Journal
+) -> bytes:
+    """The body of the answer. Raises the `ZkError` to answer with; a failed multi is an answer, not an error.
+
+    The limits hold for new requests only: a request that was logged before a limit existed repeats all the same.
+    """
     if opcode == OpCode.MULTI:
         codes, ops = jute.read_multi(body)
-        return jute.multi_bytes(codes, tree.multi(session_id, ops, now_ms, auth))
+        _check_limits(tree, session_id, ops, auth)
+        return jute.multi_bytes(codes, tree.multi(session_id, ops, now_ms, auth, journal))
     op, _ = _WRITES[opcode](body)
-    result: WriteResult = tree.write(session_id, op, now_ms, auth)
+    _check_limits(tree, session_id, (op,), auth)
+    result: WriteResult = tree.write(session_id, op, now_ms, auth, journal)
     if isinstance(result, CreateResult):
         assert result.stat is not None
         return jute.string_bytes(result.path) + (jute.stat_bytes(result.stat) if opcode == OpCode.CREATE2 else b"")
     return jute.stat_bytes(result.stat) if isinstance(result, SetDataResult) else b""
+
+
+def _check_limits(tree: ZnodeTree, session_id: int, ops: Sequence[WriteOp | SetAcl], auth: Sequence[Id]) -> None:
+    for op in ops:
+        check_write(op, auth)
+    more = sum(isinstance(op, Create) and op.ephemeral for op in ops)
+    if more and (session := tree.sessions.get(session_id)) is not None:
+        check_ephemerals(len(session.ephemerals) + more)
 
 
 def repeat_write(tree: ZnodeTree, session_id: int, opcode: int, body: bytes, now_ms: int, auth: Sequence[Id]) -> None:
@@ -91,13 +111,19 @@ def _exists(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> b
 
 def _get_children(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
     path, watch, _ = jute.read_path_and_watch(body)
-    return jute.strings_bytes(tree.read(GetChildren(path, watch), watcher, auth).children)
+    return jute.strings_bytes(_read_children(tree, path, watch, watcher, auth).children)
 
 
 def _get_children2(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
     path, watch, _ = jute.read_path_and_watch(body)
-    result = tree.read(GetChildren(path, watch), watcher, auth)
+    result = _read_children(tree, path, watch, watcher, auth)
     return jute.strings_bytes(result.children) + jute.stat_bytes(result.stat)
+
+
+def _read_children(tree: ZnodeTree, path: str, watch: bool, watcher: int, auth: Sequence[Id]) -> GetChildrenResult:
+    result = tree.read(GetChildren(path), None, auth)
+    check_answer(answer_bytes(result))
+    return tree.read(GetChildren(path, watch), watcher, auth) if watch else result
 
 
 def _get_acl(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
@@ -106,7 +132,18 @@ def _get_acl(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> 
 
 
 def _multi_read(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
-    return jute.multi_read_bytes(tree.multi_read(jute.read_multi_read(body), auth))
+    results: list[GetDataResult | GetChildrenResult | ErrorResult] = []
+    size = 0
+    for op in jute.read_multi_read(body):
+        try:
+            result = tree.read(op, None, auth)
+        except ZkError as error:
+            results.append(ErrorResult(error.code))
+        else:
+            size += answer_bytes(result)
+            check_answer(size)
+            results.append(result)
+    return jute.multi_read_bytes(results)
 
 
 def _sync(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:

@@ -15,33 +15,37 @@ import asyncio
 import hashlib
 import logging
 import os
-import subprocess
 import sys
 from base64 import b64encode
-from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from struct import pack
 from typing import Final
 
 from klamm.clock import Clock, SystemClock
 from klamm.zk import jute
+from klamm.zk.admission import Admission
 from klamm.zk.committer import Committer
+from klamm.zk.compaction import Compaction
 from klamm.zk.connection import Connection
 from klamm.zk.four_letters import four_letter_words
+from klamm.zk.journal import LoggedTree
 from klamm.zk.jute import OpCode
-from klamm.zk.ops import AuthFailed, Code, Id, MarshallingError, ZkError
-from klamm.zk.requests import WRITES, execute_read, execute_write
+from klamm.zk.limits import MAX_CREDENTIAL_BYTES, MAX_CREDENTIALS, MAX_SESSIONS
+from klamm.zk.ops import AuthFailed, Code, Id, ThrottledOp, ZkError
+from klamm.zk.requests import WRITES, execute_read
 from klamm.zk.tree import ZnodeTree
-from klamm.zk.txnlog import DataDir, LogRecord, encode_record, numbered, sync_dir
+from klamm.zk.txnlog import DataDir, sync_dir
 
 log = logging.getLogger(__name__)
 
 DEFAULT_TICK_MS: Final = 2_000
-MAX_LOG_FILES: Final = 8
-COMPACTION_RETRY_MS: Final = 60_000
-"""How long after a disk error the next compaction is tried."""
+MAX_UNSYNCED_BYTES: Final = 64 << 20
+"""Changes that may wait for the disk before no further request is read."""
+MAX_HELD_BYTES: Final = 256 << 20
+"""Unread requests and unsent answers of all connections; beyond it, the connection with the most of them ends."""
+_HELD_CHECK_BYTES: Final = 8 << 20
+_EXPIRED_PER_TURN: Final = 200
+_NO_TOKEN: Final = b"\xff\xff\xff\xff"
 
 
 class EmbeddedZooKeeper:
@@ -75,19 +79,16 @@ class EmbeddedZooKeeper:
         self._min_timeout_ms, self._max_timeout_ms = min_session_timeout_ms, max_session_timeout_ms
         self._tick_ms = max(10, min(DEFAULT_TICK_MS, min_session_timeout_ms // 2))
         self._fsync = fsync
-        self._max_connections_per_host = max_connections_per_host
+        self._admission = Admission(max_connections_per_host)
         self._roll_bytes = roll_bytes
         self._clock = clock or SystemClock()
         self.tree = ZnodeTree(tick_ms=self._tick_ms)
         self.commands = four_letter_words(self)
         self._by_session: dict[int, Connection] = {}
-        self._hosts: Counter[str] = Counter()
         self._dirty: dict[int, Connection] = {}
         self._next_session_id = self._next_connection = 1
-        self._compaction: asyncio.Task[None] | None = None
-        self._compactor: subprocess.Popen[bytes] | None = None
-        self._is_stopping_compaction = False
-        self._compaction_due_ms = 0
+        self._moved_bytes = 0
+        self._was_congested = self._has_ended = False
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -110,8 +111,7 @@ class EmbeddedZooKeeper:
         self._next_session_id = max(epoch, *self.tree.sessions, 1) + 1 if self.tree.sessions else epoch
         self._tick_due_ms = now_ms + self._tick_ms
         self._timer = self._loop.call_later(self._tick_ms / 1_000, self._tick)
-        if len(numbered(self._path, "log")) > MAX_LOG_FILES:
-            self._start_compaction(self.tree.last_zxid + 1)
+        self._compaction.start_after_recovery()
         return self
 
     def _begin_log(self) -> None:
@@ -120,14 +120,17 @@ class EmbeddedZooKeeper:
             os.fsync(fd)
             sync_dir(self._path)
         self._committer = Committer(
-            fd, self._path, fsync=self._fsync, on_released=self.flush, on_failure=self._on_disk_failure
+            fd, self._path, fsync=self._fsync, on_released=self._on_released, on_failure=self._on_log_failure
         )
+        self._logged = LoggedTree(self.tree, self._committer)
+        self._compaction = Compaction(self._data_dir, self.tree, self._committer, self._roll_bytes, self._monotonic_ms)
 
     async def stop(self) -> None:
         """Answers what is written, closes connections and files. Sessions go on when the server comes back in time."""
+        self._has_ended = True
         self._timer.cancel()
         self._server.close()
-        await self._stop_compaction()
+        await self._compaction.stop(log_failed=self.failed.is_set())
         await self._committer.close()
         self.flush()
         for connection in list(self.connections.values()):
@@ -142,9 +145,23 @@ class EmbeddedZooKeeper:
     def outstanding(self) -> int:
         return self._committer.outstanding
 
-    def _on_disk_failure(self, error: OSError) -> None:
+    @property
+    def is_congested(self) -> bool:
+        """Whether so many changes wait for the disk that no further request is read."""
+        return self._committer.pending_bytes > MAX_UNSYNCED_BYTES
+
+    def _on_released(self) -> None:
+        self.flush()
+        if self._was_congested and not self.is_congested:
+            for connection in self.connections.values():
+                connection.update_reading()
+        self._was_congested = self.is_congested
+
+    def _on_log_failure(self, error: OSError) -> None:
         """Nothing can be promised any more: clients are cut off and look for another server."""
         self.failure = error
+        self._has_ended = True
+        self._timer.cancel()
         self._server.close()
         for connection in list(self.connections.values()):
             connection.abort()
@@ -159,16 +176,13 @@ class EmbeddedZooKeeper:
     def on_connected(self, connection: Connection) -> bool:
         """False when the client's host has too many connections already."""
         self.connections[connection.number] = connection
-        self._hosts[connection.host] += 1
         self.tree.identify_watcher(connection.number, connection.auth)
-        return self._hosts[connection.host] <= self._max_connections_per_host
+        return self._admission.admit(connection, self._monotonic_ms())
 
     def on_disconnected(self, connection: Connection) -> None:
         """Watches end with the connection, the session does not."""
         self.connections.pop(connection.number, None)
-        self._hosts[connection.host] -= 1
-        if not self._hosts[connection.host]:
-            del self._hosts[connection.host]
+        self._admission.remove(connection)
         self.tree.remove_watcher(connection.number)
         if connection.session_id is not None and self._by_session.get(connection.session_id) is connection:
             del self._by_session[connection.session_id]
@@ -177,10 +191,11 @@ class EmbeddedZooKeeper:
         self.received += 1
         try:
             if connection.session_id is None:
+                self._admission.greeted(connection)
                 self._connect(connection, jute.read_connect(frame))
                 return
             xid, opcode, body = jute.read_header(frame)
-        except MarshallingError as error:
+        except ZkError as error:
             log.warning("closing the connection from %s: %s", connection.host, error)
             connection.close()
             return
@@ -189,8 +204,24 @@ class EmbeddedZooKeeper:
             return
         self._execute(connection, connection.session_id, xid, opcode, body)
 
+    def on_bytes(self, size: int) -> None:
+        """Counts bytes that came in or go out, and looks now and then at how much the connections hold."""
+        self._moved_bytes += size
+        if self._moved_bytes < _HELD_CHECK_BYTES:
+            return
+        self._moved_bytes = 0
+        held = sorted((c.held_bytes, c.number) for c in self.connections.values())
+        excess = sum(size for size, _ in held) - MAX_HELD_BYTES
+        while excess > 0:
+            size, number = held.pop()
+            excess -= size
+            greedy = self.connections[number]
+            log.warning("closing the connection from %s: %d bytes wait for it to read", greedy.host, size)
+            greedy.abort()
+
     def _send(self, connection: Connection, frame: bytes) -> None:
         self.sent += 1
+        self.on_bytes(len(frame))
         if self._committer.is_safe:
             connection.write(frame)
             self._dirty[connection.number] = connection
@@ -235,10 +266,11 @@ class EmbeddedZooKeeper:
         self._send(connection, jute.connect_response(timeout_ms, session_id, password))
 
     def _new_session(self, timeout_ms: int) -> tuple[int, bytes]:
+        if len(self.tree.sessions) >= MAX_SESSIONS:
+            raise ThrottledOp(message=f"there are {MAX_SESSIONS} sessions already")
         session_id, password = self._next_session_id, os.urandom(16)
         self._next_session_id += 1
-        self.tree.create_session(session_id, timeout_ms, self._monotonic_ms(), password)
-        self._log(session_id, OpCode.CREATE_SESSION, pack(">i", timeout_ms) + password)
+        self._logged.create_session(session_id, timeout_ms, self._monotonic_ms(), password)
         return session_id, password
 
     def _resume_session(self, session_id: int, password: bytes, timeout_ms: int) -> bool:
@@ -252,25 +284,34 @@ class EmbeddedZooKeeper:
         return True
 
     def _close_session(self, session_id: int) -> None:
-        self.tree.close_session(session_id, self._clock.now_ms())
-        self._log(session_id, OpCode.CLOSE_SESSION, b"")
+        self._logged.close_session(session_id, self._clock.now_ms())
         self._notify()
 
     def _tick(self) -> None:
-        """Ends overdue sessions, and looks after the size of the log."""
+        """Ends overdue sessions and silent connections, and has large logs compacted."""
         now_ms = self._monotonic_ms()
         late_ms = now_ms - self._tick_due_ms
         if late_ms > self._tick_ms:
             log.warning("the server stood still for %d ms; sessions are extended by that", late_ms)
             for session in self.tree.sessions.values():
                 session.deadline_ms += late_ms
-        for session_id in self.tree.overdue_sessions(now_ms):
-            self.expire_session(session_id)
-        is_full = self._committer.size_bytes > self._roll_bytes
-        if is_full and self._compaction is None and now_ms >= self._compaction_due_ms:
-            self._start_compaction(None)
+        self._expire_sessions(now_ms)
+        for connection in self._admission.overdue(now_ms):
+            log.info("closing the connection from %s: it sent no handshake in time", connection.host)
+            connection.abort()
+        if self._has_ended:
+            return
+        self._compaction.start_if_due()
         self._tick_due_ms = now_ms + self._tick_ms
         self._timer = self._loop.call_later(self._tick_ms / 1_000, self._tick)
+
+    def _expire_sessions(self, now_ms: int) -> None:
+        """Ends sessions that were overdue at `now_ms`, in slices: other clients are served in between."""
+        overdue = [] if self._has_ended else self.tree.overdue_sessions(now_ms)
+        for session_id in overdue[:_EXPIRED_PER_TURN]:
+            self.expire_session(session_id)
+        if len(overdue) > _EXPIRED_PER_TURN:
+            self._loop.call_soon(self._expire_sessions, now_ms)
 
     def expire_session(self, session_id: int) -> None:
         """Ends a session as if its client had been silent for too long; faults of tests come in here too."""
@@ -294,12 +335,14 @@ class EmbeddedZooKeeper:
         answer, code = b"", 0
         try:
             if opcode in WRITES:
-                answer = self._write(connection, session_id, opcode, body)
+                answer = self._logged.write(session_id, opcode, body, self._clock.now_ms(), connection.auth)
             elif opcode == OpCode.CLOSE_SESSION:
                 self._close_session(session_id)
                 self._by_session.pop(session_id, None)
             elif opcode == OpCode.AUTH:
                 self._authenticate(connection, *jute.read_auth(body))
+            elif opcode == OpCode.SASL:
+                answer, code = _NO_TOKEN, Code.AUTH_FAILED
             else:
                 answer = execute_read(tree, opcode, body, connection.number, connection.auth)
         except ZkError as error:
@@ -308,17 +351,6 @@ class EmbeddedZooKeeper:
         self._send(connection, jute.reply(xid, tree.last_zxid, code, answer))
         if opcode == OpCode.CLOSE_SESSION or code == Code.AUTH_FAILED:
             self._committer.when_safe(connection.close)
-
-    def _write(self, connection: Connection, session_id: int, opcode: int, body: bytes) -> bytes:
-        tree, now_ms = self.tree, self._clock.now_ms()
-        before = tree.last_zxid
-        answer = execute_write(tree, session_id, opcode, body, now_ms, connection.auth)
-        if tree.last_zxid != before:
-            self._log(session_id, opcode, body, now_ms, connection.auth)
-        return answer
-
-    def _log(self, session_id: int, opcode: int, body: bytes, now_ms: int = 0, auth: Sequence[Id] = ()) -> None:
-        self._committer.append(encode_record(LogRecord(self.tree.last_zxid, now_ms, session_id, opcode, auth, body)))
 
     def _notify(self) -> None:
         for watcher, event in self.tree.take_events():
@@ -335,46 +367,12 @@ class EmbeddedZooKeeper:
         digest = b64encode(hashlib.sha1(credential).digest()).decode()
         who = Id("digest", f"{user}:{digest}")
         if who not in connection.auth:
-            connection.auth = (*connection.auth, who)
+            known = connection.auth
+            size = sum(len(each.id.encode()) for each in (*known, who))
+            if len(known) > MAX_CREDENTIALS or size > MAX_CREDENTIAL_BYTES:
+                raise AuthFailed(message=f"more than {MAX_CREDENTIALS} identities, or {MAX_CREDENTIAL_BYTES} bytes")
+            connection.auth = (*known, who)
             self.tree.identify_watcher(connection.number, connection.auth)
-
-    # --- snapshots ---------------------------------------------------------------------------------------------------
-
-    def _start_compaction(self, closed_before: int | None) -> None:
-        self._compaction = self._loop.create_task(self._compact(closed_before))
-
-    async def _compact(self, closed_before: int | None) -> None:
-        """Begins a new log unless one was just begun; a process of its own turns the closed ones into a snapshot."""
-        try:
-            if closed_before is None:
-                closed_before = self.tree.last_zxid + 1
-                await self._committer.roll(self._data_dir.new_log(closed_before))
-            status = await self._loop.run_in_executor(None, self._run_compactor, closed_before)
-            if status == 0:
-                await self._loop.run_in_executor(None, self._data_dir.remove_covered)
-            elif not self._is_stopping_compaction:
-                log.error(
-                    "the snapshot before %#x was not written (exit status %d); logs are kept", closed_before, status
-                )
-        except OSError as error:  # the log goes on as it is: only what is over would have become smaller
-            self._compaction_due_ms = self._monotonic_ms() + COMPACTION_RETRY_MS
-            log.error("the logs in %s cannot be compacted now: %s; they are kept", self._path, error)
-        finally:
-            self._compaction = self._compactor = None
-
-    def _run_compactor(self, closed_before: int) -> int:
-        command = [sys.executable, "-m", "klamm.zk.txnlog", str(self._path), str(closed_before)]
-        self._compactor = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        return self._compactor.wait()
-
-    async def _stop_compaction(self) -> None:
-        task, self._is_stopping_compaction = self._compaction, True
-        while task is not None and not task.done():
-            if self._compactor is not None:
-                self._compactor.terminate()
-            if self.failed.is_set():
-                task.cancel()
-            await asyncio.wait([task], timeout=0.05)
 
 
 if __name__ == "__main__":

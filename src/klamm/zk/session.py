@@ -39,6 +39,7 @@ from klamm.zk.ops import (
     GetChildrenResult,
     GetData,
     GetDataResult,
+    MarshallingError,
     MultiFailed,
     NodeExists,
     NoNode,
@@ -256,6 +257,12 @@ class ZkSession:
             except Unimplemented:
                 log.info("this ZooKeeper has no multiRead; znodes are read one by one")
                 self._has_multi_read = False
+            except MarshallingError:
+                if len(full_paths) == 1:
+                    raise
+                # The answer would exceed the server's limit.
+                half = len(full_paths) // 2
+                return await self._read_batch(full_paths[:half]) + await self._read_batch(full_paths[half:])
             else:
                 return [self._found(path, answer) for path, answer in zip(full_paths, answers, strict=True)]
         return list(await asyncio.gather(*map(self._read_one, full_paths)))

@@ -15,7 +15,7 @@ Rules that are easy to get wrong, all of them ZooKeeper's:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar, assert_never, overload
+from typing import Final, TypeAlias, TypeVar, assert_never, overload
 
 from klamm.zk.acl import READ_ACL_PERMS, SUPER, check_acl, resolve_acl
 from klamm.zk.nodes import Session, Znode, is_valid_path
@@ -46,6 +46,7 @@ from klamm.zk.ops import (
     NodeExists,
     NoNode,
     NotEmpty,
+    NotLogged,
     Perms,
     ReadOp,
     ReadResult,
@@ -64,6 +65,12 @@ from klamm.zk.watches import Watches
 SPECIAL_PATHS: Final = frozenset({"/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config"})
 _READ_ONLY_ACL: Final = (Acl(Perms.READ, "world", "anyone"),)
 T = TypeVar("T")
+Journal: TypeAlias = Callable[[int], None]
+"""Logs a change under its zxid, after it was found valid and before it takes effect; raises to prevent that."""
+
+
+def _unlogged(zxid: int) -> None:
+    """The journal of trees without a log: the simulator's, and a tree that is filled from the log."""
 
 
 class ZnodeTree:
@@ -89,8 +96,11 @@ class ZnodeTree:
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    def create_session(self, session_id: int, timeout_ms: int, now_ms: int, password: bytes = b"") -> Session:
+    def create_session(
+        self, session_id: int, timeout_ms: int, now_ms: int, password: bytes = b"", journal: Journal = _unlogged
+    ) -> Session:
         assert session_id not in self.sessions, f"session {session_id:#x} exists"
+        journal(self.last_zxid + 1)
         session = self.sessions[session_id] = Session(session_id, timeout_ms, password)
         self.last_zxid += 1
         self.touch_session(session_id, now_ms)
@@ -119,15 +129,16 @@ class ZnodeTree:
             self.close_session(session_id, now_ms)
         return overdue
 
-    def close_session(self, session_id: int, now_ms: int) -> None:
+    def close_session(self, session_id: int, now_ms: int, journal: Journal = _unlogged) -> None:
         """Ends a session by its own wish or by expiry: its ephemeral znodes go, all under one zxid."""
 
         def close(zxid: int) -> None:
             for path in list(self._session(session_id).ephemerals):
                 self._remove(path, self.nodes[path], zxid)
-            del self.sessions[session_id]
+            session = self.sessions.pop(session_id)
+            self._undo.append(lambda: self.sessions.update({session_id: session}))
 
-        self._commit(close)
+        self._commit(close, journal)
 
     def _session(self, session_id: int) -> Session:
         session = self.sessions.get(session_id)
@@ -138,17 +149,35 @@ class ZnodeTree:
     # --- writes ------------------------------------------------------------------------------------------------------
 
     @overload
-    def write(self, session_id: int, op: Create, now_ms: int, auth: Sequence[Id] = ...) -> CreateResult: ...
+    def write(
+        self, session_id: int, op: Create, now_ms: int, auth: Sequence[Id] = ..., journal: Journal = ...
+    ) -> CreateResult: ...
     @overload
-    def write(self, session_id: int, op: SetData | SetAcl, now_ms: int, auth: Sequence[Id] = ...) -> SetDataResult: ...
+    def write(
+        self, session_id: int, op: SetData | SetAcl, now_ms: int, auth: Sequence[Id] = ..., journal: Journal = ...
+    ) -> SetDataResult: ...
     @overload
-    def write(self, session_id: int, op: WriteOp | SetAcl, now_ms: int, auth: Sequence[Id] = ...) -> WriteResult: ...
-    def write(self, session_id: int, op: WriteOp | SetAcl, now_ms: int, auth: Sequence[Id] = SUPER) -> WriteResult:
+    def write(
+        self, session_id: int, op: WriteOp | SetAcl, now_ms: int, auth: Sequence[Id] = ..., journal: Journal = ...
+    ) -> WriteResult: ...
+    def write(
+        self,
+        session_id: int,
+        op: WriteOp | SetAcl,
+        now_ms: int,
+        auth: Sequence[Id] = SUPER,
+        journal: Journal = _unlogged,
+    ) -> WriteResult:
         """One change, or the `ZkError` it is refused with."""
-        return self._commit(lambda zxid: self._apply(self._session(session_id), op, zxid, now_ms, auth))
+        return self._commit(lambda zxid: self._apply(self._session(session_id), op, zxid, now_ms, auth), journal)
 
     def multi(
-        self, session_id: int, ops: Sequence[WriteOp], now_ms: int, auth: Sequence[Id] = SUPER
+        self,
+        session_id: int,
+        ops: Sequence[WriteOp],
+        now_ms: int,
+        auth: Sequence[Id] = SUPER,
+        journal: Journal = _unlogged,
     ) -> tuple[MultiResult, ...]:
         """All changes or none. One result an operation; see `multi_failure` for which of them failed."""
         results: list[MultiResult] = []
@@ -159,8 +188,8 @@ class ZnodeTree:
                 results.append(self._apply(session, op, zxid, now_ms, auth))
 
         try:
-            self._commit(apply_all)
-        except SessionExpired:
+            self._commit(apply_all, journal)
+        except (SessionExpired, NotLogged):
             raise
         except ZkError as error:
             before = [ErrorResult(Code.OK)] * len(results)
@@ -168,12 +197,13 @@ class ZnodeTree:
             return (*before, ErrorResult(error.code), *after)
         return tuple(results)
 
-    def _commit(self, change: Callable[[int], T]) -> T:
-        """Runs a change under the next zxid; takes every step of it back when it raises."""
+    def _commit(self, change: Callable[[int], T], journal: Journal) -> T:
+        """Runs a change under the next zxid, and logs it; takes every step of it back when either raises."""
         zxid = self.last_zxid + 1
         try:
             result = change(zxid)
-        except ZkError:
+            journal(zxid)
+        except BaseException:
             for undo in reversed(self._undo):
                 undo()
             self._undo.clear()
@@ -302,6 +332,12 @@ class ZnodeTree:
         node = self._node(op.path)
         check_acl(node.acl, Perms.ADMIN, auth, op.path)
         _check_version(node.aversion, op.version, op.path)
+        old = (node.acl, node.aversion)
+
+        def undo() -> None:
+            node.acl, node.aversion = old
+
+        self._undo.append(undo)
         node.acl, node.aversion = acl, node.aversion + 1
         return SetDataResult(node.stat())
 

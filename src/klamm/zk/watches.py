@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from klamm.zk.acl import SUPER, is_allowed
+from klamm.zk.limits import WatchBudget
 from klamm.zk.nodes import Znode
 from klamm.zk.ops import EventType, Id, Perms, WatchEvent
 
@@ -12,9 +13,10 @@ from klamm.zk.ops import EventType, Id, Perms, WatchEvent
 class WatchTable:
     """Watchers by path, in the order in which they asked; a trigger forgets those it names."""
 
-    __slots__ = ("_by_path", "_by_watcher")
+    __slots__ = ("_budget", "_by_path", "_by_watcher")
 
-    def __init__(self) -> None:
+    def __init__(self, budget: WatchBudget) -> None:
+        self._budget = budget
         self._by_path: dict[str, dict[int, None]] = {}
         self._by_watcher: dict[int, dict[str, None]] = {}
 
@@ -22,6 +24,11 @@ class WatchTable:
         return sum(map(len, self._by_path.values()))
 
     def add(self, path: str, watcher: int) -> None:
+        """Raises ThrottledOp when there are too many already."""
+        if watcher in self._by_path.get(path, ()):
+            return
+        self._budget.check(watcher, (path,))
+        self._budget.add(watcher, 1, len(path.encode()))
         self._by_path.setdefault(path, {})[watcher] = None
         self._by_watcher.setdefault(watcher, {})[path] = None
 
@@ -30,7 +37,9 @@ class WatchTable:
         watchers = self._by_path.pop(path, None)
         if watchers is None:
             return []
+        size = len(path.encode())
         for watcher in watchers:
+            self._budget.add(watcher, -1, -size)
             paths = self._by_watcher[watcher]
             del paths[path]
             if not paths:
@@ -49,10 +58,14 @@ class Watches:
     """Watches of data (and of missing znodes) and of children, and the events that were not taken yet."""
 
     def __init__(self) -> None:
-        self.data = WatchTable()
-        self.child = WatchTable()
+        self._budget = WatchBudget()
+        self.data = WatchTable(self._budget)
+        self.child = WatchTable(self._budget)
         self._events: list[tuple[int, WatchEvent]] = []
         self._identities: dict[int, Sequence[Id]] = {}
+
+    def __len__(self) -> int:
+        return self._budget.count
 
     def identify(self, watcher: int, auth: Sequence[Id]) -> None:
         self._identities[watcher] = auth
@@ -60,6 +73,7 @@ class Watches:
     def remove(self, watcher: int) -> None:
         self.data.remove_watcher(watcher)
         self.child.remove_watcher(watcher)
+        self._budget.drop(watcher)
         self._identities.pop(watcher, None)
 
     def take_events(self) -> list[tuple[int, WatchEvent]]:
@@ -70,7 +84,7 @@ class Watches:
         """One change of a znode: first those who watch it, then those who watch its parent's children."""
         told = self.data.trigger(path)
         if event is EventType.DELETED:
-            told += [watcher for watcher in self.child.trigger(path) if watcher not in told]
+            told = list(dict.fromkeys(told + self.child.trigger(path)))
         self._tell_readers(told, event, path, node)
         if event is not EventType.DATA_CHANGED:
             parent = path[: path.rfind("/")] or "/"
@@ -93,8 +107,12 @@ class Watches:
         wanted: tuple[Sequence[str], Sequence[str], Sequence[str]],
         nodes: Mapping[str, Znode],
     ) -> None:
-        """Sets the data, exist and child watches of a client again; what changed since `relative_zxid` is told."""
+        """Sets the data, exist and child watches of a client again; what changed since `relative_zxid` is told.
+
+        Sets all of them or, when there are too many, none.
+        """
         data, exist, child = wanted
+        self._budget.check(watcher, [*data, *exist, *child])
         for path in data:
             node = nodes.get(path)
             if node is None:

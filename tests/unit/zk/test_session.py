@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.zk import paths
+from klamm.zk import limits, paths
 from klamm.zk.batches import MAX_BATCH_BYTES, levels_of, path_batches
 from klamm.zk.chroot import Chroot, split_hosts
 from klamm.zk.client_connection import Result
@@ -27,6 +27,7 @@ from klamm.zk.ops import (
     Exists,
     GetChildren,
     GetData,
+    MarshallingError,
     MultiFailed,
     NodeExists,
     NoNode,
@@ -112,6 +113,21 @@ def test_read_many_in_batches_and_without_multi_read(tmp_path: Path, monkeypatch
             monkeypatch.delitem(_READS, OpCode.MULTI_READ)
             assert await zk.read_many(wanted) == found
             assert await zk.read_many([]) == []
+
+    run(scenario)
+
+
+def test_answers_beyond_the_limit_are_asked_for_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_ANSWER_BYTES", 10_000)
+
+    async def scenario() -> None:
+        async with server_and_session(tmp_path) as (_, zk):
+            await zk.multi([Create(f"/{n}", b"x" * 900) for n in range(50)])
+            found = await zk.read_many([f"/{n}" for n in range(51)], watch=True)
+            assert [None if f is None else f[0] for f in found] == [b"x" * 900] * 50 + [None]
+            await zk.set(SetData("/7", b"x" * 10_001))
+            with pytest.raises(MarshallingError):
+                await zk.read_many([f"/{n}" for n in range(51)])
 
     run(scenario)
 

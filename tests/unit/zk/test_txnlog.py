@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -14,23 +15,12 @@ from pathlib import Path
 import pytest
 
 from klamm.zk.jute import OpCode, string_bytes
+from klamm.zk.log_records import MAGIC, LogRecord, encode_record, frame, frames
 from klamm.zk.main import EmbeddedZooKeeperThread
 from klamm.zk.ops import Acl, Code, Create, GetData, Id, SetAcl, SetData
 from klamm.zk.snapshot import dump_tree, load_tree
 from klamm.zk.tree import ZnodeTree
-from klamm.zk.txnlog import (
-    MAGIC,
-    DataDir,
-    DataDirError,
-    LogRecord,
-    compact,
-    encode_record,
-    frame,
-    frames,
-    log_path,
-    numbered,
-    snapshot_path,
-)
+from klamm.zk.txnlog import DataDir, DataDirError, compact, log_path, numbered, snapshot_path
 from tests.unit.zk.raw_client import RawClient, create_body
 
 START_TIMEOUT_S = 60
@@ -69,14 +59,28 @@ def test_every_cut_keeps_a_prefix(tmp_path: Path) -> None:
         assert path.stat().st_size == (ends[complete] if cut >= len(MAGIC) else 0)
 
 
-def test_every_flipped_byte_keeps_a_prefix(tmp_path: Path) -> None:
+def test_a_flipped_byte_before_the_last_record_stops_the_start(tmp_path: Path) -> None:
+    """Only a damaged last record is a torn write. Changes behind any other damage were acknowledged."""
     records = [session_record(1), record(2, "/a"), record(3, "/b")]
     whole = MAGIC + b"".join(records)
-    for position in range(len(MAGIC), len(whole)):
-        log_path(tmp_path, 1).write_bytes(whole[:position] + bytes([whole[position] ^ 0x40]) + whole[position + 1 :])
-        tree = recovered(tmp_path)
-        assert tree.last_zxid <= 2
-        assert ("/a" in tree.nodes) == (tree.last_zxid == 2)
+    ends = list(itertools.accumulate(map(len, records), initial=len(MAGIC)))
+    last = len(whole) - len(records[-1])
+    for position, bit in itertools.product(range(len(whole)), (0x01, 0x40)):
+        content = whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :]
+        log_path(tmp_path, 1).write_bytes(content)
+        if position >= last + 4:  # behind the length of the last record: it may have been a torn write
+            assert recovered(tmp_path).last_zxid == 2
+            continue
+        damaged_at = 0 if position < len(MAGIC) else max(end for end in ends if end <= position)
+        try:
+            tree = recovered(tmp_path)
+        except DataDirError as error:
+            assert f"log.0000000000000001 is damaged at byte {damaged_at}" in str(error)
+            assert f"klamm zk check {tmp_path}" in str(error)
+            assert log_path(tmp_path, 1).read_bytes() == content, "the file is as it was"
+        else:
+            assert position >= last, "the length of the last record reaches beyond the end"
+            assert tree.last_zxid == 2
 
 
 def test_damage_in_a_closed_log_stops_the_start(tmp_path: Path) -> None:
@@ -160,16 +164,23 @@ def test_access_decisions_repeat(tmp_path: Path) -> None:
 
 def test_compaction_covers_closed_logs_only(tmp_path: Path) -> None:
     log_path(tmp_path, 1).write_bytes(MAGIC + session_record(1) + record(2, "/a"))
-    log_path(tmp_path, 3).write_bytes(MAGIC + record(3, "/b"))
-    log_path(tmp_path, 4).write_bytes(MAGIC + record(4, "/c"))
-    compact(tmp_path, before=4)
-    assert numbered(tmp_path, "snapshot") == [3]
+    for zxid, path in enumerate(("/b", "/c", "/d", "/e"), 3):
+        log_path(tmp_path, zxid).write_bytes(MAGIC + record(zxid, path))
+    kept = []
     data_dir = DataDir(tmp_path)
-    data_dir.remove_covered()
+    for before in (3, 4, 5, 6):
+        compact(tmp_path, before)
+        data_dir.remove_covered()
+        kept.append((numbered(tmp_path, "snapshot"), numbered(tmp_path, "log")))
     data_dir.close()
-    assert numbered(tmp_path, "log") == [4]
+    assert kept == [
+        ([2], [1, 3, 4, 5, 6]),
+        ([2, 3], [1, 3, 4, 5, 6]),
+        ([2, 3, 4], [3, 4, 5, 6]),
+        ([3, 4, 5], [4, 5, 6]),
+    ]
     tree = recovered(tmp_path)
-    assert tree.last_zxid == 4 and {"/a", "/b", "/c"} <= set(tree.nodes)
+    assert tree.last_zxid == 6 and {"/a", "/b", "/c", "/d", "/e"} <= set(tree.nodes)
     assert tree.read(GetData("/b")).stat.ctime == 1_003
 
 
@@ -191,7 +202,7 @@ def test_a_running_server_rolls_and_compacts(tmp_path: Path) -> None:
 def test_a_disk_error_while_compacting_costs_nothing_but_the_compaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("klamm.zk.server.COMPACTION_RETRY_MS", 0)
+    monkeypatch.setattr("klamm.zk.compaction.COMPACTION_RETRY_MS", 0)
     server = EmbeddedZooKeeperThread(tmp_path, roll_bytes=10_000, min_session_timeout_ms=40, fsync=False).start()
     real, failures = DataDir.new_log, iter(range(2))
 

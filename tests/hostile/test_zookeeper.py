@@ -1,0 +1,286 @@
+"""Attacks on the embedded ZooKeeper: others are answered, memory is bounded, nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from klamm.zk import admission, limits
+from klamm.zk.connection import FRAMES_PER_TURN
+from klamm.zk.jute import OpCode, buffer_bytes, string_bytes
+from klamm.zk.main import EmbeddedZooKeeperThread
+from klamm.zk.ops import Code
+from klamm.zk.server import EmbeddedZooKeeper
+from tests.unit.zk.raw_client import RawClient, create_body, set_watches_body
+
+MULTI_END = struct.pack(">i?i", -1, True, -1)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedZooKeeperThread]:
+    thread = EmbeddedZooKeeperThread(tmp_path, fsync=False, min_session_timeout_ms=100).start()
+    yield thread
+    thread.stop()
+
+
+def auth(number: int) -> bytes:
+    return struct.pack(">i", 0) + string_bytes("digest") + buffer_bytes(b"user%d:secret" % number)
+
+
+def multi_read(opcode: int, paths: list[str]) -> bytes:
+    header = struct.pack(">i?i", opcode, False, -1)
+    return b"".join(header + string_bytes(path) + b"\0" for path in paths) + MULTI_END
+
+
+def test_a_flood_of_credentials_and_a_write(tmp_path: Path) -> None:
+    """The write was applied and could not be logged, and the server did not start again."""
+    server = EmbeddedZooKeeperThread(tmp_path, fsync=False).start()
+    with RawClient(server.port) as client, RawClient(server.port) as other:
+        other.connect()
+        client.connect()
+        try:
+            for number in range(256):
+                client.send(OpCode.AUTH, auth(number))
+            client.send(OpCode.CREATE, create_body("/attack", b""))
+            while client.receive().error == Code.OK:
+                pass
+        except (EOFError, ConnectionError):
+            pass
+        assert other.create("/after").error == Code.OK
+    server.stop()
+    server = EmbeddedZooKeeperThread(tmp_path, fsync=False).start()
+    with RawClient(server.port) as client:
+        assert client.connect().exists("/after").error == Code.OK
+    server.stop()
+
+
+def test_a_small_multi_read_of_large_znodes(server: EmbeddedZooKeeperThread) -> None:
+    with RawClient(server.port) as client:
+        client.connect()
+        client.create("/large", b"x" * 1_000_000)
+        assert client.ask(OpCode.MULTI_READ, multi_read(OpCode.GET_DATA, ["/large"] * 15)).error == Code.OK
+        reply = client.ask(OpCode.MULTI_READ, multi_read(OpCode.GET_DATA, ["/large"] * 690))
+        assert (reply.error, reply.body) == (Code.MARSHALLING_ERROR, b"")
+        assert client.exists("/large").error == Code.OK
+
+
+def test_children_without_bound(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_ANSWER_BYTES", 10_000)
+    with RawClient(server.port) as client:
+        client.connect()
+        for number in range(10):
+            client.create(f"/{number}" + "n" * 500)
+        body = string_bytes("/") + b"\1"
+        assert client.ask(OpCode.GET_CHILDREN, body).error == Code.OK
+        reply = client.ask(OpCode.MULTI_READ, multi_read(OpCode.GET_CHILDREN, ["/"] * 1_000))
+        assert (reply.error, reply.body) == (Code.MARSHALLING_ERROR, b"")
+        for number in range(10, 20):
+            client.create(f"/{number}" + "n" * 500)
+        client.receive()
+        for opcode in (OpCode.GET_CHILDREN, OpCode.GET_CHILDREN2):
+            reply = client.ask(opcode, body)
+            assert (reply.error, reply.body) == (Code.MARSHALLING_ERROR, b"")
+
+
+def test_silent_connections_do_not_keep_others_out(tmp_path: Path) -> None:
+    server = EmbeddedZooKeeperThread(tmp_path, fsync=False, max_connections_per_host=20).start()
+    with ExitStack() as stack:
+        first = stack.enter_context(RawClient(server.port))
+        first.connect()
+        silent = [stack.enter_context(RawClient(server.port)) for _ in range(40)]
+        other = stack.enter_context(RawClient(server.port))
+        assert other.connect().exists("/").error == Code.OK
+        assert first.exists("/").error == Code.OK
+        assert silent[0].is_closed()
+    server.stop()
+
+
+def test_silent_connections_end(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that send a part of a handshake; those that sent all of it stay."""
+    assert admission.HANDSHAKE_TIMEOUT_MS == 10_000
+    monkeypatch.setattr(admission, "HANDSHAKE_TIMEOUT_MS", 200)
+    with RawClient(server.port) as client, RawClient(server.port) as silent, RawClient(server.port) as slow:
+        client.connect()
+        slow.socket.sendall(struct.pack(">i", 45) + bytes(20))
+        assert silent.is_closed()
+        assert slow.is_closed()
+        assert client.exists("/").error == Code.OK
+
+
+def test_a_large_first_frame_is_not_awaited(server: EmbeddedZooKeeperThread) -> None:
+    with RawClient(server.port) as client:
+        client.socket.sendall(struct.pack(">i", 1_000_000))
+        assert client.is_closed()
+
+
+def test_watches_on_long_paths(server: EmbeddedZooKeeperThread) -> None:
+    long = "/" + "w" * 900_000
+    with RawClient(server.port) as client:
+        client.connect()
+        for number in range(100):
+            assert client.exists(f"{long}{number}", watch=True).error == Code.BAD_ARGUMENTS
+        assert client.ask(OpCode.SET_WATCHES, set_watches_body(1, [], [long], [])).error == Code.BAD_ARGUMENTS
+        assert client.create(long).error == Code.BAD_ARGUMENTS
+        assert client.exists("/missing", watch=True).error == Code.NO_NODE
+        assert b"zk_watch_count\t1\n" in four_letters(server.port, b"mntr")
+
+
+@pytest.mark.parametrize("bound", ["MAX_WATCHES_PER_CONNECTION", "MAX_WATCHES"])
+def test_watches_without_end(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(limits, bound, 100)
+    with RawClient(server.port) as client, RawClient(server.port) as other:
+        client.connect()
+        other.connect()
+        codes = [client.exists(f"/{number}", watch=True).error for number in range(150)]
+        assert codes == [Code.NO_NODE] * 100 + [Code.THROTTLED_OP] * 50
+        assert client.exists("/0", watch=True).error == Code.NO_NODE, "that one is set already"
+        assert client.ask(OpCode.SET_WATCHES, set_watches_body(1, [], ["/x"], [])).error == Code.THROTTLED_OP
+        expected = Code.NO_NODE if bound == "MAX_WATCHES_PER_CONNECTION" else Code.THROTTLED_OP
+        assert other.exists("/other", watch=True).error == expected
+        assert other.exists("/other").error == Code.NO_NODE
+    with RawClient(server.port) as again:
+        again.connect()
+        while again.exists("/again", watch=True).error != Code.NO_NODE:
+            pass  # until the server has seen that the others are gone
+
+
+@pytest.mark.parametrize("bound", ["MAX_WATCH_BYTES_PER_CONNECTION", "MAX_WATCH_BYTES"])
+def test_watched_bytes_without_end(
+    server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(limits, bound, 100_000)
+    with RawClient(server.port) as client:
+        client.connect()
+        codes = [client.exists(f"/{number:01999d}", watch=True).error for number in range(60)]
+        assert codes == [Code.NO_NODE] * 50 + [Code.THROTTLED_OP] * 10
+        client.create(f"/{0:01999d}")
+        assert client.receive().error == Code.OK
+        assert client.exists(f"/{60:01999d}", watch=True).error == Code.NO_NODE, "one was told, and counts no more"
+
+
+def test_sessions_without_end(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("klamm.zk.server.MAX_SESSIONS", 5)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(server.port)).connect() for _ in range(5)]
+        with RawClient(server.port) as more, pytest.raises(EOFError):
+            more.connect()
+        with RawClient(server.port) as again:
+            again.connect(30_000, clients[0].session_id, clients[0].password)
+            assert again.exists("/").error == Code.OK
+
+
+def test_ephemeral_znodes_without_end(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_EPHEMERALS_PER_SESSION", 5)
+    with RawClient(server.port) as client:
+        client.connect()
+        codes = [client.create(f"/{number}", flags=1).error for number in range(7)]
+        assert codes == [Code.OK] * 5 + [Code.THROTTLED_OP] * 2
+        create = struct.pack(">i?i", OpCode.CREATE, False, -1) + create_body("/more", b"", 1)
+        assert client.ask(OpCode.MULTI, create + MULTI_END).error == Code.THROTTLED_OP
+        assert client.create("/persistent").error == Code.OK
+
+
+def test_access_lists_that_grow(server: EmbeddedZooKeeperThread) -> None:
+    """`auth` stands for all identities of a connection, and each list may name it many times."""
+    with RawClient(server.port) as client:
+        client.connect()
+        for number in range(20):
+            assert client.ask(OpCode.AUTH, auth(number)).error == Code.OK
+        rules = b"".join(struct.pack(">i", perms) + string_bytes("auth") + string_bytes("") for perms in range(40_000))
+        body = string_bytes("/a") + buffer_bytes(b"") + struct.pack(">i", 40_000) + rules + struct.pack(">i", 0)
+        assert client.ask(OpCode.CREATE, body).error == Code.INVALID_ACL
+        assert client.exists("/a").error == Code.NO_NODE
+
+
+def test_those_who_do_not_read_end_first(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that nobody reads are bounded over all connections, and clients that read are served."""
+    monkeypatch.setattr("klamm.zk.server.MAX_HELD_BYTES", 20_000_000)
+    with ExitStack() as stack:
+        reader = stack.enter_context(RawClient(server.port))
+        reader.connect()
+        reader.create("/large", b"x" * 1_000_000)
+        for _ in range(10):
+            client = stack.enter_context(RawClient(server.port))
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            client.connect()
+            client.send(OpCode.MULTI_READ, multi_read(OpCode.GET_DATA, ["/large"] * 15))
+        large = string_bytes("/large") + b"\0"
+        assert [reader.ask(OpCode.GET_DATA, large).error for _ in range(30)] == [Code.OK] * 30
+        assert alive_connections(server.port) <= 3, "the reader, the one who asks, and one who does not read"
+
+
+class Pipe(asyncio.Transport):
+    """A transport without a socket: whether it is read, and how many bytes were written to it."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1)})
+        self.is_read = True
+        self.written = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+    def close(self) -> None: ...
+
+
+def test_a_pipeline_does_not_keep_others_waiting(tmp_path: Path) -> None:
+    """A turn executes a few requests of a connection; meanwhile no more of them are read from its socket."""
+
+    async def scenario() -> None:
+        server = await EmbeddedZooKeeper(tmp_path, fsync=False).start()
+        pipe, flood = Pipe(), server._accept()
+        flood.connection_made(pipe)
+        handshake = struct.pack(">iqiq", 0, 0, 30_000, 0) + buffer_bytes(bytes(16)) + b"\0"
+        flood.data_received(struct.pack(">i", len(handshake)) + handshake)
+        request = struct.pack(">ii", 1, OpCode.CREATE) + create_body("/flood-", b"", 2)
+        flood.data_received((struct.pack(">i", len(request)) + request) * 2_000)
+        turns = 0
+        while server.received < 2_001:
+            assert not pipe.is_read
+            assert server.received <= 1 + FRAMES_PER_TURN * (turns + 1)
+            turns += 1
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert turns >= 2_000 // FRAMES_PER_TURN and pipe.is_read
+        assert server.tree.last_zxid == 2_001
+        flood.connection_lost(None)
+        await server.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_sasl_handshake_fails_with_an_answer(server: EmbeddedZooKeeperThread) -> None:
+    for body in (buffer_bytes(b""), buffer_bytes(b"nonsense"), b"", b"\x7f\xff\xff\xff"):
+        with RawClient(server.port) as client:
+            client.connect()
+            reply = client.ask(OpCode.SASL, body)
+            assert (reply.xid, reply.error, reply.body) == (1, Code.AUTH_FAILED, b"\xff\xff\xff\xff")
+            assert client.is_closed()
+
+
+def alive_connections(port: int) -> int:
+    found = re.search(rb"zk_num_alive_connections\t(\d+)", four_letters(port, b"mntr"))
+    assert found is not None
+    return int(found[1])
+
+
+def four_letters(port: int, word: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(word)
+        return b"".join(iter(lambda: connection.recv(4_096), b""))
