@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from klamm import __version__
-from klamm.cli import cluster, config, group, log, partition, pipeline, schema, spark, table, topic
+from klamm.cli import cluster, config, group, log, partition, pipeline, schema, spark, table, topic, zk
 from klamm.cli.consume import consume
 from klamm.cli.demo import demo
 from klamm.cli.doctor import doctor
@@ -77,6 +77,7 @@ app.command()(produce)
 app.command()(consume)
 app.add_typer(config.app, name="config")
 app.add_typer(log.app, name="log")
+app.add_typer(zk.app, name="zk")
 app.command()(sql)
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(table.app, name="table")

@@ -26,7 +26,7 @@ def klamm(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "up", "broker", "topic", "group", "produce", "consume", "config", "log", "doctor"]
+    "command", ["", "up", "broker", "topic", "group", "produce", "consume", "config", "log", "zk", "doctor"]
 )
 def test_help(command: str) -> None:
     done = klamm(*command.split(), "--help")

@@ -1,0 +1,147 @@
+"""`klamm zk check` and `klamm zk repair`: the files of the embedded ZooKeeper."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from klamm.cli.output import fail, say, table
+
+if TYPE_CHECKING:
+    from klamm.zk.inspection import Choice, Report
+
+DAMAGED: Final = 3
+START_FAILS: Final = 4
+
+app = typer.Typer(help="Check and repair the files of the embedded ZooKeeper.", no_args_is_help=True)
+
+
+@app.callback()
+def zk() -> None:
+    """Check and repair the files of the embedded ZooKeeper."""
+
+
+DirectoryArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR",
+        help="The data directory: klamm.zookeeper.embedded.dir of the broker, or DATA/zookeeper of `klamm up`.",
+    ),
+]
+
+
+@app.command()
+def check(directory: DirectoryArgument) -> None:
+    """Show the state of snapshots and logs, and what a start would recover. Changes nothing.
+
+    Exit codes: 0 when every file is whole, 3 when a file is damaged but a start loses nothing, 4 when a start fails,
+    1 when DIR cannot be read.
+    """
+    report = _inspect(directory)
+    _show(directory, report)
+    if report.recovered is None:
+        raise typer.Exit(START_FAILS)
+    if report.is_damaged:
+        raise typer.Exit(DAMAGED)
+
+
+@app.command()
+def repair(
+    directory: DirectoryArgument,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="ZXID", help="Set DIR to the state after this change, one of those shown."),
+    ] = None,
+) -> None:
+    """Show the states that the files still give; with --to, set DIR to one of them.
+
+    Every file is kept in a new directory DIR/backup-N. Changes after the chosen one are lost: restart all brokers
+    afterwards. Refused while a server uses DIR.
+
+    Exit codes: 0 when nothing needs a repair or it was made, 4 when a repair is needed and --to is missing, 1 when it
+    is refused.
+    """
+    from klamm.zk.inspection import repair as repair_directory
+    from klamm.zk.txnlog import DataDirError
+
+    report = _inspect(directory)
+    if report.is_in_use:
+        fail(f"{directory} is in use by a server: stop it first.")
+    if to is None:
+        _show(directory, report)
+        if report.recovered is not None:
+            say("No repair is needed.")
+            return
+        _show_choices(directory, report)
+        raise typer.Exit(START_FAILS)
+    try:
+        zxid = int(to, 16)
+    except ValueError:
+        fail(f"--to takes the number of a change, such as 0x1a: not {to!r}.")
+    try:
+        repaired = repair_directory(directory, zxid)
+    except (DataDirError, OSError) as error:
+        fail(f"The repair failed: {error}.")
+    say(f"{directory} is now in the state after change {zxid:#x}. {_lost(report, zxid)}.")
+    say(f"The old files are in {repaired.backup}. New changes start at {repaired.last_zxid + 1:#x}.")
+
+
+def _inspect(directory: Path) -> Report:
+    from klamm.zk.inspection import inspect
+    from klamm.zk.txnlog import DataDirError
+
+    try:
+        return inspect(directory)
+    except DataDirError as error:
+        fail(f"{error}.")
+    except OSError as error:
+        fail(f"{directory} cannot be read: {error.strerror}.")
+
+
+def _show(directory: Path, report: Report) -> None:
+    rows = [
+        (
+            file.name,
+            file.state.value,
+            None if file.first is None else f"{file.first:#x}",
+            None if file.last is None else f"{file.last:#x}",
+            file.size_bytes,
+            file.damaged_at,
+        )
+        for file in report.files
+    ]
+    table(("FILE", "STATE", "FIRST", "LAST", "BYTES", "DAMAGED AT"), rows)
+    say()
+    if report.is_in_use:
+        say("A server uses this directory: the end of its last log may be in the middle of a write.")
+    if report.recovered is None:
+        say(f"A start fails: {report.problem}.")
+    else:
+        say(f"A start recovers everything up to change {report.recovered:#x}.")
+        if report.is_damaged:
+            say("Damaged files are not needed for it; three snapshots are kept for this case.")
+
+
+def _show_choices(directory: Path, report: Report) -> None:
+    if not report.choices:
+        say("No state can be recovered from these files: restore the directory from a copy.")
+        return
+    say("States that can be recovered:")
+    for choice in report.choices:
+        say(f"  {choice.zxid:#x}  {_source(choice)}. {_lost(report, choice.zxid)}.")
+    say(f"Nothing was changed. To choose one: klamm zk repair {directory} --to {report.choices[0].zxid:#x}")
+
+
+def _source(choice: Choice) -> str:
+    base = f"snapshot.{choice.snapshot:016x} and the logs after it" if choice.snapshot else "the logs"
+    if not choice.time_ms:
+        return f"from {base}"
+    return f"from {base}, last change at {datetime.fromtimestamp(choice.time_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _lost(report: Report, zxid: int) -> str:
+    lost = report.highest - zxid
+    return f"Lost: {lost} changes, {zxid + 1:#x} to {report.highest:#x}" if lost > 0 else "Lost: the damaged record"
