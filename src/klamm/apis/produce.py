@@ -38,7 +38,8 @@ from klamm.protocol.record_batch import (
     MAGIC_V2,
     TRANSACTIONAL_BIT,
 )
-from klamm.replica.append_path import AppendResults, RecordsBytes, failed
+from klamm.replica.append_path import failed
+from klamm.replica.record_checks import AppendResults, RecordsBytes
 
 ADMIN_CLIENT_ID: Final = "__admin_client"
 _FIRST_WITH_ZSTD: Final = 7
@@ -48,7 +49,7 @@ _FLAGS: Final = ATTRIBUTES_POSITION + 1
 
 def handle(
     broker: Broker, ctx: RequestContext, req: ProduceRequest
-) -> ProduceResponse | asyncio.Future[ProduceResponse] | None:
+) -> ProduceResponse | asyncio.Future[ProduceResponse | None] | None:
     acks = req.acks
     is_transactional = False
     entries: dict[TopicPartition, RecordsBytes] = {}
@@ -71,7 +72,11 @@ def handle(
         is_admin = ctx.client_id == ADMIN_CLIENT_ID
         results = broker.replicas.append_records(acks, is_admin, AppendOrigin.CLIENT, entries, req.timeout_ms)
     if isinstance(results, asyncio.Future):
-        return then(results, lambda done: _response(broker, ctx, done))
+        return then(results, lambda done: _answer(broker, ctx, acks, done))
+    return _answer(broker, ctx, acks, results)
+
+
+def _answer(broker: Broker, ctx: RequestContext, acks: int, results: AppendResults) -> ProduceResponse | None:
     if acks == 0:
         if any(result.error for result in results.values()):
             ctx.close_connection()

@@ -35,7 +35,7 @@ class Api(Generic[Req, Resp]):
     response: type[Resp]
     versions: tuple[int, int]
     plane: Plane
-    handle: Callable[[Broker, RequestContext, Req], Resp | Delayed[Resp] | None]
+    handle: Callable[[Broker, RequestContext, Req], Resp | Delayed[Resp] | asyncio.Future[Resp | None] | None]
     metric_name: Callable[[Req], str] | None = None
 
     @property
@@ -60,7 +60,7 @@ class BoundApi:
         self.versions = api.versions
         self.plane = api.plane
         self.metric_name: Callable[[Any], str] | None = api.metric_name
-        self.dispatch: Callable[[RequestContext, Any], Message | asyncio.Future[Message] | None] = partial(
+        self.dispatch: Callable[[RequestContext, Any], Message | asyncio.Future[Message | None] | None] = partial(
             api.handle, broker
         )
 

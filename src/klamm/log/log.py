@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 from uuid import UUID
 
 from klamm.errors import ErrorCode, ProtocolError
@@ -22,18 +22,19 @@ from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult, ReadResult, TimestampOffsetResult
 from klamm.log.segment import LogSegment
 from klamm.log.transaction_index import AbortedTxn
-from klamm.log.validator import Prepared, Rejection, check_batch, has_plausible_times, prepare
+from klamm.log.validator import Checked, Prepared, Rejection, check_batch, validate
 from klamm.protocol.record_batch import (
     NO_TIMESTAMP,
     OFFSET_AND_LENGTH,
     PREFIX,
-    TIMESTAMP_TYPE_BIT,
     RecordBatch,
     batches,
 )
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+Checkable: TypeAlias = "memoryview | bytes | bytearray | Checked"
+"""A batch as it was sent, or the result of its validation."""
 
 
 class Log(LocalLog):
@@ -56,31 +57,40 @@ class Log(LocalLog):
     # appending
 
     def append_as_leader(
-        self, records: memoryview | bytes | bytearray, leader_epoch: int, *, origin: AppendOrigin = AppendOrigin.CLIENT
+        self, records: Checkable, leader_epoch: int, *, origin: AppendOrigin = AppendOrigin.CLIENT
     ) -> AppendResult:
-        """Appends the one batch of `records` at the end of the log, in the given leader epoch."""
+        """Append the one batch of `records` at the end of the log, in the given leader epoch.
+
+        `records` may also be what `check` returned for them.
+        """
         if self.is_failed:
             return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, "the log directory is offline")
-        config = self._config
-        batch = check_batch(records if type(records) is memoryview else memoryview(records), config, origin)
-        append_time_ms = NO_TIMESTAMP
         now_ms = self.clock.now_ms()
-        if type(batch) is RecordBatch and (
-            not self._is_plain or batch.attributes & TIMESTAMP_TYPE_BIT or not has_plausible_times(batch, now_ms)
-        ):
-            prepared = prepare(batch, config, now_ms)
-            if type(prepared) is Prepared:
-                batch, append_time_ms = prepared
-            else:
-                batch = prepared  # type: ignore[assignment]
-        if type(batch) is not RecordBatch:
-            assert isinstance(batch, Rejection)
-            return self._refused(batch.error, batch.message)._replace(record_errors=batch.record_errors)
+        if type(records) is memoryview:
+            checked = validate(records, self._config, origin, now_ms, is_plain=self._is_plain)
+        elif isinstance(records, bytes | bytearray):
+            checked = validate(memoryview(records), self._config, origin, now_ms, is_plain=self._is_plain)
+        else:
+            checked = records
+        append_time_ms = NO_TIMESTAMP
+        if type(checked) is RecordBatch:
+            batch = checked
+        elif type(checked) is Prepared:
+            batch, append_time_ms = checked
+        else:
+            assert isinstance(checked, Rejection)
+            return self._refused(checked.error, checked.message)._replace(record_errors=checked.record_errors)
         if batch.producer_id >= 0 and (known := self._check_producer(batch, origin)) is not None:
             return known
         batch.base_offset = self.log_end_offset
         batch.partition_leader_epoch = leader_epoch
         return self._append_batch(batch, append_time_ms, now_ms)
+
+    def check(self, records: memoryview, now_ms: int, max_unpacked: int | None = None) -> Checked | None:
+        """Validate what a client sent, for `append_as_leader`; None if it unpacks to more than `max_unpacked`."""
+        return validate(
+            records, self._config, AppendOrigin.CLIENT, now_ms, is_plain=self._is_plain, max_unpacked=max_unpacked
+        )
 
     def _append_batch(self, batch: RecordBatch, append_time_ms: int, now_ms: int) -> AppendResult:
         view = batch.view
@@ -184,9 +194,13 @@ class Log(LocalLog):
             return self._refused(ErrorCode.INVALID_RECORD, str(e))
         return self._refused(*refusal) if refusal is not None else None
 
-    def find_duplicate(self, records: memoryview | bytes | bytearray) -> AppendResult | None:
+    def find_duplicate(self, records: Checkable) -> AppendResult | None:
         """What `append_as_leader` answers a client whose batch is in the log already; None for all other batches."""
-        batch = check_batch(memoryview(records), self._config, AppendOrigin.CLIENT)
+        batch: RecordBatch | Rejection
+        if isinstance(records, memoryview | bytes | bytearray):
+            batch = check_batch(memoryview(records), self._config, AppendOrigin.CLIENT)
+        else:
+            batch = records.batch if type(records) is Prepared else records  # type: ignore[assignment]
         return self._duplicate(batch) if type(batch) is RecordBatch and batch.producer_id >= 0 else None
 
     def _duplicate(self, batch: RecordBatch) -> AppendResult | None:

@@ -1,15 +1,17 @@
 """What a leader checks before it appends a batch, and what it changes in it.
 
-In the common case the header, the checksum and the framing of the records are looked at. Into every record is looked
-only for a compacted topic, bounded timestamps, a broker-side codec or a header whose times cannot be true; no objects
-are made of them, and what a batch may unpack to is bounded by `max.message.bytes`. Old formats (magic 0 and 1) are
-refused with INVALID_RECORD, as Kafka does from Produce v3 on.
+Uncompressed batches: header, checksum and framing of the records. Compressed batches of clients are unpacked and every
+record is parsed, because a batch that consumers cannot unpack would stop them forever. Timestamps and keys of all
+records are inspected only for compacted topics, bounded timestamps, a broker-side codec or implausible header times.
+No objects are created per record, and `max.message.bytes` bounds the unpacked size. A broken batch is INVALID_RECORD;
+Kafka answers UNKNOWN_SERVER_ERROR if the codec itself fails, which tells a producer less. Old formats (magic 0 and 1)
+are INVALID_RECORD, as in Kafka from Produce v3 on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.log.log_config import INT64_MAX, LogConfig
@@ -31,7 +33,7 @@ from klamm.protocol.record_batch import (
     with_body,
     with_max_timestamp,
 )
-from klamm.protocol.record_scan import MIN_RECORD_BYTES, body_outlines, check_framing, unpacked
+from klamm.protocol.record_scan import MIN_RECORD_BYTES, body_outlines, check_framing, check_records, unpacked
 
 MAX_CLOCK_SKEW_MS: Final = 3_600_000
 """A header that says its records are newer than that from now is not believed: the records are asked."""
@@ -58,6 +60,10 @@ class Prepared(NamedTuple):
 
     batch: RecordBatch
     log_append_time_ms: int
+
+
+Checked: TypeAlias = RecordBatch | Prepared | Rejection
+"""The result of `validate`: the batch as it was sent, the batch to write in its place, or why it is refused."""
 
 
 def is_plain(config: LogConfig) -> bool:
@@ -157,12 +163,51 @@ def _wrong_length(batch_bytes: int, size: int) -> Rejection:
     return Rejection(ErrorCode.INVALID_RECORD, "exactly one record batch is expected for a partition")
 
 
+def validate(
+    view: memoryview,
+    config: LogConfig,
+    origin: AppendOrigin,
+    now_ms: int,
+    *,
+    is_plain: bool,
+    max_unpacked: int | None = None,
+) -> Checked | None:
+    """Check a batch and give it the topic's timestamps and codec. A pure function: any thread may call it.
+
+    Returns None if the batch unpacks to more than `max_unpacked`; without it the limit of the topic holds.
+    """
+    batch = check_batch(view, config, origin)
+    if type(batch) is not RecordBatch:
+        return batch
+    flags = batch.attributes
+    if (
+        is_plain
+        and not flags & TIMESTAMP_TYPE_BIT
+        and (not flags & COMPRESSION_MASK or origin is not AppendOrigin.CLIENT)
+        and has_plausible_times(batch, now_ms)
+    ):
+        return batch
+    try:
+        return prepare(batch, config, now_ms, origin, max_unpacked)
+    except UnpackedTooLargeError:
+        return None
+
+
 def has_plausible_times(batch: RecordBatch, now_ms: int) -> bool:
     return batch.base_timestamp <= batch.max_timestamp <= now_ms + MAX_CLOCK_SKEW_MS
 
 
-def prepare(batch: RecordBatch, config: LogConfig, now_ms: int) -> Prepared | Rejection:
-    """Checks records where the topic wants it, and gives the batch the topic's timestamps and codec."""
+def prepare(
+    batch: RecordBatch,
+    config: LogConfig,
+    now_ms: int,
+    origin: AppendOrigin = AppendOrigin.CLIENT,
+    max_unpacked: int | None = None,
+) -> Prepared | Rejection:
+    """Check the records and give the batch the topic's timestamps and codec.
+
+    Raises UnpackedTooLargeError only if `max_unpacked` is given: the caller then tries again elsewhere.
+    """
     is_append_time = config.message_timestamp_type is TimestampType.LOG_APPEND_TIME
     if is_append_time and batch.attributes & TIMESTAMP_TYPE_BIT:
         return _reject(ErrorCode.INVALID_TIMESTAMP, _every_record(batch, "producers cannot set LogAppendTime"))
@@ -170,11 +215,19 @@ def prepare(batch: RecordBatch, config: LogConfig, now_ms: int) -> Prepared | Re
     recompress = target is not None and target != batch.compression and not batch.attributes & CONTROL_BIT
     body = memoryview(b"")
     max_timestamp = batch.max_timestamp
-    if recompress or _needs_records(batch, config, now_ms):
+    needs_records = recompress or _needs_records(batch, config, now_ms)
+    if needs_records or (origin is AppendOrigin.CLIENT and batch.attributes & COMPRESSION_MASK):
+        limit = max_unpacked_bytes(config)
         try:
-            body = unpacked(batch, max_unpacked_bytes(config))
-            checked = _check_records(body_outlines(batch, body), config, now_ms)
+            body = unpacked(batch, limit if max_unpacked is None else min(limit, max_unpacked))
+            if needs_records:
+                checked = _check_records(body_outlines(batch, body), config, now_ms)
+            else:
+                check_records(body, batch.record_count)
+                checked = max_timestamp
         except UnpackedTooLargeError as e:
+            if max_unpacked is not None and max_unpacked < limit:
+                raise
             return Rejection(ErrorCode.MESSAGE_TOO_LARGE, str(e))
         except ProtocolError as e:
             return Rejection(ErrorCode.INVALID_RECORD, str(e))

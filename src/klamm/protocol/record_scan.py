@@ -1,7 +1,8 @@
-"""Looking at the records of a batch without making objects of them.
+"""Inspect the records of a batch without creating objects.
 
-`check_framing` is what every produced batch pays: the lengths are walked to the end and the first and the last record
-are looked into. `body_outlines` looks into every record and tells what a leader may want to know of it.
+`check_framing` runs for every uncompressed batch: it walks the lengths to the end and parses the first and the last
+record. `check_records` runs for every compressed batch and parses all records. `body_outlines` also yields the
+timestamp of each record and whether it has a key.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ MIN_RECORD_BYTES: Final = 7
 _OFFSET_WIDTHS: Final = (1 << 6, 1 << 13, 1 << 20, 1 << 31)
 """Where offset deltas take one byte more, so that records of one size change their length."""
 _MANY: Final = 8
+_THREE_BYTE_VARINT: Final = 1 << 14
+_THREE_BYTE_DELTA: Final = 1 << 13
 _INT64_MIN: Final = -(1 << 63)
 _INT64_MAX: Final = (1 << 63) - 1
 
@@ -76,6 +79,50 @@ def _walk(data: memoryview, position: int, count: int) -> tuple[int, int]:
             length, position = read_varint(data, position)
             position += length
     return last, position
+
+
+def check_records(data: memoryview, count: int) -> None:
+    """Raise ProtocolError unless `data` is exactly `count` well-formed records with offset deltas 0, 1, 2 and so on.
+
+    Every compressed batch of a client pays for this, so the loop reads the fields of ordinary records in place:
+    lengths and timestamp deltas of at most two bytes, short keys, no headers. `_outline` reads all others.
+    """
+    if count * MIN_RECORD_BYTES > len(data):
+        raise ProtocolError(f"{len(data)} bytes cannot hold {count} records")
+    position = 0
+    try:
+        for i in range(count):
+            size = data[position]
+            at = position + 1
+            if size >= 0x80:
+                size = size & 0x7F | data[at] << 7
+                at += 1
+            end = at + (size >> 1)
+            at += 2
+            if data[at - 1] >= 0x80:
+                at += 1
+            if data[at - 1] < 0x80 and size < _THREE_BYTE_VARINT and not size & 1:
+                if i < 64:
+                    is_next = data[at] == i + i
+                else:
+                    is_next = data[at] == (i + i) & 0x7F | 0x80 and data[at + 1] == i >> 6
+                    at += 1
+                key = data[at + 1]
+                if is_next and i < _THREE_BYTE_DELTA and key < 0x80 and (key == 1 or not key & 1):
+                    at += 2 + (key >> 1)
+                    value = data[at]
+                    if value >= 0x80:
+                        at += 1
+                        value = value & 0x7F | data[at] << 7
+                    at += 1 + (value >> 1)
+                    if at + 1 == end and (value == 1 or not value & 1) and data[at] == 0 and value < _THREE_BYTE_VARINT:
+                        position = end
+                        continue
+            position = _outline(data, position, i)[2]
+    except IndexError as e:
+        raise ProtocolError("a record ends in the middle of a field") from e
+    if position != len(data):
+        raise ProtocolError(f"{len(data) - position} bytes stand after the last of {count} records")
 
 
 def unpacked(batch: RecordBatch, max_decompressed_bytes: int) -> memoryview:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from klamm.errors import ErrorCode
+from klamm.log.log import Checkable
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
+from klamm.log.validator import Checked
 from klamm.metrics import BrokerTopicMetrics
 from klamm.model import INTERNAL_TOPICS, TopicPartition
 from klamm.protocol.record_batch import MAGIC_POSITION, MAGIC_V2
+from klamm.replica.record_checks import AppendResults, RecordChecks, RecordsBytes
 
 if TYPE_CHECKING:
     from klamm.replica.replica_manager import ReplicaManager
-
-AppendResults: TypeAlias = dict[TopicPartition, AppendResult]
-RecordsBytes: TypeAlias = "memoryview | bytes | bytearray"
 
 _QUIET_FAILURES: Final = frozenset(
     {
@@ -42,6 +43,7 @@ class AppendPath:
 
     def __init__(self, replicas: ReplicaManager) -> None:
         self._replicas = replicas
+        self.checks = RecordChecks(replicas)
 
     def append_records(
         self,
@@ -55,10 +57,25 @@ class AppendPath:
 
         Each partition has its own result; one failing does not touch the others.
         """
+        if origin is AppendOrigin.CLIENT and self.checks.are_needed(records):
+            append = partial(self._append_all, required_acks, internal_topics_allowed, origin, records, timeout_ms)
+            return self.checks.run(records, append)
+        return self._append_all(required_acks, internal_topics_allowed, origin, records, timeout_ms, {})
+
+    def _append_all(
+        self,
+        required_acks: int,
+        internal_topics_allowed: bool,
+        origin: AppendOrigin,
+        records: Mapping[TopicPartition, RecordsBytes],
+        timeout_ms: int,
+        checked: Mapping[TopicPartition, Checked],
+    ) -> AppendResults | asyncio.Future[AppendResults]:
         results: AppendResults = {}
         is_waiting = False
         for tp, data in records.items():
-            result = results[tp] = self._append(tp, data, required_acks, internal_topics_allowed, origin)
+            batch = checked.get(tp, data) if checked else data
+            result = results[tp] = self._append(tp, data, batch, required_acks, internal_topics_allowed, origin)
             if required_acks and result.error == 0:
                 is_waiting |= self._must_wait(tp, result, required_acks)
         if not is_waiting:
@@ -73,6 +90,7 @@ class AppendPath:
         self,
         tp: TopicPartition,
         data: RecordsBytes,
+        batch: Checkable,
         required_acks: int,
         internal_topics_allowed: bool,
         origin: AppendOrigin,
@@ -89,7 +107,7 @@ class AppendPath:
             error = ErrorCode.INVALID_TOPIC_EXCEPTION
             result: AppendResult | ErrorCode = failed(error, f"Cannot append to internal topic {tp.topic}")
         else:
-            result = partition.append_records_to_leader(data, required_acks, replicas.clock.now_ms(), origin)
+            result = partition.append_records_to_leader(batch, required_acks, replicas.clock.now_ms(), origin)
         if isinstance(result, ErrorCode):
             result = failed(result)
         if result.error != 0:

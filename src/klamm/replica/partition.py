@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from klamm.errors import ErrorCode
-from klamm.log.log import Log
+from klamm.log.log import Checkable, Log
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
 from klamm.model import NO_EPOCH, NO_LEADER, ZERO_UUID, TopicPartition
@@ -177,7 +177,7 @@ class Partition:
 
     def append_records_to_leader(
         self,
-        records: memoryview | bytes | bytearray,
+        records: Checkable,
         required_acks: int,
         now_ms: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,

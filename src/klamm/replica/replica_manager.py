@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from klamm.clock import Clock
@@ -30,9 +31,9 @@ from klamm.replica.replication_quota import ReplicationQuotas
 from klamm.replica.state_change import StateChange, StateChangeResult, StopReplica, TopicPartitionStates
 
 if TYPE_CHECKING:
-    from klamm.replica.append_path import AppendResults, RecordsBytes
     from klamm.replica.delete_records import DeletedRecords
     from klamm.replica.fetch_path import Fetches, FetchParams, Reads
+    from klamm.replica.record_checks import AppendResults, RecordsBytes
     from klamm.replica.replica_selector import ReplicaSelector
 
 log = logging.getLogger(__name__)
@@ -168,6 +169,10 @@ class ReplicaManager:
         """See AppendPath.append_records."""
         return self._append_path.append_records(required_acks, internal_topics_allowed, origin, records, timeout_ms)
 
+    def start_record_checks(self, worker: Executor) -> None:
+        """From now on `worker` validates batches that would keep the loop for too long."""
+        self._append_path.checks.start(worker)
+
     def fetch_messages(self, params: FetchParams, fetches: Fetches) -> Reads | asyncio.Future[Reads]:
         """See FetchPath.fetch_messages."""
         return self._fetch_path.fetch_messages(params, fetches)
@@ -288,6 +293,7 @@ class ReplicaManager:
         if self.changing is not None:
             self.changing.cancel()
         self.fetchers.remove(list(self.partitions))
+        self._append_path.checks.shutdown()
         for purgatory in (self.fetch_purgatory, self.produce_purgatory, self.delete_records_purgatory):
             purgatory.shutdown()
         self.checkpoint_high_watermarks()

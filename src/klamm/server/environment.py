@@ -21,7 +21,8 @@ OnFailure = Callable[[str], None]
 class Environment:
     """The machine that the process runs on, unless something else is given.
 
-    `files` None is the file system, `file_worker` None a thread of the log manager's own.
+    `files` None is the file system; `file_worker` None is a thread of the log manager, `record_worker` None is the
+    thread that validates large batches.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -29,5 +30,6 @@ class Environment:
     new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
     files: Files | None = None
     file_worker: Executor | None = None
+    record_worker: Executor | None = None
     coordination: Callable[[KafkaConfig, OnFailure | None], Coordination] = Coordination
     controller_runner: type[ControllerRunner] = ControllerRunner

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from klamm import apis
@@ -187,6 +188,9 @@ class KafkaServer:
         self._logs.start_background(loop, self._environment.file_worker)
         zk = self._coordination.zk
         guard = ControllerGuard(loop, lambda: read_control_state(zk, broker_id), lambda: self.broker.broker_epoch)
+        replicas.start_record_checks(
+            self._environment.record_worker or ThreadPoolExecutor(1, thread_name_prefix="klamm-records")
+        )
         self._controller = self._environment.controller_runner(
             zk=zk,
             clock=self._clock,

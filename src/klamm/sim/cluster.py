@@ -114,6 +114,7 @@ class SimNode:
             new_uuid=lambda: uuid.UUID(int=rng.getrandbits(128), version=4),
             files=self.files,
             file_worker=SimExecutor(cluster.loop),
+            record_worker=SimExecutor(cluster.loop),
             coordination=coordination,
             controller_runner=ControllerTaskRunner,
         )

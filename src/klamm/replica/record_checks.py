@@ -1,0 +1,189 @@
+"""Checks of produced records that take too long for the broker loop.
+
+Most batches are validated where they are appended. A large batch, or one that unpacks to a lot, is validated in a
+thread instead. Requests that need the thread, and all later requests for their partitions, are appended in the order
+of their arrival, so that neither the order of a partition nor the sequence of an idempotent producer is disturbed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from functools import partial
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from klamm.errors import ErrorCode
+from klamm.log.log_config import LogConfig
+from klamm.log.producer_state import AppendOrigin
+from klamm.log.results import AppendResult
+from klamm.log.validator import Checked, Rejection, is_plain, validate
+from klamm.model import TopicPartition
+from klamm.protocol.record_batch import ATTRIBUTES_POSITION, COMPRESSION_MASK, RECORD_BATCH_OVERHEAD
+
+if TYPE_CHECKING:
+    from klamm.replica.replica_manager import ReplicaManager
+
+AppendResults: TypeAlias = dict[TopicPartition, AppendResult]
+RecordsBytes: TypeAlias = "memoryview | bytes | bytearray"
+Append: TypeAlias = "Callable[[Mapping[TopicPartition, Checked]], AppendResults | asyncio.Future[AppendResults]]"
+
+INLINE_RECORDS: Final = 1_000
+"""How many records of one request are parsed on the loop, at about a microsecond each."""
+INLINE_UNPACKED_BYTES: Final = 128 * 1024
+"""How much one batch may unpack to on the loop."""
+MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
+"""How much may wait for the thread. Requests beyond it are refused with an error on which clients retry."""
+_FRAMES_PER_RECORD: Final = 20
+"""Uncompressed records of ordinary topics: only their lengths are walked, and mostly many at a time."""
+_COUNT: Final = Struct(">i")
+_FLAGS: Final = ATTRIBUTES_POSITION + 1
+
+
+class _Waiting(NamedTuple):
+    records: Mapping[TopicPartition, RecordsBytes]
+    checked: dict[TopicPartition, Checked]
+    check: Future[dict[TopicPartition, Checked]]
+    append: Append
+    answer: asyncio.Future[AppendResults]
+    size_bytes: int
+
+
+class RecordChecks:
+    """Owner: the broker loop. Without a worker every batch is validated where it is appended."""
+
+    def __init__(self, replicas: ReplicaManager) -> None:
+        self._replicas = replicas
+        self._worker: Executor | None = None
+        self._queue: deque[_Waiting] = deque()
+        self._busy: Counter[TopicPartition] = Counter()
+        self._waiting_bytes = 0
+
+    def start(self, worker: Executor) -> None:
+        self._worker = worker
+
+    def shutdown(self) -> None:
+        """Checks under way are finished, and their records appended if this broker still leads the partition."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.shutdown(wait=True)
+            self._drain()
+
+    def are_needed(self, records: Mapping[TopicPartition, RecordsBytes]) -> bool:
+        """Whether `run` may have to do something. False for uncompressed batches of few records."""
+        if self._worker is None:
+            return False
+        if self._busy:
+            return True
+        for data in records.values():
+            if len(data) > RECORD_BATCH_OVERHEAD and (data[_FLAGS] & COMPRESSION_MASK or _count(data) > INLINE_RECORDS):
+                return True
+        return False
+
+    def run(
+        self, records: Mapping[TopicPartition, RecordsBytes], append: Append
+    ) -> AppendResults | asyncio.Future[AppendResults]:
+        """Validate compressed and large batches, then call `append` with the results; at once if nothing takes long."""
+        now_ms = self._replicas.clock.now_ms()
+        checked: dict[TopicPartition, Checked] = {}
+        heavy: dict[TopicPartition, Callable[[], Checked]] = {}
+        budget = INLINE_RECORDS
+        for tp, data in records.items():
+            partition = self._replicas.partitions.get(tp)
+            log = partition.log if partition is not None and partition.is_leader else None
+            if log is None or len(data) <= RECORD_BATCH_OVERHEAD:
+                continue
+            is_packed = bool(data[_FLAGS] & COMPRESSION_MASK)
+            cost = _count(data) if is_packed or not is_plain(log.config) else _count(data) // _FRAMES_PER_RECORD
+            view = memoryview(data)
+            result: Checked | None = None
+            if is_packed and cost <= budget:
+                result = log.check(view, now_ms, INLINE_UNPACKED_BYTES)
+            if result is not None:
+                checked[tp] = result
+            elif is_packed or cost > budget:
+                heavy[tp] = partial(_check, view, log.config, now_ms)
+                cost = 0
+            budget -= cost
+        if not heavy and not any(tp in self._busy for tp in records):
+            return append(checked)
+        return self._wait(records, checked, heavy, append)
+
+    def _wait(
+        self,
+        records: Mapping[TopicPartition, RecordsBytes],
+        checked: dict[TopicPartition, Checked],
+        heavy: Mapping[TopicPartition, Callable[[], Checked]],
+        append: Append,
+    ) -> AppendResults | asyncio.Future[AppendResults]:
+        size_bytes = sum(len(data) for data in records.values())
+        worker = self._worker
+        if worker is None or self._waiting_bytes + size_bytes > max(MAX_WAITING_BYTES, size_bytes):
+            message = "too many record batches wait to be checked: try again"
+            return append({tp: Rejection(ErrorCode.REQUEST_TIMED_OUT, message) for tp in records})
+        loop = self._replicas.loop
+        self._waiting_bytes += size_bytes
+        self._busy.update(records.keys())
+        answer: asyncio.Future[AppendResults] = loop.create_future()
+        check = worker.submit(_check_all, heavy)
+        self._queue.append(_Waiting(records, checked, check, append, answer, size_bytes))
+        check.add_done_callback(lambda _: loop.call_soon_threadsafe(self._drain))
+        return answer
+
+    def _drain(self) -> None:
+        """Append what is checked, from the oldest request on."""
+        while self._queue and self._queue[0].check.done():
+            waiting = self._queue[0]
+            try:
+                done = waiting.append(waiting.checked | waiting.check.result())
+            except Exception as error:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(error)
+            else:
+                _deliver(done, waiting.answer)
+            self._queue.popleft()
+            self._waiting_bytes -= waiting.size_bytes
+            self._busy.subtract(waiting.records.keys())
+            for tp in waiting.records:
+                if not self._busy[tp]:
+                    del self._busy[tp]
+
+
+def _count(data: RecordsBytes) -> int:
+    """The number of records in the header. A count that cannot be true is refused before any record is read."""
+    count: int = _COUNT.unpack_from(data, RECORD_BATCH_OVERHEAD - _COUNT.size)[0]
+    return count
+
+
+def _check(view: memoryview, config: LogConfig, now_ms: int) -> Checked:
+    """Runs in the worker, on a frozen configuration."""
+    checked = validate(view, config, AppendOrigin.CLIENT, now_ms, is_plain=is_plain(config))
+    assert checked is not None, "only a limit of the caller's own leaves a batch unchecked"
+    return checked
+
+
+def _check_all(heavy: Mapping[TopicPartition, Callable[[], Checked]]) -> dict[TopicPartition, Checked]:
+    """Runs in the worker."""
+    return {tp: check() for tp, check in heavy.items()}
+
+
+def _deliver(done: AppendResults | asyncio.Future[AppendResults], answer: asyncio.Future[AppendResults]) -> None:
+    if answer.done():
+        return
+    if not isinstance(done, asyncio.Future):
+        answer.set_result(done)
+        return
+
+    def settle(future: asyncio.Future[AppendResults]) -> None:
+        if answer.done():
+            return
+        if future.cancelled():
+            answer.cancel()
+        elif (error := future.exception()) is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(future.result())
+
+    done.add_done_callback(settle)
