@@ -22,6 +22,8 @@ INITIAL_PARTITION_EPOCH: Final = 0
 
 GROUP_METADATA_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
+CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
+"""The log of KRaft: no topic of a cluster may have its name."""
 CONTROL_LOG_TOPIC: Final = "__klamm_control_log"
 INTERNAL_TOPICS: Final = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, CONTROL_LOG_TOPIC})
 

@@ -1,8 +1,9 @@
 """CreateTopics (19): the controller creates, this broker answers when its own metadata knows all leaders.
 
 v0-7: validate-only v1; defaults for both counts (-1) v4; effective configurations in the response v5; topic ids v7.
-A topic named twice is INVALID_REQUEST (42), a configuration that is not good INVALID_CONFIG (40), a broker that is
-not the controller says NOT_CONTROLLER (41). With the time run out the topic exists and REQUEST_TIMED_OUT (7) is said.
+A topic named twice, and `__cluster_metadata`, is INVALID_REQUEST (42), a configuration that is not good INVALID_CONFIG
+(40), a broker that is not the controller says NOT_CONTROLLER (41). With the time run out the topic exists and
+REQUEST_TIMED_OUT (7) is said.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from klamm.config.entries import topic_entries
 from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.errors import ErrorCode
+from klamm.model import CLUSTER_METADATA_TOPIC
 from klamm.protocol.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfigs,
@@ -56,6 +58,8 @@ def _refusals(req: CreateTopicsRequest) -> dict[str, TopicResult]:
 def _refusal(topic: CreatableTopic, count: int) -> tuple[ErrorCode, str] | None:
     if count > 1:
         return ErrorCode.INVALID_REQUEST, f"The topic {topic.name} is in the request {count} times."
+    if topic.name == CLUSTER_METADATA_TOPIC:
+        return ErrorCode.INVALID_REQUEST, f"Creation of internal topic {topic.name} is prohibited."
     if topic.assignments and (topic.num_partitions != -1 or topic.replication_factor != -1):
         return ErrorCode.INVALID_REQUEST, "Give either the replica assignments or both counts, not both."
     if len({a.partition_index for a in topic.assignments}) != len(topic.assignments):

@@ -1,13 +1,13 @@
 """DeleteTopics (20): the controller deletes, this broker answers when its own metadata has forgotten the topics.
 
 v0-6: TOPIC_DELETION_DISABLED (73) instead of INVALID_REQUEST (42) v3; error messages v5; by topic id v6, where an
-unknown id is UNKNOWN_TOPIC_ID (100). A broker that is not the controller says NOT_CONTROLLER (41).
+unknown id is UNKNOWN_TOPIC_ID (100). A topic that is named twice is deleted once and answered twice. A broker that is
+not the controller says NOT_CONTROLLER (41).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
@@ -40,10 +40,10 @@ def handle(
         asked = [each._replace(error=disabled, message="Topic deletion is disabled.") for each in _asked(broker, req)]
         return _response(asked, {})
     deadline = Deadline(broker.loop, req.timeout_ms)
-    asked = _checked(broker, _asked(broker, req))
+    asked = _asked(broker, req)
     sent = [each for each in asked if each.error == ErrorCode.NONE]
-    names = tuple(each.name for each in sent if each.name is not None and not each.by_id)
-    ids = tuple(each.topic_id for each in sent if each.by_id)
+    names = tuple(dict.fromkeys(each.name for each in sent if each.name is not None and not each.by_id))
+    ids = tuple(dict.fromkeys(each.topic_id for each in sent if each.by_id and each.name not in names))
 
     def on_reply(reply: TopicResults) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
         if reply.error != ErrorCode.NONE:
@@ -64,17 +64,6 @@ def _resolve(broker: Broker, name: str | None, topic_id: UUID) -> _Asked:
     if name is not None:
         return _Asked(name, broker.metadata.topic_id(name))
     return _Asked(broker.metadata.topic_name(topic_id), topic_id, by_id=True)
-
-
-def _checked(broker: Broker, asked: list[_Asked]) -> list[_Asked]:
-    """Topics named twice are refused; whether a topic exists is the controller's to say."""
-    counts = Counter(each.name or each.topic_id for each in asked)
-    return [
-        each._replace(error=ErrorCode.INVALID_REQUEST, message="The topic is in the request more than once.")
-        if counts[each.name or each.topic_id] > 1
-        else each
-        for each in asked
-    ]
 
 
 def _await_gone(
@@ -100,7 +89,7 @@ def _response(asked: list[_Asked], results: dict[str | UUID, TopicResult]) -> De
     responses = []
     for each in asked:
         name, error, message = each.name, each.error, each.message
-        key = each.topic_id if each.by_id else name
+        key = each.topic_id if each.by_id and each.topic_id in results else name
         if error == ErrorCode.NONE and key is not None:
             result = results[key]
             name = (result.name or None) if each.by_id else each.name

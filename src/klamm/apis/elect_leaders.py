@@ -1,7 +1,8 @@
 """ElectLeaders (43): asks for the preferred leaders, or for a leader out of sync where there is no other.
 
 v0-2: election type v1 (v0: preferred). Null partitions means all; those that need no election are then left out of
-the response. Answers when this broker's metadata shows the new leaders; NOT_CONTROLLER (41) elsewhere.
+the response. Answers when this broker's metadata shows the new leaders. A broker that is not the controller answers
+NOT_CONTROLLER (41) for every partition and no error for the whole, as Kafka does.
 """
 
 from __future__ import annotations
@@ -29,12 +30,23 @@ def handle(
     deadline = Deadline(broker.loop, req.timeout_ms)
     asked = req.topic_partitions
     partitions = None if asked is None else tuple(TopicPartition(t.topic, i) for t in asked for i in t.partitions)
+    if not broker.controller.is_active:
+        return _response(req, _not_controller(broker, partitions), set())
     event = events.ReplicaLeaderElection(partitions, events.ElectionType(req.election_type))
 
     def on_reply(reply: PartitionResults) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse]:
+        if reply.error is ErrorCode.NOT_CONTROLLER:
+            return _response(req, _not_controller(broker, partitions), set())
         return _await_leaders(broker, req, deadline, reply)
 
     return then(broker.controller.submit(event, req.timeout_ms), on_reply)
+
+
+def _not_controller(broker: Broker, partitions: tuple[TopicPartition, ...] | None) -> PartitionResults:
+    if partitions is None:
+        topics = broker.metadata.snapshot.topics
+        partitions = tuple(state.topic_partition for topic in topics.values() for state in topic.partitions.values())
+    return PartitionResults(tuple(PartitionResult(tp, ErrorCode.NOT_CONTROLLER) for tp in partitions))
 
 
 def _await_leaders(
@@ -61,11 +73,10 @@ def _await_leaders(
 def _response(req: ElectLeadersRequest, reply: PartitionResults, late: set[TopicPartition]) -> ElectLeadersResponse:
     topics: dict[str, list[wire.PartitionResult]] = {}
     for result in _told(req, reply.partitions):
-        error = ErrorCode.REQUEST_TIMED_OUT if result.partition in late else result.error
+        is_late = result.partition in late
+        error, message = (ErrorCode.REQUEST_TIMED_OUT, None) if is_late else (result.error, result.message)
         topics.setdefault(result.partition.topic, []).append(
-            wire.PartitionResult(
-                partition_id=result.partition.partition, error_code=error, error_message=result.message
-            )
+            wire.PartitionResult(partition_id=result.partition.partition, error_code=error, error_message=message)
         )
     return ElectLeadersResponse(
         throttle_time_ms=0,

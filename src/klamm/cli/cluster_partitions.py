@@ -91,14 +91,17 @@ def notable_partitions(
 
 
 def _states(partition: MetadataResponsePartition, min_isr: int | None, adding: frozenset[int] | None) -> list[str]:
-    """As in Kafka a replica that is being added is not missed: it has never been in sync."""
+    """As in Kafka a replica that is being added is not missed: it has never been in sync.
+
+    A topic with fewer replicas than `min.insync.replicas` needs all of them.
+    """
     in_sync = len(partition.isr_nodes)
     expected = [replica for replica in partition.replica_nodes if replica not in (adding or ())]
     # a leader that the listener we came by cannot reach is a leader all the same
     is_offline = partition.leader_id < 0 and partition.error_code != ErrorCode.LISTENER_NOT_FOUND
     holds = {
         OFFLINE: is_offline,
-        UNDER_MIN_ISR: min_isr is not None and in_sync < min_isr,
+        UNDER_MIN_ISR: min_isr is not None and in_sync < min(min_isr, len(partition.replica_nodes)),
         UNDER_REPLICATED: in_sync < len(expected),
         MOVING: adding is not None,
     }

@@ -30,6 +30,16 @@ _UNAVAILABLE = {
     ElectionType.UNCLEAN: ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
 }
 
+_STRATEGIES = {
+    ElectionType.PREFERRED: "strategy PreferredReplicaPartitionLeaderElectionStrategy",
+    ElectionType.UNCLEAN: "strategy OfflinePartitionLeaderElectionStrategy(true)",
+}
+_TEXTS = {
+    ErrorCode.ELECTION_NOT_NEEDED: "Leader election not needed for topic partition.",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "The topic is being deleted",
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "The partition does not exist.",
+}
+
 
 def on_replica_leader_election(ctx: ControllerContext, event: ReplicaLeaderElection) -> Steps[None]:
     asked_by_client = event.trigger is ElectionTrigger.ADMIN_CLIENT
@@ -43,7 +53,16 @@ def on_replica_leader_election(ctx: ControllerContext, event: ReplicaLeaderElect
     results = yield from elect(ctx, list(wanted), event.election_type, event.trigger)
     if event.partitions is None:
         results = {tp: error for tp, error in results.items() if error is not ErrorCode.ELECTION_NOT_NEEDED}
-    yield Reply(PartitionResults(tuple(PartitionResult(tp, error) for tp, error in results.items())))
+    yield Reply(PartitionResults(tuple(_result(tp, error, event.election_type) for tp, error in results.items())))
+
+
+def _result(tp: TopicPartition, error: ErrorCode, election_type: ElectionType) -> PartitionResult:
+    """With Kafka's text for each error."""
+    if error in _UNAVAILABLE.values():
+        return PartitionResult(
+            tp, error, f"Failed to elect leader for partition {tp} under {_STRATEGIES[election_type]}"
+        )
+    return PartitionResult(tp, error, _TEXTS.get(error))
 
 
 def _read_election_znode() -> Steps[list[TopicPartition] | None]:

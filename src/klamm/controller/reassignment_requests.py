@@ -67,16 +67,16 @@ def _too_large(
 
 def plan(ctx: ControllerContext, tp: TopicPartition, target: Target) -> ReplicaAssignment | Refused:
     """The assignment on the way to `target` (None: back to where it was), or why it cannot be."""
+    if target is None and tp not in ctx.reassigning:
+        return Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
+    if target is not None and (refused := _check_target(ctx, target)) is not None:
+        return refused
     if not ctx.has_assignment(tp) or ctx.is_queued_for_deletion(tp.topic):
         return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "The partition does not exist.")
     current = ctx.assignment(tp)
     if target is None:
-        if tp not in ctx.reassigning:
-            return Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
         planned = current.reassign_to(current.origin_replicas)
     else:
-        if (refused := _check_target(ctx, target)) is not None:
-            return refused
         planned = current.reassign_to(target)
         unknown = [r for r in planned.adding_replicas if r not in ctx.live_broker_ids]
         if unknown:

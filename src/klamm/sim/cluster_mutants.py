@@ -51,7 +51,14 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "replica_manager",
         "        if controller_epoch < self.controller_epoch:\n",
         "        if False:\n",
-        first=9,
+        first=40,
+        beside=(
+            Mutant(
+                _R + "controller_guard",
+                "            return ErrorCode.STALE_CONTROLLER_EPOCH\n        is_confirmed",
+                "            return ErrorCode.NONE\n        is_confirmed",
+            ),
+        ),
     ),
     "any_higher_epoch_is_believed": Mutant(
         _R + "controller_guard",

@@ -27,6 +27,8 @@ class Mutant:
     """Where the search begins: a little before the seed that finds it, so that a run of all costs little."""
     also: tuple[tuple[str, str], ...] = ()
     """Further replacements in the same module."""
+    beside: tuple[Mutant, ...] = ()
+    """Replacements in other modules: for a rule that is kept in two places."""
 
 
 _C: Final = "klamm.controller."
@@ -236,7 +238,8 @@ def install(name: str, mutants: Mapping[str, Mutant] = MUTANTS) -> Mutant:
     if name not in mutants:
         raise SystemExit(f"there is no mutant {name!r}; there are: {', '.join(mutants)}")
     mutant = mutants[name]
-    if mutant.module in sys.modules:
-        raise SystemExit(f"{mutant.module} is imported already: run mutants in a process of their own")
-    sys.meta_path.insert(0, _Finder(mutant))
+    for each in (mutant, *mutant.beside):
+        if each.module in sys.modules:
+            raise SystemExit(f"{each.module} is imported already: run mutants in a process of their own")
+        sys.meta_path.insert(0, _Finder(each))
     return mutant

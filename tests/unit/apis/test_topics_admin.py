@@ -152,6 +152,12 @@ class TestCreateTopics:
         ]
         assert all(r.error_message for r in response.topics[:3])
 
+    def test_the_log_of_kraft_is_not_a_topic(self, one: OneBroker) -> None:
+        one.controller.script = one.create_as_asked
+        response = one.ask(create_topics.API, create(topic("__cluster_metadata")), 7)
+        assert [r.error_code for r in response.topics] == [ErrorCode.INVALID_REQUEST]
+        assert response.topics[0].error_message == "Creation of internal topic __cluster_metadata is prohibited."
+
     def test_a_topic_named_twice(self, one: OneBroker) -> None:
         one.controller.script = one.create_as_asked
         result = only(one.ask(create_topics.API, create(topic(), topic()), 7))
@@ -221,9 +227,25 @@ class TestDeleteTopics:
             (None, UUID(int=9), ErrorCode.UNKNOWN_TOPIC_ID),
         ]
         twice = one.ask(delete_topics.API, DeleteTopicsRequest(topics=topics[1:2] * 2, timeout_ms=1000), 6)
-        assert [r.error_code for r in twice.responses] == [ErrorCode.INVALID_REQUEST] * 2
+        assert [r.error_code for r in twice.responses] == [ErrorCode.UNKNOWN_TOPIC_ID] * 2
         both = one.ask(delete_topics.API, DeleteTopicsRequest(topics=topics[2:], timeout_ms=1000), 6)
         assert both.responses[0].error_code == ErrorCode.INVALID_REQUEST
+
+    def test_a_topic_that_is_named_twice_is_deleted(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID)
+        self.deleted(one)
+        request = DeleteTopicsRequest(topic_names=["t", "t"], timeout_ms=1000)
+        response = one.ask(delete_topics.API, request, 5)
+        assert [(r.name, r.error_code) for r in response.responses] == [("t", 0), ("t", 0)]
+        assert one.controller.submitted[-1] == events.DeleteTopics(("t",), ())
+
+    def test_a_topic_by_its_name_and_by_its_id(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID)
+        self.deleted(one)
+        topics = [DeleteTopicState(name="t", topic_id=ZERO_UUID), DeleteTopicState(topic_id=ID)]
+        response = one.ask(delete_topics.API, DeleteTopicsRequest(topics=topics, timeout_ms=1000), 6)
+        assert [(r.name, r.error_code) for r in response.responses] == [("t", 0), ("t", 0)]
+        assert one.controller.submitted[-1] == events.DeleteTopics(("t",), ())
 
     def test_it_waits_until_the_topic_is_gone(self, one: OneBroker) -> None:
         one.lead("t", 2)
@@ -376,8 +398,18 @@ class TestElectLeaders:
     def test_errors(self, one: OneBroker) -> None:
         request = ElectLeadersRequest(topic_partitions=None, election_type=9)
         assert one.ask(elect_leaders.API, request, 2).error_code == ErrorCode.INVALID_REQUEST
-        request = ElectLeadersRequest(topic_partitions=None)
-        assert one.ask(elect_leaders.API, request, 2).error_code == ErrorCode.NOT_CONTROLLER
+
+    @pytest.mark.parametrize("is_active", [True, False])
+    @pytest.mark.parametrize("asked", [None, [TopicPartitions(topic="t", partitions=[0])]])
+    def test_a_broker_that_is_not_the_controller_answers_for_each_partition(
+        self, one: OneBroker, asked: list[TopicPartitions] | None, is_active: bool
+    ) -> None:
+        """Also one that was it when the event was put."""
+        one.lead("t")
+        one.controller.is_active = is_active
+        answer = one.ask(elect_leaders.API, ElectLeadersRequest(topic_partitions=asked), 2)
+        told = [(r.topic, p.error_code) for r in answer.replica_election_results for p in r.partition_result]
+        assert (answer.error_code, told) == (0, [("t", ErrorCode.NOT_CONTROLLER)])
 
 
 def test_reassignments(one: OneBroker) -> None:

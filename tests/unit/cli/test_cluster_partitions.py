@@ -76,8 +76,13 @@ def test_a_topic_whose_min_isr_nobody_told() -> None:
     assert ("b-1", ["under-replicated"]) in states({})
 
 
-def test_full_replicas_can_be_too_few() -> None:
-    assert ("a-2", ["under min ISR"]) in states({"a": 2})
+def test_a_topic_with_fewer_replicas_than_min_isr_needs_all_of_them() -> None:
+    """As brokers do: `acks=all` works for a topic with one replica, whatever min.insync.replicas is."""
+    assert states({"a": 2}) == [
+        ("b-2", ["offline", "under-replicated"]),
+        ("a-0", ["under min ISR", "under-replicated"]),
+        ("b-1", ["under-replicated"]),
+    ]
 
 
 def test_of_those_alike_the_one_nearest_to_its_end_comes_first() -> None:
