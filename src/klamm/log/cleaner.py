@@ -68,7 +68,7 @@ def dirtiest(
     """
     best: LogToClean | None = None
     for log in logs:
-        if not log.config.is_compacted or log.is_failed:
+        if not log.config.is_compacted or log.is_failed or not _has_dirty_segments(log):
             continue
         candidate = log.guard("looking for what to clean", partial(cleanable, log, now_ms))
         if isinstance(candidate, ErrorCode):
@@ -79,6 +79,11 @@ def dirtiest(
         if wanted and (best is None or candidate[:1] > best[:1]):
             best = candidate
     return best
+
+
+def _has_dirty_segments(log: Log) -> bool:
+    """A log with its active segment only is not opened to find that out."""
+    return max(log.cleaner_offset, log.log_start_offset) < log.active_base_offset
 
 
 class CleanJob:

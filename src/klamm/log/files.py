@@ -31,6 +31,11 @@ class FileInfo(NamedTuple):
     modified_ms: int
 
 
+class FileStat(NamedTuple):
+    size_bytes: int
+    modified_ns: int
+
+
 class FileHandle(Protocol):
     """An open file."""
 
@@ -72,6 +77,11 @@ class Files(Protocol):
 
     def list_dir(self, path: str) -> list[FileInfo]:
         """What stands in a directory, by name."""
+
+    def list_names(self, path: str) -> list[str]:
+        """The names in a directory, in any order: cheaper than `list_dir`."""
+
+    def stat(self, path: str) -> FileStat: ...
 
     def make_dirs(self, path: str) -> None: ...
 
@@ -166,8 +176,18 @@ class OsFiles:
         return OsFileHandle(self._opening(lambda: os.open(path, flags, self._FILE_MODE)))
 
     def read_bytes(self, path: str) -> bytes:
-        with self._opening(lambda: open(path, "rb")) as f:
-            return f.read()
+        fd = self._opening(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        try:  # a third of what a file object takes, and a start reads a file or more per partition
+            size = os.fstat(fd).st_size
+            data = os.read(fd, size + 1)
+            if len(data) == size:
+                return data
+            parts = [data]
+            while data := os.read(fd, 1 << 20):
+                parts.append(data)
+            return b"".join(parts)
+        finally:
+            os.close(fd)
 
     def write_atomic(self, path: str, data: bytes, *, sync: bool = True) -> None:
         tmp = path + ".tmp"
@@ -200,6 +220,13 @@ class OsFiles:
                 stat = entry.stat()
                 infos.append(FileInfo(entry.name, stat.st_size, entry.is_dir(), stat.st_mtime_ns // 1_000_000))
         return sorted(infos)
+
+    def list_names(self, path: str) -> list[str]:
+        return self._opening(lambda: os.listdir(path))
+
+    def stat(self, path: str) -> FileStat:
+        stat = os.stat(path)
+        return FileStat(stat.st_size, stat.st_mtime_ns)
 
     def make_dirs(self, path: str) -> None:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import field
 from random import Random
 from uuid import UUID
@@ -21,6 +22,7 @@ from klamm.log.checkpoints import decode_partition_metadata
 from klamm.log.files import FileInfo, Files
 from klamm.log.indexes import CorruptIndexError
 from klamm.log.jobs import LogHost
+from klamm.log.lazy_log import Damage, LazyLog, LogFiles
 from klamm.log.leader_epoch_cache import LeaderEpochCache
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
@@ -30,6 +32,7 @@ from klamm.log.producer_snapshots import ProducerSnapshots
 from klamm.log.producer_state import ProducerStateManager
 from klamm.log.segment import LogSegment
 from klamm.log.segments import LogSegments
+from klamm.log.summaries import LogSummary
 from klamm.model import NO_EPOCH, TopicPartition
 from klamm.protocol.record_batch import RecordBatch
 
@@ -62,7 +65,13 @@ class LogLoader:
         log_start_offset: int = 0,
         recovery_point: int = 0,
         had_clean_shutdown: bool = False,
+        is_intact: bool = False,
+        recorded: LogSummary | None = None,
     ) -> None:
+        """`is_intact`: everything is on the disk, although the last run did not stop cleanly.
+
+        `recorded` is what a clean stop wrote of a log whose files are different now.
+        """
         self._env = env
         self._files = env.files
         self._tp = topic_partition
@@ -71,33 +80,40 @@ class LogLoader:
         self._config = config
         self._start_checkpoint = log_start_offset
         self._recovery_point = recovery_point
-        self._clean = had_clean_shutdown
+        self._clean = had_clean_shutdown and recorded is None
+        self._is_recovered_already = self._clean or is_intact
+        self._recorded = recorded
+        self._damages: list[Damage] = []
+        self._lost_tail: Damage | None = None
         self._epochs = LeaderEpochCache(env.files, self._dir)
         self._recovered_from: int | None = None
         self._is_new = False
+        self._has_topic_id = False
 
     def load(self) -> Log:
-        self._files.make_dirs(self._dir)
-        infos = self._finish_interrupted(self._files.list_dir(self._dir))
-        segments = LogSegments(self._open_segments(infos))
-        has_epochs = any(i.name == names.LEADER_EPOCH_CHECKPOINT for i in infos)
-        are_epochs_known = self._epochs.load(exists=has_epochs)
-        snapshots = ProducerSnapshots(self._files, self._dir, _offsets(infos, names.SNAPSHOT))
-        with self._epochs.held():
-            if not are_epochs_known and segments.size_bytes:
-                self._read_epochs(segments)
-            if not self._clean:
-                self._recover(segments)
-            log_end_offset = self._end_offset(segments, snapshots)
-            if log_end_offset < self._start_checkpoint:
-                log_end_offset = self._start_over(segments, log_end_offset)
-            log_start_offset = max(self._start_checkpoint, segments.first.base_offset)
-            self._epochs.truncate_from_end(log_end_offset)
-            self._epochs.truncate_from_start(log_start_offset)
-        snapshots.remove_strays(segments.base_offsets)
-        self._check_aborted(segments)
-        producers = self._load_producers(segments, snapshots, log_start_offset, log_end_offset)
-        has_topic_id = any(i.name == names.PARTITION_METADATA for i in infos)
+        """The log, open."""
+        files = self.load_files()
+        log = self._log(files.log_start_offset, files.log_end_offset, self._topic_id(exists=self._has_topic_id))
+        log.take_files(files)
+        log.has_unflushed_files = self._recovered_from is not None
+        if self._recorded is not None:
+            log.damages = tuple(self._damages)
+            log.lost_tail = self._lost_tail
+        return log
+
+    def unopened(self, summary: LogSummary, opener: Callable[[LazyLog], LogFiles]) -> Log:
+        """The log as `summary` knows it; `opener` reads its files when they are needed."""
+        start = max(self._start_checkpoint, summary.segments[0].base_offset)
+        return self._log(start, summary.log_end_offset, self._topic_id(), summary, opener)
+
+    def _log(
+        self,
+        log_start_offset: int,
+        log_end_offset: int,
+        topic_id: UUID | None,
+        summary: LogSummary | None = None,
+        opener: Callable[[LazyLog], LogFiles] | None = None,
+    ) -> Log:
         return Log(
             self._tp,
             self._log_dir,
@@ -108,21 +124,62 @@ class LogLoader:
             rng=self._env.rng,
             pool=self._env.pool,
             host=self._env.host,
-            segments=segments,
-            leader_epochs=self._epochs,
-            producers=producers,
-            snapshots=snapshots,
             log_start_offset=log_start_offset,
             log_end_offset=log_end_offset,
-            recovery_point=log_end_offset if self._clean else min(self._recovery_point, log_end_offset),
-            topic_id=self._read_topic_id() if has_topic_id else None,
+            recovery_point=log_end_offset,
+            topic_id=topic_id,
+            summary=summary,
+            opener=opener,
         )
 
-    def _read_topic_id(self) -> UUID | None:
+    def load_files(self) -> LogFiles:
+        self._files.make_dirs(self._dir)
+        infos = self._finish_interrupted(self._files.list_dir(self._dir))
+        segments = LogSegments(self._open_segments(infos))
+        has_epochs = any(i.name == names.LEADER_EPOCH_CHECKPOINT for i in infos)
+        are_epochs_known = self._epochs.load(exists=has_epochs)
+        snapshots = ProducerSnapshots(self._files, self._dir, _offsets(infos, names.SNAPSHOT))
+        with self._epochs.held():
+            if not are_epochs_known and segments.size_bytes:
+                self._read_epochs(segments, is_recovered=self._is_recovered_already)
+            if self._recorded is not None:
+                self._repair(segments, self._recorded)
+            elif not self._is_recovered_already:
+                self._recover(segments)
+            log_end_offset = self._end_offset(segments, snapshots)
+            if self._recorded is not None:
+                self._report_damage(log_end_offset, self._recorded)
+            if log_end_offset < self._start_checkpoint:
+                log_end_offset = self._start_over(segments, log_end_offset)
+            log_start_offset = max(self._start_checkpoint, segments.first.base_offset)
+            self._epochs.truncate_from_end(log_end_offset)
+            if are_epochs_known and not self._epochs.entries and log_start_offset < log_end_offset:
+                # the file knows of a later log start than the checkpoint, which is written less often
+                self._read_epochs(segments, is_recovered=True)
+            self._epochs.truncate_from_start(log_start_offset)
+        snapshots.remove_strays(segments.base_offsets)
+        self._check_aborted(segments)
+        producers = self._load_producers(segments, snapshots, log_start_offset, log_end_offset)
+        self._has_topic_id = any(i.name == names.PARTITION_METADATA for i in infos)
+        return LogFiles(
+            segments,
+            self._epochs,
+            producers,
+            snapshots,
+            log_start_offset,
+            log_end_offset,
+            log_end_offset if self._is_recovered_already else min(self._recovery_point, log_end_offset),
+        )
+
+    def _topic_id(self, *, exists: bool = True) -> UUID | None:
         """A file that a crash has emptied counts as missing: the controller names the id again."""
         path = f"{self._dir}/{names.PARTITION_METADATA}"
+        if not exists:
+            return None
         try:
             return decode_partition_metadata(self._files.read_bytes(path), path)
+        except FileNotFoundError:
+            return None
         except KlammError as e:
             _log.warning("The topic id of %s is not known: %s", self._tp, e)
             return None
@@ -217,6 +274,48 @@ class LogLoader:
                 self._drop(segments, unflushed[i + 1 :])
                 return
 
+    # what was damaged after a clean stop
+
+    def _repair(self, segments: LogSegments, recorded: LogSummary) -> None:
+        """Cuts damaged segments after their last valid batch. Later segments stay: they may be the only copy."""
+        for (base_offset, size_bytes), following in zip(recorded.segments, [*recorded.segments[1:], None], strict=True):
+            segment = segments.at(base_offset)
+            path = f"{self._dir}/{names.file_name(base_offset, names.LOG)}"
+            if segment is None:
+                end = base_offset
+            elif segment.size_bytes != size_bytes or following is None:
+                segment.recover(self._note_epoch)
+                end = segment.read_next_offset()
+                self._recovered_from = base_offset if self._recovered_from is None else self._recovered_from
+            else:
+                continue
+            if following is not None and (segment is None or segment.size_bytes < size_bytes):
+                self._damages.append(Damage(path, end, following.base_offset, base_offset, size_bytes))
+        if not len(segments) or segments.active.base_offset < recorded.segments[-1].base_offset:
+            self._restart_at(segments, recorded.segments[-1].base_offset)
+
+    def _restart_at(self, segments: LogSegments, offset: int) -> None:
+        """The active segment is missing: the log goes on where that one began."""
+        segment = self._segment(offset, 0, self._env.clock.now_ms(), False)
+        segment.create()
+        segments.add(segment)
+
+    def _report_damage(self, log_end_offset: int, recorded: LogSummary) -> None:
+        if log_end_offset < recorded.log_end_offset:
+            last = next(
+                (s for s in reversed(recorded.segments) if s.base_offset <= log_end_offset), recorded.segments[0]
+            )
+            path = f"{self._dir}/{names.file_name(last.base_offset, names.LOG)}"
+            self._lost_tail = Damage(path, log_end_offset, recorded.log_end_offset, *last)
+        for damage in [*self._damages, *([self._lost_tail] if self._lost_tail is not None else [])]:
+            _log.error(
+                "%s: %s was damaged after the broker had stopped cleanly: offsets %d to %d are missing",
+                self._tp,
+                damage.path,
+                damage.start_offset,
+                damage.end_offset - 1,
+            )
+
     def _check_aborted(self, segments: LogSegments) -> None:
         """From the first segment on whose aborted transactions cannot be read, all are written anew."""
         for segment in segments:
@@ -232,9 +331,9 @@ class LogLoader:
     def _is_recovered(self, segment: LogSegment) -> bool:
         return self._recovered_from is not None and segment.base_offset >= self._recovered_from
 
-    def _read_epochs(self, segments: LogSegments) -> None:
-        """The checkpoint of the epochs is gone, but every batch carries its own."""
-        recovered_later = [] if self._clean else segments.between(self._recovery_point, _FOREVER)
+    def _read_epochs(self, segments: LogSegments, *, is_recovered: bool) -> None:
+        """The checkpoint of the epochs is gone, but every batch carries its own; recovery looks at its batches."""
+        recovered_later = [] if is_recovered else segments.between(self._recovery_point, _FOREVER)
         for segment in segments:
             if segment in recovered_later:
                 return

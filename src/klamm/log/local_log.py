@@ -7,96 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from random import Random
-from uuid import UUID
 
-from klamm.clock import Clock
 from klamm.log import names
-from klamm.log.files import Files
-from klamm.log.jobs import LogHost, fsync_job
-from klamm.log.leader_epoch_cache import LeaderEpochCache
-from klamm.log.log_config import INT64_MAX, LogConfig
-from klamm.log.open_segments import OpenSegments
+from klamm.log.jobs import fsync_job
+from klamm.log.lazy_log import LazyLog
+from klamm.log.log_config import INT64_MAX
 from klamm.log.producer_rebuild import rebuild_producers
-from klamm.log.producer_snapshots import ProducerSnapshots
-from klamm.log.producer_state import ProducerStateManager
 from klamm.log.segment import LogSegment
-from klamm.log.segments import LogSegments
-from klamm.log.validator import is_plain
-from klamm.model import TopicPartition
+from klamm.model import NO_EPOCH
 
 _log = logging.getLogger(__name__)
 
 
-class LocalLog:
-    """`dir` is the partition's directory, `log_dir` the one that holds it.
-
-    Batches before `recovery_point` are on the disk for sure: recovery after an unclean stop begins there. Those before
-    `cleaner_offset` have been compacted.
-    """
-
-    def __init__(
-        self,
-        topic_partition: TopicPartition,
-        log_dir: str,
-        directory: str,
-        config: LogConfig,
-        *,
-        files: Files,
-        clock: Clock,
-        rng: Random,
-        pool: OpenSegments,
-        host: LogHost,
-        segments: LogSegments,
-        leader_epochs: LeaderEpochCache,
-        producers: ProducerStateManager,
-        snapshots: ProducerSnapshots,
-        log_start_offset: int,
-        log_end_offset: int,
-        recovery_point: int,
-        topic_id: UUID | None = None,
-    ) -> None:
-        self.topic_partition = topic_partition
-        self.topic_id = topic_id
-        self.log_dir = log_dir
-        self.dir = directory
-        self.segments = segments
-        self.leader_epochs = leader_epochs
-        self.producers = producers
-        self.snapshots = snapshots
-        self.log_start_offset = log_start_offset
-        self.log_end_offset = log_end_offset
-        self.high_watermark = log_start_offset
-        self.recovery_point = recovery_point
-        self.last_flush_ms = clock.now_ms()
-        self.is_failed = False
-        self.files = files
-        self.clock = clock
-        self.host = host
-        self.pool = pool
-        self._rng = rng
-        self.truncation_count = 0
-        self.cleaner_offset = 0
-        self._flush_requested_offset = recovery_point
-        self._flush_under_way = False
-        self.queued_flush_ms: int | None = None
-        """When the manager's FlushQueue looks at this log."""
-        self._unsynced_snapshots: list[str] = []
-        self._first_unstable_offset = producers.first_unstable_offset
-        self.config = config
-
-    @property
-    def config(self) -> LogConfig:
-        return self._config
-
-    @config.setter
-    def config(self, config: LogConfig) -> None:
-        self._config = config
-        self._is_plain = is_plain(config)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.segments.size_bytes
+class LocalLog(LazyLog):
+    """The files of a log, once it is open."""
 
     # rolling
 
@@ -138,12 +62,6 @@ class LocalLog:
         if offset > (self.snapshots.latest_offset or 0):
             self._unsynced_snapshots.append(self.snapshots.write(offset, self.producers.entries.values()))
 
-    def assign_epoch(self, leader_epoch: int, start_offset: int) -> None:
-        """Notes that an epoch begins: a new leader does so at the end of its log, a follower with the first batch."""
-        self.leader_epochs.assign(leader_epoch, start_offset)
-        if self.leader_epochs.is_dirty:
-            self.host.sync_soon(self.log_dir, self.leader_epochs.path)
-
     # flushing
 
     def _flush(self, offset: int) -> None:
@@ -162,6 +80,7 @@ class LocalLog:
             self._flush_under_way = False
             if truncations == self.truncation_count:
                 self.recovery_point = max(self.recovery_point, offset)
+                self.has_unflushed_files = False
                 self.last_flush_ms = self.clock.now_ms()
                 self.host.flushed(self.topic_partition, self.recovery_point)
             if self._flush_requested_offset > self.recovery_point and not self.is_failed:
@@ -212,7 +131,9 @@ class LocalLog:
 
     def _truncate_to(self, offset: int) -> None:
         if offset >= self.log_end_offset:
-            self.leader_epochs.truncate_from_end(self.log_end_offset)
+            if self.is_open:
+                self.leader_epochs.truncate_from_end(self.log_end_offset)
+            self._unopened_epoch = NO_EPOCH
             return
         if offset < self.segments.first.base_offset:
             self._truncate_fully_and_start_at(offset, None)
@@ -238,6 +159,8 @@ class LocalLog:
 
     def _set_end(self, offset: int) -> None:
         self.log_end_offset = offset
+        self.has_unflushed_files = True
+        self.damages = tuple(d for d in self.damages if d.end_offset <= offset)
         self.high_watermark = min(self.high_watermark, offset)
         self.recovery_point = min(self.recovery_point, offset)
         self.cleaner_offset = min(self.cleaner_offset, offset)
@@ -348,6 +271,8 @@ class LocalLog:
 
     def close(self) -> None:
         """Completes every file, takes a snapshot and forces all to the disk: nothing is left to recover."""
+        if not self.is_open:
+            return
         self.segments.active.become_inactive(trim=self._config.preallocate)
         self._take_snapshot(self.log_end_offset)
         paths = self._prepare_flush(self.log_end_offset + 1)
@@ -357,15 +282,19 @@ class LocalLog:
             if self.files.exists(path):
                 self.files.fsync_path(path)
         self.recovery_point = self.log_end_offset
+        self.has_unflushed_files = False
 
     def close_handles(self) -> None:
         """Lets go of every file as it is: after a failure, or before the directory is removed."""
-        for segment in self.segments:
-            segment.discard()
+        if self.is_open:
+            for segment in self.segments:
+                segment.discard()
 
     def rename_dir(self, directory: str) -> None:
         """Moves the log's directory; open files stay open."""
         self.files.rename(self.dir, directory)
-        self.dir = self.leader_epochs.directory = self.snapshots.directory = directory
-        for segment in self.segments:
-            segment.moved_to(directory)
+        self.dir = directory
+        if self.is_open:
+            self.leader_epochs.directory = self.snapshots.directory = directory
+            for segment in self.segments:
+                segment.moved_to(directory)

@@ -54,6 +54,12 @@ class Log(LocalLog):
             return max(unstable, self.log_start_offset)
         return self.high_watermark
 
+    def _is_usable(self) -> bool:
+        """Opens the log when this is its first use; False when its disk fails or has failed."""
+        if not self.is_open and not self.is_failed:
+            self.guard("opening", self.open)
+        return not self.is_failed and self.is_open
+
     # appending
 
     def append_as_leader(
@@ -63,7 +69,7 @@ class Log(LocalLog):
 
         `records` may also be what `check` returned for them.
         """
-        if self.is_failed:
+        if not self._is_usable():
             return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, "the log directory is offline")
         now_ms = self.clock.now_ms()
         if type(records) is memoryview:
@@ -133,7 +139,7 @@ class Log(LocalLog):
 
         OFFSET_OUT_OF_RANGE: the first batch begins before the end of the log. CORRUPT_MESSAGE: a checksum is wrong.
         """
-        if self.is_failed:
+        if not self._is_usable():
             return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, "the log directory is offline")
         view = records if type(records) is memoryview else memoryview(records)
         try:
@@ -201,6 +207,8 @@ class Log(LocalLog):
             batch = check_batch(memoryview(records), self._config, AppendOrigin.CLIENT)
         else:
             batch = records.batch if type(records) is Prepared else records  # type: ignore[assignment]
+        if not self._is_usable():
+            return None
         return self._duplicate(batch) if type(batch) is RecordBatch and batch.producer_id >= 0 else None
 
     def _duplicate(self, batch: RecordBatch) -> AppendResult | None:
@@ -265,6 +273,8 @@ class Log(LocalLog):
         """Whole batches from the one that holds `offset`, none of them reaching `max_offset`."""
         if not self.is_failed and not self.log_start_offset <= offset <= self.log_end_offset:
             return ErrorCode.OFFSET_OUT_OF_RANGE
+        if self.damages and any(d.start_offset <= offset < d.end_offset for d in self.damages):
+            return ErrorCode.CORRUPT_MESSAGE
         return self.guard(
             "reading", lambda: self._read(offset, max_bytes, max_offset, min_one_message, include_aborted)
         )
@@ -342,6 +352,9 @@ class Log(LocalLog):
         return self.guard("searching by time", search)
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEndOffset:
+        """Where an epoch ended. The latest epochs of a log that nobody used yet are known without opening it."""
+        if self.summary is not None and 0 <= leader_epoch in (self.summary.latest_epoch, self._unopened_epoch):
+            return EpochEndOffset(leader_epoch, self.log_end_offset)
         return self.leader_epochs.end_offset_for(leader_epoch, self.log_end_offset)
 
     # offsets
@@ -407,6 +420,8 @@ class Log(LocalLog):
 
     def delete_old_segments(self, now_ms: int) -> int:
         """Removes the segments that retention or the log start offset no longer keeps; returns how many."""
+        if not self._may_have_old_segments(now_ms):
+            return 0
         deleted = self.guard("deleting old segments", lambda: self._delete_old_segments(now_ms))
         return 0 if isinstance(deleted, ErrorCode) else deleted
 

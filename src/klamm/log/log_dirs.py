@@ -10,6 +10,7 @@ from klamm.errors import KlammError, LogDirError
 from klamm.log import names
 from klamm.log.checkpoints import MetaProperties, read_meta_properties, read_offsets, write_meta_properties
 from klamm.log.files import Files, Lock
+from klamm.log.summaries import RecordedLogs, read_recorded
 from klamm.model import TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -27,6 +28,11 @@ class LogDir:
         self.high_watermarks = self._read(names.HIGH_WATERMARK_CHECKPOINT)
         self.cleaner_offsets = self._read(names.CLEANER_CHECKPOINT)
         self.had_clean_shutdown = files.exists(f"{path}/{names.CLEAN_SHUTDOWN}")
+        self.recorded = read_recorded(files, path)
+        self.is_record_of_clean_stop = self.had_clean_shutdown and self.recorded.clean_stop == self._marker_ns()
+
+    def _marker_ns(self) -> int:
+        return self._files.stat(f"{self.path}/{names.CLEAN_SHUTDOWN}").modified_ns
 
     def take_into_use(self) -> None:
         """The first change to the directory: a crash from now on is not a clean shutdown."""
@@ -45,7 +51,8 @@ class LogDir:
         self.recovery_points = {}
         self.log_start_offsets = {}
         self.cleaner_offsets = {}
-        self.had_clean_shutdown = False
+        self.recorded = RecordedLogs(0, {})
+        self.had_clean_shutdown = self.is_record_of_clean_stop = False
 
     def mark_clean_shutdown(self, broker_epoch: int) -> None:
         text = f'{{"version":0,"brokerEpoch":{broker_epoch}}}'

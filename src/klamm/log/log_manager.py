@@ -28,11 +28,13 @@ from klamm.log.cleaner_manager import LogCleanerManager
 from klamm.log.files import Files, OsFiles, is_exhausted
 from klamm.log.flush_queue import FlushQueue
 from klamm.log.jobs import FileJob, Job, unlink_job
-from klamm.log.loader import LogEnvironment, LogLoader
+from klamm.log.loader import LogEnvironment
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
 from klamm.log.log_dirs import LogDir, LogDirs
+from klamm.log.log_opener import LogOpener
 from klamm.log.open_segments import DEFAULT_MAX_OPEN, OpenSegments
+from klamm.log.summary_writer import SummaryWriter
 from klamm.log.sync_queue import SyncQueue
 from klamm.model import TopicPartition
 
@@ -90,6 +92,8 @@ class LogManager:
         self._env = LogEnvironment(
             self._files, clock, rng, self, OpenSegments(max_open_segments), producer_id_expiration_ms
         )
+        self._opener = LogOpener(self._env)
+        self._summaries = SummaryWriter(self._files, self.dirs, clock, self)
 
     # starting and stopping
 
@@ -139,7 +143,7 @@ class LogManager:
             elif (other := self._logs.get(tp)) is not None:
                 raise LogDirError(f"{tp} is in {other.log_dir} and in {log_dir.path}: remove one of them")
             else:
-                self._add(self._load(tp, log_dir))
+                self._add(self._opener.get(tp, log_dir, self._config_of(tp.topic)))
         log_dir.forget_start_state()
 
     def _config_of(self, topic: str) -> LogConfig:
@@ -147,19 +151,6 @@ class LogManager:
         for log in self._by_topic.get(topic, {}).values():
             return log.config
         return self._topic_config(topic)
-
-    def _load(self, tp: TopicPartition, log_dir: LogDir) -> Log:
-        log = LogLoader(
-            self._env,
-            tp,
-            log_dir.path,
-            self._config_of(tp.topic),
-            log_start_offset=log_dir.log_start_offsets.get(tp, 0),
-            recovery_point=log_dir.recovery_points.get(tp, 0),
-            had_clean_shutdown=log_dir.had_clean_shutdown,
-        ).load()
-        log.cleaner_offset = min(log_dir.cleaner_offsets.get(tp, 0), log.log_end_offset)
-        return log
 
     def shutdown(self, high_watermarks: Mapping[TopicPartition, int] | None = None, broker_epoch: int = -1) -> None:
         """Flushes and closes every log and leaves the mark of a clean shutdown in every live directory."""
@@ -172,8 +163,12 @@ class LogManager:
         if high_watermarks is not None:
             self.checkpoint_high_watermarks(high_watermarks)
         for log_dir in self.dirs.live:
-            self._guard_dir(log_dir, lambda d: d.mark_clean_shutdown(broker_epoch))
+            self._guard_dir(log_dir, lambda d: self._mark_clean(d, broker_epoch))
         self.dirs.release()
+
+    def _mark_clean(self, log_dir: LogDir, broker_epoch: int) -> None:
+        log_dir.mark_clean_shutdown(broker_epoch)
+        self._summaries.write_all(log_dir, self._logs_in(log_dir.path))
 
     def _close_logs(self, log_dir: LogDir) -> None:
         for log in self._logs_in(log_dir.path):
@@ -222,7 +217,7 @@ class LogManager:
             raise LogDirError("no log directory is left")
         log_dir = min(self.dirs.live, key=lambda d: self._counts[d.path])
         try:
-            log = self._load(tp, log_dir)
+            log = self._opener.get(tp, log_dir, self._config_of(tp.topic))
         except OSError as e:
             self.failed(log_dir.path, e, f"creating {tp}")
             raise LogDirError(f"{tp} cannot be created in {log_dir.path}: {e.strerror or e}") from e
@@ -333,7 +328,14 @@ class LogManager:
     def retention_pass(self, now_ms: int) -> Iterator[int]:
         """Removes old segments of every log that is not only compacted; how many, slice by slice."""
         for part in self._slices():
-            yield sum(log.delete_old_segments(now_ms) for log in part if self._is_in_use(log))
+            deleted = 0
+            for log in filter(self._is_in_use, part):
+                was_open = log.is_open
+                deleted += log.delete_old_segments(now_ms)
+                if log.is_open and not was_open:
+                    yield deleted
+                    deleted = 0
+            yield deleted
 
     def _slices(self) -> Iterator[list[Log]]:
         """All logs in parts, between which the loop may do something else, also with logs that are yet to come."""
@@ -359,7 +361,8 @@ class LogManager:
         """Forgets producers that have been silent for too long, slice by slice."""
         for part in self._slices():
             for log in part:
-                log.producers.remove_expired(now_ms)
+                if log.is_open:
+                    log.producers.remove_expired(now_ms)
             yield
 
     def deletion_pass(self, now_ms: int) -> int:
@@ -386,6 +389,10 @@ class LogManager:
     def recovery_point_pass(self) -> Iterator[None]:
         """`checkpoint_recovery_points`, slice by slice."""
         return self._checkpoint_pass(names.RECOVERY_POINT_CHECKPOINT, _recovery_points)
+
+    def summary_pass(self) -> Iterator[None]:
+        """Renews the record of the logs that are completely on the disk, slice by slice."""
+        return self._summaries.write_in_slices(list(filter(self._is_in_use, part)) for part in self._slices())
 
     def checkpoint_log_start_offsets(self) -> None:
         self._checkpoints.write(names.LOG_START_OFFSET_CHECKPOINT, _log_start_offsets(self._logs.values()))
@@ -423,4 +430,4 @@ def _recovery_points(logs: Iterable[Log]) -> LogOffsets:
 
 def _log_start_offsets(logs: Iterable[Log]) -> LogOffsets:
     """Only starts that the names of the segments do not tell."""
-    return ((log, log.log_start_offset) for log in logs if log.log_start_offset > log.segments.first.base_offset)
+    return ((log, log.log_start_offset) for log in logs if log.log_start_offset > log.first_base_offset)

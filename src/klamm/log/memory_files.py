@@ -12,18 +12,20 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from klamm.errors import LogDirError
-from klamm.log.files import Data, FileHandle, FileInfo, Lock
+from klamm.log.files import Data, FileHandle, FileInfo, FileStat, Lock
 
 Fault = Callable[[str, str], int | None]
 
 
 class _File:
-    __slots__ = ("data", "modified_ms", "synced")
+    __slots__ = ("change", "data", "modified_ms", "synced")
 
     def __init__(self) -> None:
         self.data = bytearray()
         self.synced = b""
         self.modified_ms = 0
+        self.change = 0
+        """Number of the change that made the content: a modification time that never lies."""
 
 
 class _MemoryHandle:
@@ -41,6 +43,7 @@ class _MemoryHandle:
             content.extend(bytes(position - len(content)))
         content[position : position + len(written)] = written
         self._file.modified_ms = self._files.now_ms
+        self._file.change = self._files.next_change()
         if allowed is not None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
 
@@ -51,6 +54,7 @@ class _MemoryHandle:
     def truncate(self, size: int) -> None:
         self._files.check("truncate", self._path)
         content = self._file.data
+        self._file.change = self._files.next_change()
         del content[size:]
         content.extend(bytes(size - len(content)))
 
@@ -83,6 +87,11 @@ class MemoryFiles:
         self._files: dict[str, _File] = {}
         self._dirs: set[str] = set()
         self._locks: set[str] = set()
+        self._changes = 0
+
+    def next_change(self) -> int:
+        self._changes += 1
+        return self._changes
 
     def check(self, operation: str, path: str) -> int | None:
         return self.fault(operation, path) if self.fault is not None else None
@@ -91,6 +100,7 @@ class MemoryFiles:
         """The disk after the power went: of what was not forced, some prefix of each file has survived."""
         after = MemoryFiles()
         after.now_ms = self.now_ms
+        after._changes = self._changes
         after._dirs = set(self._dirs)
         for path, file in self._files.items():
             kept = after._files[path] = _File()
@@ -98,16 +108,19 @@ class MemoryFiles:
             kept.data = bytearray(file.data[: rng.randint(common, max(common, len(file.data)))])
             kept.synced = bytes(kept.data)
             kept.modified_ms = file.modified_ms
+            kept.change = file.change if kept.data == file.data else after.next_change()
         return after
 
     def after_kill(self) -> MemoryFiles:
         """What the next process finds when this one was killed: all that it wrote, and no locks."""
         after = MemoryFiles()
         after.now_ms = self.now_ms
+        after._changes = self._changes
         after._dirs = set(self._dirs)
         for path, file in self._files.items():
             kept = after._files[path] = _File()
             kept.data, kept.synced, kept.modified_ms = bytearray(file.data), file.synced, file.modified_ms
+            kept.change = file.change
         return after
 
     def open(self, path: str, *, create: bool = False) -> FileHandle:
@@ -128,6 +141,7 @@ class MemoryFiles:
         file.data = bytearray(data)
         file.synced = data if sync else b""
         file.modified_ms = self.now_ms
+        file.change = self.next_change()
         self._files[path] = file
 
     def rename(self, old: str, new: str) -> None:
@@ -161,6 +175,14 @@ class MemoryFiles:
             if p.startswith(start) and (name := p[len(start) :].split("/")[0]) not in infos:
                 infos[name] = FileInfo(name, 0, True, 0)
         return sorted(infos.values())
+
+    def list_names(self, path: str) -> list[str]:
+        return [info.name for info in self.list_dir(path)]
+
+    def stat(self, path: str) -> FileStat:
+        self.check("stat", path)
+        file = self._get(path)
+        return FileStat(len(file.data), file.change)
 
     def make_dirs(self, path: str) -> None:
         self.check("mkdir", path)

@@ -205,7 +205,7 @@ class FetchPath:
         ):
             return None
         last_epoch = fetch.last_fetched_epoch
-        if last_epoch != NO_EPOCH and last_epoch != log.leader_epochs.latest_epoch:
+        if last_epoch != NO_EPOCH and last_epoch != log.latest_epoch:
             epoch, end_offset = log.end_offset_for_epoch(last_epoch)
             if epoch != last_epoch or end_offset < offset:
                 return None

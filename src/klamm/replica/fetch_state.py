@@ -47,7 +47,7 @@ class PartitionFetchState:
         self.due = 0.0
         """The time of the loop from which on it may be asked for again."""
         self.failures = 0
-        self.is_truncating = not truncates_on_fetch or self.log.leader_epochs.latest_epoch is None
+        self.is_truncating = not truncates_on_fetch or self.log.latest_epoch is None
         self.follow_log()
 
     @property
@@ -57,7 +57,7 @@ class PartitionFetchState:
 
     def follow_log(self) -> None:
         """The next request asks for what comes after the end of the log as it is now."""
-        latest = self.log.leader_epochs.latest_epoch
+        latest = self.log.latest_epoch
         self.fetch_offset = self.log.log_end_offset
         self.last_fetched_epoch = NO_EPOCH if latest is None else latest
 

@@ -295,6 +295,7 @@ class KafkaServer:
             config.log_flush_offset_checkpoint_interval_ms,
             logs.recovery_point_pass,
         )
+        every("log-summary", config.log_flush_offset_checkpoint_interval_ms, logs.summary_pass)
         every(
             "log-start-offset-checkpoint",
             config.log_flush_start_offset_checkpoint_interval_ms,

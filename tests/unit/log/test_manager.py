@@ -24,7 +24,7 @@ SMALL = LogConfig(segment_bytes=500, file_delete_delay_ms=60_000)
 HOUR = 3_600_000
 
 
-def test_a_clean_restart_reads_no_data() -> None:
+def test_a_clean_restart_reads_the_end_of_each_log_only() -> None:
     bench = Bench(SMALL)
     manager = bench.manager()
     for partition in range(5):
@@ -36,12 +36,13 @@ def test_a_clean_restart_reads_no_data() -> None:
     opened: list[str] = []
 
     def fault(operation: str, path: str) -> None:
-        if path.endswith(".log") and operation in ("open", "pread"):
+        if operation == "pread":
             opened.append(path)
 
     bench.files.fault = fault
     again = bench.manager()
-    assert opened == []
+    assert len(opened) == 5 and len(set(opened)) == 5  # the checksum of the last bytes, one read per log
+    assert not any(log.is_open for log in again.logs.values())
     assert ".kafka_cleanshutdown" not in bench.names(DIR)
     assert len(again.logs) == 5
     log = again.logs[TP]

@@ -1,0 +1,60 @@
+"""How the logs of a directory come into use: those that the last run left complete are not opened yet."""
+
+from __future__ import annotations
+
+from klamm.log import names
+from klamm.log.lazy_log import LazyLog, LogFiles
+from klamm.log.loader import LogEnvironment, LogLoader
+from klamm.log.log import Log
+from klamm.log.log_config import LogConfig
+from klamm.log.log_dirs import LogDir
+from klamm.log.summaries import inspect
+from klamm.model import TopicPartition
+
+
+class LogOpener:
+    """Owner: the `LogManager`."""
+
+    def __init__(self, env: LogEnvironment) -> None:
+        self._env = env
+
+    def get(self, tp: TopicPartition, log_dir: LogDir, config: LogConfig) -> Log:
+        """A log that exists or is new, opened unless its summary tells enough about it."""
+        log = self._find(tp, log_dir, config)
+        log.cleaner_offset = min(log_dir.cleaner_offsets.get(tp, 0), log.log_end_offset)
+        return log
+
+    def _find(self, tp: TopicPartition, log_dir: LogDir, config: LogConfig) -> Log:
+        start, clean = log_dir.log_start_offsets.get(tp, 0), log_dir.had_clean_shutdown
+        env, path = self._env, log_dir.path
+        recorded = summary = log_dir.recorded.logs.get(tp)
+        if summary is not None:
+            found = inspect(env.files, f"{path}/{names.dir_name(tp)}", summary)
+            is_known = found.is_same if log_dir.is_record_of_clean_stop else found.is_unmodified
+            if is_known and start <= summary.log_end_offset:
+                loader = LogLoader(env, tp, path, config, log_start_offset=start)
+                return loader.unopened(summary, lambda log: self._open(log, clean=clean))
+            if not log_dir.is_record_of_clean_stop or not found.damaged:
+                recorded = None
+        return LogLoader(
+            env,
+            tp,
+            path,
+            config,
+            log_start_offset=start,
+            recovery_point=log_dir.recovery_points.get(tp, 0),
+            had_clean_shutdown=clean,
+            recorded=recorded,
+        ).load()
+
+    def _open(self, log: LazyLog, *, clean: bool) -> LogFiles:
+        return LogLoader(
+            self._env,
+            log.topic_partition,
+            log.log_dir,
+            log.config,
+            log_start_offset=log.log_start_offset,
+            recovery_point=log.recovery_point,
+            had_clean_shutdown=clean,
+            is_intact=True,
+        ).load_files()

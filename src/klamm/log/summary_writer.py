@@ -1,0 +1,70 @@
+"""Writes the record of complete logs: for all at a clean stop, and now and then for those that are flushed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from klamm.clock import Clock
+from klamm.log import names
+from klamm.log.files import Files
+from klamm.log.jobs import FileJob, LogHost
+from klamm.log.log import Log
+from klamm.log.log_dirs import LogDir, LogDirs
+from klamm.log.summaries import LogSummary, RecordedLogs, encode, is_settled, summarise
+from klamm.model import TopicPartition
+
+_ByDir = dict[str, dict[TopicPartition, LogSummary]]
+
+
+class SummaryWriter:
+    """Owner: the broker loop."""
+
+    def __init__(self, files: Files, dirs: LogDirs, clock: Clock, host: LogHost) -> None:
+        self._files = files
+        self._dirs = dirs
+        self._clock = clock
+        self._host = host
+        self._written: _ByDir = {}
+        self._known: dict[TopicPartition, tuple[tuple[object, ...], LogSummary]] = {}
+
+    def write_in_slices(self, slices: Iterable[Iterable[Log]]) -> Iterator[None]:
+        """One slice per step; directories whose logs have changed are written in the last."""
+        found: _ByDir = {log_dir.path: {} for log_dir in self._dirs.live}
+        known: dict[TopicPartition, tuple[tuple[object, ...], LogSummary]] = {}
+        for logs in slices:
+            for log in logs:
+                summary = log.guard("looking at its size", lambda log=log: self._settled(log, known))  # type: ignore[misc]
+                if isinstance(summary, LogSummary) and log.log_dir in found:
+                    found[log.log_dir][log.topic_partition] = summary
+            yield
+        self._known = known
+        for log_dir in self._dirs.live:
+            summaries = found.get(log_dir.path)
+            if summaries is not None and summaries != self._written.get(log_dir.path):
+                self._written[log_dir.path] = summaries
+                self._host.submit(self._job(log_dir.path, RecordedLogs(0, summaries)))
+
+    def _settled(self, log: Log, known: dict[TopicPartition, tuple[tuple[object, ...], LogSummary]]) -> object:
+        """A log that has not changed since the last time is not looked at again."""
+        if not log.is_open:
+            return log.summary
+        tp = log.topic_partition
+        version = (log.log_end_offset, log.recovery_point, log.truncation_count, log.size_bytes)
+        before = self._known.get(tp)
+        if before is not None and before[0] == version:
+            known[tp] = before
+            return before[1]
+        summary = summarise(self._files, log)
+        if summary is None or not is_settled(summary, self._clock.now_ms()):
+            return None
+        known[tp] = version, summary
+        return summary
+
+    def write_all(self, log_dir: LogDir, logs: Iterable[Log]) -> None:
+        """After a clean stop: all logs are closed, and the marker is written."""
+        summaries = {log.topic_partition: s for log in logs if (s := summarise(self._files, log)) is not None}
+        marker = self._files.stat(f"{log_dir.path}/{names.CLEAN_SHUTDOWN}")
+        self._job(log_dir.path, RecordedLogs(marker.modified_ns, summaries)).work()
+
+    def _job(self, log_dir: str, recorded: RecordedLogs) -> FileJob:
+        return FileJob(log_dir, lambda: self._files.write_atomic(f"{log_dir}/{names.LOG_SUMMARY}", encode(recorded)))
