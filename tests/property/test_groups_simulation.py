@@ -65,7 +65,7 @@ class World:
     clients: list[Client] = field(default_factory=list)
     waiters: list[Deferred[JoinGroupResult] | Deferred[SyncGroupResult]] = field(default_factory=list)
     commits: list[tuple[TopicPartition, int, Deferred[dict[TopicPartition, ErrorCode]]]] = field(default_factory=list)
-    possible: dict[TopicPartition, list[int]] = field(default_factory=dict)
+    possible: dict[TopicPartition, list[int | None]] = field(default_factory=dict)
     """What may be read as committed: the last acknowledged offset and the later ones whose fate is not known."""
     instances: dict[str, str] = field(default_factory=dict)
     """Who a member id belongs to."""
@@ -195,9 +195,30 @@ class World:
         for tp, offset, outcome in self.commits:
             if not outcome.done:
                 waiting.append((tp, offset, outcome))
-            elif outcome.value[tp] is ErrorCode.NONE:
-                self.possible[tp] = [o for o in self.possible[tp] if o >= offset]
+            elif outcome.value[tp] is ErrorCode.NONE and offset in self.possible[tp]:
+                self.possible[tp] = self.possible[tp][self.possible[tp].index(offset) :]
         self.commits = waiting
+
+    def delete_offsets(self) -> None:
+        """An operator deletes offsets. An empty group that has none left must be gone with the answer."""
+        manager, wanted = self.harness.manager, self.rng.sample(PARTITIONS, self.rng.randint(1, len(PARTITIONS)))
+        in_log = sum(self.harness.log.end_offsets.values())
+
+        def on_deleted(result: dict[TopicPartition, ErrorCode] | ErrorCode) -> None:
+            if isinstance(result, ErrorCode) or any(error is not ErrorCode.NONE for error in result.values()):
+                return
+            group = manager.get(GROUP)
+            if group is None:
+                self.on_group_gone()
+            elif group.state is GroupState.EMPTY and not group.pending_members:
+                offsets = group.offsets
+                assert offsets.committed or offsets.pending, "an empty group without offsets was left behind"
+
+        outcome = self.harness.coordinator.delete_offsets(GROUP, wanted)
+        if sum(self.harness.log.end_offsets.values()) > in_log:
+            for tp in wanted:
+                self.possible.setdefault(tp, []).append(None)
+        outcome.then(on_deleted)
 
     def check_offsets(self) -> None:
         for tp, possible in self.possible.items():
@@ -212,7 +233,7 @@ class World:
     def fault(self) -> None:
         log = self.harness.log
         client = self.rng.choice(self.clients)
-        match self.rng.randrange(9):
+        match self.rng.randrange(10):
             case 0:
                 client.restart()
             case 1 if client.member_id:
@@ -231,6 +252,8 @@ class World:
                 self.harness.pass_ms(self.rng.choice((11_000, 40_000)))
             case 7:
                 self.replace_coordinator()
+            case 8:
+                self.delete_offsets()
             case _:
                 # The request is repeated on another connection while the first still waits.
                 if client.join is not None or client.sync is not None:
@@ -242,6 +265,14 @@ class World:
         self.collect_commits()
         self.incarnation += 1
         self.generation_seen = 0
+        if self.harness.manager.get(GROUP) is None:
+            self.assignments.clear()
+
+    def on_group_gone(self) -> None:
+        """A group of the same name counts its generations from the start."""
+        self.incarnation += 1
+        self.generation_seen = 0
+        self.assignments.clear()
 
     def heal_log(self) -> None:
         self.harness.log.holds = False

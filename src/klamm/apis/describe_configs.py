@@ -1,11 +1,12 @@
 """DescribeConfigs (32): the values that hold for topics, brokers and loggers, and where each comes from.
 
-v0-4: sources and synonyms v1 (v0 says only whether a value is the default); types and documentation v3, the latter only
-when asked for. A topic shows its overrides above the broker's values and defaults (retention.ms, then log.retention.ms,
-.minutes, .hours). A broker answers for itself (all keys), for the empty name (the dynamic defaults of all brokers)
-and, as BROKER_LOGGER, for the levels of its loggers. Another broker's name is INVALID_REQUEST (42), an unknown topic
-UNKNOWN_TOPIC_OR_PARTITION (3). While ZooKeeper does not answer the overrides are those this broker knows. Left out:
-CLIENT_METRICS (16) and GROUP (32), which are INVALID_REQUEST.
+v0-4: sources and synonyms v1 (v0 has a flag for defaults that Kafka never sets); types and documentation v3, the latter
+only when asked for. A topic shows its overrides above the broker's values and defaults (retention.ms, then
+log.retention.ms, .minutes, .hours). A broker answers for itself (all keys), for the empty name (the dynamic defaults of
+all brokers) and, as BROKER_LOGGER, for the levels of its loggers. Another broker's name is INVALID_REQUEST (42), an
+unknown topic UNKNOWN_TOPIC_OR_PARTITION (3), an invalid topic name INVALID_TOPIC_EXCEPTION (17). While ZooKeeper does
+not answer the overrides are those this broker knows. Left out: CLIENT_METRICS (16) and GROUP (32), which are
+INVALID_REQUEST.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from klamm.config.entries import (
 )
 from klamm.config.loggers import logger_levels
 from klamm.config_changes import Properties
+from klamm.controller.topic_validation import validate_topic_name
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -61,6 +63,9 @@ def _result(
     code, message = ErrorCode.NONE, None
     configs: list[DescribeConfigsResourceResult] = []
     try:
+        refused = validate_topic_name(resource.resource_name) if resource.resource_type == ResourceType.TOPIC else None
+        if refused is not None:
+            raise ApiError(refused.error, refused.message)
         check_resource(broker, Resource(resource.resource_type, resource.resource_name))
         configs = [_entry(entry, req) for entry in _entries(broker, resource, overrides)]
     except ApiError as error:
@@ -104,7 +109,7 @@ def _entry(entry: ConfigEntry, req: DescribeConfigsRequest) -> DescribeConfigsRe
         name=entry.name,
         value=entry.value,
         read_only=entry.is_read_only,
-        is_default=entry.source is ConfigSource.DEFAULT_CONFIG,
+        is_default=False,
         config_source=entry.source,
         is_sensitive=entry.is_sensitive,
         synonyms=synonyms,

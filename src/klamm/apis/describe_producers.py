@@ -1,12 +1,13 @@
-"""DescribeProducers (61): the producers whose state a partition's leader keeps.
+"""DescribeProducers (61): the producers whose state a replica keeps.
 
-v0. Answered from the leader's producer state; transactions are left out, so no transaction start is ever given
-unless the log itself (written by another broker) has one open.
+v0. Every replica answers, not only the leader. An invalid topic name is INVALID_TOPIC_EXCEPTION (17). Transactions are
+left out, so no transaction start is ever given unless the log itself (written by another broker) has one open.
 """
 
 from __future__ import annotations
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.controller.topic_validation import validate_topic_name
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.describe_producers import (
@@ -32,9 +33,12 @@ def handle(broker: Broker, ctx: RequestContext, req: DescribeProducersRequest) -
 
 
 def _partition(broker: Broker, topic: str, index: int) -> PartitionResponse:
-    log = broker.replicas.leader_log(TopicPartition(topic, index))
-    if isinstance(log, ErrorCode):
-        return PartitionResponse(partition_index=index, error_code=log, active_producers=())
+    if (refused := validate_topic_name(topic)) is not None:
+        return _error(index, refused.error, refused.message)
+    partition = broker.replicas.partition_or_error(TopicPartition(topic, index))
+    if isinstance(partition, ErrorCode):
+        return _error(index, partition)
+    log = partition.log
     return PartitionResponse(
         partition_index=index,
         error_code=ErrorCode.NONE,
@@ -49,9 +53,13 @@ def _partition(broker: Broker, topic: str, index: int) -> PartitionResponse:
                 if entry.current_txn_first_offset is None
                 else entry.current_txn_first_offset,
             )
-            for entry in log.producers.entries.values()
+            for entry in (log.producers.entries.values() if log is not None else ())
         ],
     )
+
+
+def _error(index: int, error: ErrorCode, message: str | None = None) -> PartitionResponse:
+    return PartitionResponse(partition_index=index, error_code=error, error_message=message, active_producers=())
 
 
 API = Api(DescribeProducersRequest, DescribeProducersResponse, versions=(0, 0), plane=Plane.DATA, handle=handle)

@@ -2,7 +2,8 @@
 
 v0-5. Each call gives a new id with epoch 0; an epoch bump that names its id (v3+) gets a new id as well, which
 clients take. Transactions are left out: a transactional id is answered with TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-(53), which every client reports at once instead of trying again; an empty one is INVALID_REQUEST (42). A controller
+(53), which every client reports at once instead of trying again; an empty one, and an id without an epoch or an epoch
+without an id, are INVALID_REQUEST (42). A controller
 that takes longer than a second is COORDINATOR_LOAD_IN_PROGRESS (14): the client comes again.
 """
 
@@ -13,11 +14,14 @@ import asyncio
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from klamm.protocol.record_batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 
 def handle(
     broker: Broker, ctx: RequestContext, req: InitProducerIdRequest
 ) -> InitProducerIdResponse | asyncio.Future[InitProducerIdResponse]:
+    if (req.producer_id == NO_PRODUCER_ID) != (req.producer_epoch == NO_PRODUCER_EPOCH):
+        return _response(ErrorCode.INVALID_REQUEST)
     if req.transactional_id is not None:
         is_empty = not req.transactional_id
         return _response(ErrorCode.INVALID_REQUEST if is_empty else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)

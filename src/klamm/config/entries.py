@@ -22,6 +22,8 @@ _BROKER_SYNONYMS: Final = {
     "log.flush.interval.ms": ("log.flush.interval.ms", "log.flush.scheduler.interval.ms"),
 }
 """Broker keys whose default is another broker key, strongest first."""
+_LISTENER_KEYS: Final = frozenset({"listeners", "advertised.listeners", "listener.security.protocol.map"})
+"""Not read-only in Kafka, so tools that compare brokers expect the same here. Changing them needs a restart (0020)."""
 
 
 class ConfigSource(IntEnum):
@@ -76,7 +78,8 @@ def broker_entries(configs: ConfigRepository, names: Iterable[str] | None = None
         synonyms = tuple(s for synonym in chain for s in _broker_synonyms(configs, synonym))
         value = configs.config[key.name]
         text = None if value is None else to_text(value)
-        yield _entry(key, text, synonyms, is_read_only=key.update_mode is UpdateMode.READ_ONLY)
+        is_read_only = key.update_mode is UpdateMode.READ_ONLY and key.name not in _LISTENER_KEYS
+        yield _entry(key, text, synonyms, is_read_only=is_read_only)
 
 
 def default_broker_entries(configs: ConfigRepository, names: Iterable[str] | None = None) -> Iterator[ConfigEntry]:

@@ -147,7 +147,19 @@ class GroupMetadataManager:
         return self._writer.commit(group, offsets)
 
     def delete_offsets(self, group: GroupMetadata, partitions: Sequence[TopicPartition]) -> Deferred[ErrorCode]:
-        return self._writer.delete(group, partitions, with_group=False)
+        """An empty group that loses its last offset is deleted too, once the tombstones are written."""
+        result: Deferred[ErrorCode] = Deferred()
+
+        def on_deleted(error: ErrorCode) -> None:
+            owner = self._partitions.get(group.partition)
+            is_here = owner is not None and owner.groups.get(group.group_id) is group
+            if error is ErrorCode.NONE and is_here and _is_abandoned(group):
+                self.delete_group(group).then(result.complete)
+            else:
+                result.complete(error)
+
+        self._writer.delete(group, partitions, with_group=False).then(on_deleted)
+        return result
 
     def delete_group(self, group: GroupMetadata) -> Deferred[ErrorCode]:
         """Nobody can join a dead group. It is gone once the tombstones are written; if they cannot be, it lives on."""
@@ -185,8 +197,7 @@ class GroupMetadataManager:
     def _remove(self, group: GroupMetadata, partitions: Sequence[TopicPartition]) -> None:
         """Deletes these offsets; with the last of them an empty group goes too."""
         is_last = len(partitions) == len(group.offsets.committed)
-        others_pending = group.offsets.pending or group.offsets.pending_transactional or group.pending_members
-        if group.state is GroupState.EMPTY and is_last and not others_pending:
+        if is_last and _is_quiet(group):
             self.delete_group(group)
         elif partitions:
             self.delete_offsets(group, partitions)
@@ -289,6 +300,16 @@ class GroupMetadataManager:
                 return
             offset = next_offset
             yield ErrorCode.NONE
+
+
+def _is_quiet(group: GroupMetadata) -> bool:
+    """Whether the group has no members, and no commit or join under way."""
+    pending = group.offsets.pending or group.offsets.pending_transactional or group.pending_members
+    return group.state is GroupState.EMPTY and not pending
+
+
+def _is_abandoned(group: GroupMetadata) -> bool:
+    return _is_quiet(group) and not group.offsets.committed
 
 
 def _all_partitions(group: GroupMetadata) -> dict[TopicPartition, None]:

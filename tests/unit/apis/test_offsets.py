@@ -288,6 +288,19 @@ class TestInitProducerId:
         assert [self.ask(one)[1] for _ in range(3)] == [50, 51, 52]
         assert len(asked) == 1
 
+    @pytest.mark.parametrize("version", range(3, 6))
+    @pytest.mark.parametrize("transactional_id", [None, "tx", ""])
+    @pytest.mark.parametrize(("producer_id", "epoch"), [(5, -1), (-1, 5)])
+    def test_half_an_identity_is_refused(
+        self, one: OneBroker, version: int, transactional_id: str | None, producer_id: int, epoch: int
+    ) -> None:
+        one.controller.script = one.create_as_asked
+        request = InitProducerIdRequest(
+            transactional_id=transactional_id, transaction_timeout_ms=1, producer_id=producer_id, producer_epoch=epoch
+        )
+        response = one.ask(init_producer_id.API, request, version)
+        assert (response.error_code, response.producer_id) == (ErrorCode.INVALID_REQUEST, -1)
+
     def test_transactions_are_left_out(self, one: OneBroker) -> None:
         assert self.ask(one, transactional_id="tx")[0] == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         assert self.ask(one, transactional_id="")[0] == ErrorCode.INVALID_REQUEST
@@ -302,6 +315,22 @@ def test_describe_producers(one: OneBroker) -> None:
     assert (producer.producer_id, producer.producer_epoch, producer.last_sequence) == (7, 1, 1)
     assert producer.last_timestamp == START_MS + 1 and producer.current_txn_start_offset == -1
     assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_followers_describe_producers(one: OneBroker) -> None:
+    one.lead("t")
+    append(one, b"a", producer_id=7, producer_epoch=1, base_sequence=0)
+    one.lead("t", leader=2, leader_epoch=5, isr=[1, 2], replicas=[1, 2])
+    request = DescribeProducersRequest(topics=[TopicRequest(name="t", partition_indexes=[0])])
+    (answer,) = one.ask(describe_producers.API, request, 0).topics[0].partitions
+    assert (answer.error_code, [p.producer_id for p in answer.active_producers]) == (0, [7])
+
+
+@pytest.mark.parametrize("name", ["", "..", "no such/topic", "x" * 250])
+def test_producers_of_invalid_topics(one: OneBroker, name: str) -> None:
+    request = DescribeProducersRequest(topics=[TopicRequest(name=name, partition_indexes=[0, 1])])
+    answers = one.ask(describe_producers.API, request, 0).topics[0].partitions
+    assert [a.error_code for a in answers] == [ErrorCode.INVALID_TOPIC_EXCEPTION] * 2
 
 
 @pytest.mark.parametrize("version", range(0, 5))

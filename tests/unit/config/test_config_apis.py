@@ -143,9 +143,15 @@ class TestDescribe:
         result = describe(one, TOPIC, "orders", ["segment.bytes"], version)
         (config,) = result.configs
         assert config.value == "1073741824"
-        assert config.is_default == (version == 0)
+        assert not config.is_default, "Kafka never sets the flag of v0"
         assert config.config_source == (ConfigSource.DEFAULT_CONFIG if version >= 1 else -1)
         assert config.config_type == (3 if version >= 3 else 0)
+
+    @pytest.mark.parametrize("name", ["", ".", "..", "no such/topic", "ü", "x" * 250])
+    def test_invalid_topic_names(self, one: OneBroker, name: str) -> None:
+        result = describe(one, TOPIC, name)
+        assert (result.error_code, list(result.configs)) == (ErrorCode.INVALID_TOPIC_EXCEPTION, [])
+        assert "Topic name is invalid" in (result.error_message or "")
 
     def test_documentation_only_when_asked_for(self, one: OneBroker) -> None:
         (config,) = describe(one, TOPIC, "orders", ["segment.bytes"], docs=True).configs
@@ -156,6 +162,8 @@ class TestDescribe:
         assert configs.keys() == BROKER_KEYS.keys()
         assert (configs["num.io.threads"].value, configs["num.io.threads"].config_source) == ("4", 4)
         assert configs["broker.id"].read_only and not configs["num.io.threads"].read_only
+        for key in ("listeners", "advertised.listeners", "listener.security.protocol.map"):
+            assert not configs[key].read_only, "as in Kafka"
         assert configs["log.retention.ms"].value is None
 
     def test_broker_defaults_are_what_is_set_for_all(self, one: OneBroker) -> None:
@@ -170,7 +178,7 @@ class TestDescribe:
 
     @pytest.mark.parametrize(
         ("kind", "name", "code"),
-        [(TOPIC, "none", 3), (TOPIC, "", 42), (BROKER, "2", 42), (LOGGER, "", 42), (16, "x", 42)],
+        [(TOPIC, "none", 3), (TOPIC, "", 17), (BROKER, "2", 42), (LOGGER, "", 42), (16, "x", 42)],
     )
     def test_refused(self, one: OneBroker, kind: int, name: str, code: int) -> None:
         result = describe(one, kind, name)
@@ -258,6 +266,8 @@ class TestAlter:
             (TOPIC, {"retention.ms": "x"}, 40),
             (TOPIC, {"retention.ms": None}, 42),
             (BROKER, {"listeners": "PLAINTEXT://:1"}, 42),
+            (BROKER, {"advertised.listeners": "PLAINTEXT://other:9092"}, 42),
+            (BROKER, {"listener.security.protocol.map": "PLAINTEXT:PLAINTEXT"}, 42),
             (LOGGER, {"root": "INFO"}, 42),
         ],
     )

@@ -9,6 +9,7 @@ import pytest
 
 from klamm.coordinator.config import GroupConfig
 from klamm.coordinator.group_metadata import GroupState
+from klamm.coordinator.membership import MemberIdentity
 from klamm.coordinator.offset_records import OffsetAndMetadata
 from klamm.coordinator.offsets import CommittedOffset
 from klamm.errors import ErrorCode
@@ -253,6 +254,34 @@ def test_deleting_offsets_of_an_empty_group() -> None:
     assert delete(GROUP, [T0, U0]).value == {T0: ErrorCode.NONE, U0: ErrorCode.NONE}
     reloaded = harness.restart()
     assert (reloaded.committed(T0), reloaded.committed(T1)) == (None, 2)
+
+
+def test_an_empty_group_that_loses_its_last_offset_is_gone() -> None:
+    harness = Harness().start()
+    member = harness.join(version=0).value.member_id
+    harness.sync(member, 1, {member: b""})
+    harness.commit(1, member_id=member, generation_id=1)
+    harness.commit(2, tp=T1, member_id=member, generation_id=1)
+    assert harness.coordinator.leave_group(GROUP, [MemberIdentity(member, None)])[0] is ErrorCode.NONE
+    delete = harness.coordinator.delete_offsets
+    assert delete(GROUP, [T0]).value == {T0: ErrorCode.NONE}
+    assert harness.manager.get(GROUP) is not None
+    assert delete(GROUP, [T1, U0]).value == {T1: ErrorCode.NONE, U0: ErrorCode.NONE}
+    for reload in (False, True):
+        now = harness.restart() if reload else harness
+        assert now.manager.get(GROUP) is None
+        assert now.coordinator.delete_offsets(GROUP, [T0]).value is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_a_group_stays_if_the_tombstones_of_its_offsets_cannot_be_written() -> None:
+    harness = Harness().start()
+    harness.commit(1)
+    harness.log.error = ErrorCode.NOT_ENOUGH_REPLICAS
+    assert harness.coordinator.delete_offsets(GROUP, [T0]).value == {T0: ErrorCode.COORDINATOR_NOT_AVAILABLE}
+    harness.log.error = ErrorCode.NONE
+    assert harness.committed() == 1
+    assert harness.coordinator.delete_offsets(GROUP, [T0]).value == {T0: ErrorCode.NONE}
+    assert harness.manager.get(GROUP) is None
 
 
 def test_deleting_offsets_of_subscribed_topics_is_refused() -> None:
