@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from klamm.zk.committer import Committer
@@ -44,19 +44,16 @@ class LoggedTree:
     def _journal(self, now_ms: int, session_id: int, opcode: int, auth: Sequence[Id], body: bytes) -> Journal:
         """Encodes the next change; calling the result logs it."""
         zxid = self._tree.last_zxid + 1
-        record = self._encoded(lambda: encode_record(LogRecord(zxid, now_ms, session_id, opcode, auth, body)))
+        try:
+            record = encode_record(LogRecord(zxid, now_ms, session_id, opcode, auth, body))
+        except RequestTooLarge:
+            raise
+        except Exception as error:
+            self._committer.fail(OSError(errno.EINVAL, f"a change cannot be encoded: {error!r}"))
+            raise NotLogged(message="a change cannot be encoded") from error
 
         def append(actual_zxid: int) -> None:
             assert actual_zxid == zxid, "a change is encoded under the zxid that it gets"
             self._committer.append(record)
 
         return append
-
-    def _encoded(self, encode: Callable[[], bytes]) -> bytes:
-        try:
-            return encode()
-        except RequestTooLarge:
-            raise
-        except Exception as error:
-            self._committer.fail(OSError(errno.EINVAL, f"a change cannot be encoded: {error!r}"))
-            raise NotLogged(message="a change cannot be encoded") from error

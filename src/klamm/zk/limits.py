@@ -10,16 +10,13 @@ from typing import Final
 
 from klamm.zk.ops import (
     BadArguments,
-    Check,
     Create,
-    Delete,
     GetChildrenResult,
     GetDataResult,
     Id,
     InvalidAcl,
     MarshallingError,
     SetAcl,
-    SetData,
     ThrottledOp,
 )
 
@@ -46,15 +43,19 @@ class AnswerTooLarge(MarshallingError):
     """The answer would exceed `MAX_ANSWER_BYTES`: ask for less at once."""
 
 
+def path_bytes(path: str) -> int:
+    return len(path) if path.isascii() else len(path.encode())
+
+
 def check_path(path: str) -> int:
     """The size of a path. Raises BadArguments for one that is too long."""
-    size = len(path.encode())
+    size = path_bytes(path)
     if size > MAX_PATH_BYTES:
         raise BadArguments(path[:64], f"a path of {size} bytes exceeds the limit of {MAX_PATH_BYTES}")
     return size
 
 
-def check_write(op: Create | SetData | Delete | Check | SetAcl, auth: Sequence[Id]) -> None:
+def check_write(op: Create | SetAcl, auth: Sequence[Id]) -> None:
     """Refuses a path or an access list that would take more memory than its request suggests."""
     if isinstance(op, Create):
         check_path(op.path)
@@ -96,8 +97,19 @@ class WatchBudget:
 
     def check(self, watcher: int, paths: Sequence[str]) -> None:
         """Raises ThrottledOp if the watcher may not have that many more, BadArguments if a path is too long."""
-        count, size = self._held.get(watcher, (0, 0))
-        more, more_bytes = len(paths), sum(map(check_path, paths))
+        self._check(watcher, len(paths), sum(map(check_path, paths)))
+
+    def take(self, watcher: int, path: str) -> None:
+        """Counts one more watch, or raises as `check` does."""
+        size = check_path(path)
+        count, held = self._check(watcher, 1, size)
+        self._held[watcher] = count + 1, held + size
+        self.count += 1
+        self.size_bytes += size
+
+    def _check(self, watcher: int, more: int, more_bytes: int) -> tuple[int, int]:
+        """The count and the bytes that the watcher has."""
+        count, size = held = self._held.get(watcher, (0, 0))
         if (
             count + more > MAX_WATCHES_PER_CONNECTION
             or size + more_bytes > MAX_WATCH_BYTES_PER_CONNECTION
@@ -105,17 +117,16 @@ class WatchBudget:
             or self.size_bytes + more_bytes > MAX_WATCH_BYTES
         ):
             raise ThrottledOp(message=f"{more} more watches exceed the limits: {count} are set, {self.count} in all")
+        return held
 
-    def add(self, watcher: int, count: int, size_bytes: int) -> None:
-        """Counts watches, or with negative numbers no longer."""
+    def release(self, watcher: int, count: int, size_bytes: int) -> None:
         held, size = self._held.get(watcher, (0, 0))
-        if held + count:
-            self._held[watcher] = held + count, size + size_bytes
+        if held > count:
+            self._held[watcher] = held - count, size - size_bytes
         else:
             self._held.pop(watcher, None)
-        self.count += count
-        self.size_bytes += size_bytes
+        self.count -= count
+        self.size_bytes -= size_bytes
 
     def drop(self, watcher: int) -> None:
-        count, size = self._held.get(watcher, (0, 0))
-        self.add(watcher, -count, -size)
+        self.release(watcher, *self._held.get(watcher, (0, 0)))

@@ -72,11 +72,13 @@ def execute_write(
 
 
 def _check_limits(tree: ZnodeTree, session_id: int, ops: Sequence[WriteOp | SetAcl], auth: Sequence[Id]) -> None:
+    ephemerals = 0
     for op in ops:
-        check_write(op, auth)
-    more = sum(isinstance(op, Create) and op.ephemeral for op in ops)
-    if more and (session := tree.sessions.get(session_id)) is not None:
-        check_ephemerals(len(session.ephemerals) + more)
+        if isinstance(op, Create | SetAcl):
+            check_write(op, auth)
+            ephemerals += isinstance(op, Create) and op.ephemeral
+    if ephemerals and (session := tree.sessions.get(session_id)) is not None:
+        check_ephemerals(len(session.ephemerals) + ephemerals)
 
 
 def repeat_write(tree: ZnodeTree, session_id: int, opcode: int, body: bytes, now_ms: int, auth: Sequence[Id]) -> None:

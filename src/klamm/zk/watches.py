@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from klamm.zk.acl import SUPER, is_allowed
-from klamm.zk.limits import WatchBudget
+from klamm.zk.limits import WatchBudget, path_bytes
 from klamm.zk.nodes import Znode
 from klamm.zk.ops import EventType, Id, Perms, WatchEvent
 
@@ -27,8 +27,7 @@ class WatchTable:
         """Raises ThrottledOp when there are too many already."""
         if watcher in self._by_path.get(path, ()):
             return
-        self._budget.check(watcher, (path,))
-        self._budget.add(watcher, 1, len(path.encode()))
+        self._budget.take(watcher, path)
         self._by_path.setdefault(path, {})[watcher] = None
         self._by_watcher.setdefault(watcher, {})[path] = None
 
@@ -37,9 +36,9 @@ class WatchTable:
         watchers = self._by_path.pop(path, None)
         if watchers is None:
             return []
-        size = len(path.encode())
+        size = path_bytes(path)
         for watcher in watchers:
-            self._budget.add(watcher, -1, -size)
+            self._budget.release(watcher, 1, size)
             paths = self._by_watcher[watcher]
             del paths[path]
             if not paths:
