@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from klamm.zk.ops import Code
 from klamm.zk.server import EmbeddedZooKeeper
 from tests.unit.zk.raw_client import RawClient, create_body, set_watches_body
 
+HANDSHAKE = struct.pack(">iiqiq", 45, 0, 0, 30_000, 0) + buffer_bytes(bytes(16)) + b"\0"
 MULTI_END = struct.pack(">i?i", -1, True, -1)
 
 
@@ -239,6 +242,11 @@ class Pipe(asyncio.Transport):
     def close(self) -> None: ...
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the condition is the test's, and no event tells of it
+        await asyncio.sleep(0.001)
+
+
 def test_a_pipeline_does_not_keep_others_waiting(tmp_path: Path) -> None:
     """A turn executes a few requests of a connection; meanwhile no more of them are read from its socket."""
 
@@ -246,8 +254,7 @@ def test_a_pipeline_does_not_keep_others_waiting(tmp_path: Path) -> None:
         server = await EmbeddedZooKeeper(tmp_path, fsync=False).start()
         pipe, flood = Pipe(), server._accept()
         flood.connection_made(pipe)
-        handshake = struct.pack(">iqiq", 0, 0, 30_000, 0) + buffer_bytes(bytes(16)) + b"\0"
-        flood.data_received(struct.pack(">i", len(handshake)) + handshake)
+        flood.data_received(HANDSHAKE)
         request = struct.pack(">ii", 1, OpCode.CREATE) + create_body("/flood-", b"", 2)
         flood.data_received((struct.pack(">i", len(request)) + request) * 2_000)
         turns = 0
@@ -260,6 +267,64 @@ def test_a_pipeline_does_not_keep_others_waiting(tmp_path: Path) -> None:
         assert turns >= 2_000 // FRAMES_PER_TURN and pipe.is_read
         assert server.tree.last_zxid == 2_001
         flood.connection_lost(None)
+        await server.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_slow_disk_bounds_the_changes_that_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all connections: no further request is executed until the disk has caught up."""
+    monkeypatch.setattr("klamm.zk.server.MAX_UNSYNCED_BYTES", 20_000)
+    is_slow, finish = False, threading.Event()
+    real_sync = os.fdatasync
+
+    def slow_sync(fd: int) -> None:
+        if is_slow:
+            assert finish.wait(60)
+        real_sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", slow_sync)
+
+    async def scenario() -> None:
+        nonlocal is_slow
+        server = await EmbeddedZooKeeper(tmp_path).start()
+        pipes = [Pipe() for _ in range(3)]
+        connections = [server._accept() for _ in pipes]
+        for connection, pipe in zip(connections, pipes, strict=True):
+            connection.connection_made(pipe)
+            connection.data_received(HANDSHAKE)
+        await until(lambda: all(pipe.written for pipe in pipes))
+        is_slow = True
+        request = struct.pack(">ii", 1, OpCode.CREATE) + create_body("/n-", b"x" * 1_000, 2)
+        for connection in connections:
+            connection.data_received((struct.pack(">i", len(request)) + request) * 100)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert server.received - 3 <= 20_000 // 1_000 + 1
+        assert not any(pipe.is_read for pipe in pipes)
+        finish.set()
+        await until(lambda: server.received == 303 and all(pipe.is_read for pipe in pipes))
+        for connection in connections:
+            connection.connection_lost(None)
+        await server.stop()
+        assert len(server.tree.nodes["/"].children or ()) == 301
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_flood_of_dead_sessions_ends_in_slices(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = await EmbeddedZooKeeper(tmp_path, fsync=False).start()
+        for number in range(1, 2_001):
+            server._logged.create_session(number, 4_000, -10_000_000, b"")
+        server._timer.cancel()
+        server._tick()
+        turns = 0
+        while server.tree.sessions:
+            assert len(server.tree.sessions) >= 2_000 - 200 * (turns + 1)
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= 9
         await server.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -34,6 +34,7 @@ class FrameHandler(Protocol):
     def on_frame(self, connection: Connection, frame: bytes) -> None: ...
     def on_disconnected(self, connection: Connection) -> None: ...
     def on_bytes(self, size: int) -> None: ...
+    def await_disk(self, connection: Connection) -> None: ...
     def flush(self) -> None: ...
 
 
@@ -97,7 +98,9 @@ class Connection(asyncio.Protocol):
         if not is_done:
             self._set_reading(False)
             self._schedule()
-        elif not self._is_held:
+        elif self._is_held:
+            self.update_reading()
+        else:
             self._set_reading(True)
 
     def _schedule(self) -> None:
@@ -208,6 +211,8 @@ class Connection(asyncio.Protocol):
         """Stops reading while the connection is held; afterwards, requests that are here already come first."""
         if self._is_held:
             self._set_reading(False)
+            if self._server.is_congested:
+                self._server.await_disk(self)
         elif self._read_paused:
             self._schedule()
 

@@ -88,7 +88,8 @@ class EmbeddedZooKeeper:
         self._dirty: dict[int, Connection] = {}
         self._next_session_id = self._next_connection = 1
         self._moved_bytes = 0
-        self._was_congested = self._has_ended = False
+        self._awaiting_disk: dict[int, Connection] = {}
+        self._has_ended = False
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -150,12 +151,16 @@ class EmbeddedZooKeeper:
         """Whether so many changes wait for the disk that no further request is read."""
         return self._committer.pending_bytes > MAX_UNSYNCED_BYTES
 
+    def await_disk(self, connection: Connection) -> None:
+        """Lets a connection go on when the server is no longer congested."""
+        self._awaiting_disk[connection.number] = connection
+
     def _on_released(self) -> None:
         self.flush()
-        if self._was_congested and not self.is_congested:
-            for connection in self.connections.values():
+        if self._awaiting_disk and not self.is_congested:
+            awaiting, self._awaiting_disk = self._awaiting_disk, {}
+            for connection in awaiting.values():
                 connection.update_reading()
-        self._was_congested = self.is_congested
 
     def _on_log_failure(self, error: OSError) -> None:
         """Nothing can be promised any more: clients are cut off and look for another server."""

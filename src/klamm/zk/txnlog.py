@@ -303,5 +303,14 @@ def write_snapshot(directory: Path, tree: ZnodeTree) -> None:
     sync_dir(directory)
 
 
+def main(arguments: list[str]) -> int:
+    try:
+        compact(Path(arguments[0]), int(arguments[1]))
+    except (OSError, DataDirError, ZkError) as error:
+        print(f"The snapshot cannot be written: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    compact(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.exit(main(sys.argv[1:]))

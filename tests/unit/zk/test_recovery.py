@@ -212,3 +212,27 @@ def _umask() -> int:
     umask = os.umask(0)
     os.umask(umask)
     return umask
+
+
+@pytest.mark.parametrize("snapshot", ["whole", "missing", "damaged"])
+def test_files_of_the_first_format(tmp_path: Path, snapshot: str) -> None:
+    """`first_format.txt` was written before records had limits: sessions, a create by an identity, a multi."""
+    for line in Path(__file__).with_name("first_format.txt").read_text().splitlines():
+        name, content = line.split()
+        (tmp_path / name).write_bytes(bytes.fromhex(content))
+    if snapshot == "missing":
+        snapshot_path(tmp_path, 4).unlink()
+    elif snapshot == "damaged":
+        flip(snapshot_path(tmp_path, 4), 100)
+    tree = recovered(tmp_path)
+    assert tree.last_zxid == 7 and len(tree.sessions) == 1
+    assert {path: node.data for path, node in tree.nodes.items() if "zookeeper" not in path} == {
+        "/": b"",
+        "/a": b"two",
+        "/b": b"x",
+        "/mine": b"",
+        "/mine/s-0000000000": b"",
+    }
+    (owner,) = tree.sessions
+    assert tree.nodes["/mine/s-0000000000"].ephemeral_owner == owner
+    assert [acl.scheme for acl in tree.nodes["/mine"].acl] == ["digest"]
