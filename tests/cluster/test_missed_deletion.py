@@ -13,7 +13,7 @@ from tests.support.raw_client import TIMEOUT_S, RawClient, eventually
 def topics(cluster: LocalCluster, broker_id: int) -> set[str]:
     everything = MetadataRequest(topics=None, allow_auto_topic_creation=False)
     found = RawClient(cluster.port(broker_id)).ask(everything, 7, MetadataResponse)
-    return {topic.name for topic in found.topics if topic.name is not None}
+    return {topic.name for topic in found.topics if topic.name is not None and not topic.is_internal}
 
 
 def brokers(cluster: LocalCluster, broker_id: int) -> set[int]:

@@ -27,7 +27,9 @@ from klamm.cli.cluster_partitions import (
     missing_brokers,
     notable_partitions,
 )
+from klamm.cli.cluster_problems import find_problems
 from klamm.cli.output import fail, note, say, table
+from klamm.model import TopicPartition
 
 if TYPE_CHECKING:
     from klamm.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
@@ -75,7 +77,8 @@ class BrokerStatus:
 @dataclass(slots=True)
 class ClusterStatus:
     """`controller_problem` is None when the controller says that it is the controller; `zookeeper_answers` when nobody
-    tells. What is only being moved is not among the partitions that are not well.
+    tells. `problems` are sentences about what no partition shows, with the remedy. What is only being moved is not
+    among the partitions that are not well.
     """
 
     cluster_id: str | None = None
@@ -92,6 +95,7 @@ class ClusterStatus:
     missing_brokers: list[MissingBroker] = field(default_factory=list)
     unwell_partitions: list[PartitionStatus] = field(default_factory=list)
     moving_partitions: list[PartitionStatus] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     @property
     def can_decide(self) -> bool:
@@ -123,6 +127,8 @@ def status(
     1: no broker answers.
 
     \b
+    PROBLEM         a znode that cannot be decoded, an internal topic that
+                    cannot be created; with the remedy
     MISSING         brokers that have replicas and are not alive
     ANSWERS         whether the broker answered within --timeout
     CONTROLLER      who is the controller, as this broker knows it
@@ -171,6 +177,9 @@ def look(bootstrap: Iterable[Address], metrics: Mapping[int, Address], timeout_s
     min_isrs = ask_min_isrs(whom, names, timeout_s) if whom is not None else {}
     result = _status(truth, views, values, min_isrs, control)
     result.zookeeper_answers = None if whom is None else zookeeper_answers(whom, timeout_s)
+    if whom is not None:
+        unwell = [TopicPartition(each.topic, each.partition) for each in result.unwell_partitions]
+        result.problems = find_problems(whom, answering[0].node_id, truth, unwell, timeout_s)
     return result
 
 
@@ -303,6 +312,8 @@ def _show(found: ClusterStatus) -> None:
         f"under-replicated, {found.under_min_isr_partitions} under min ISR, {found.offline_partitions} offline, "
         f"{len(found.moving_partitions)} moving"
     )
+    for problem in found.problems:
+        say(f"Problem     {problem}")
     for broker in found.missing_brokers:
         say(f"Missing     broker {broker.id}, which has {broker.replicas} replica{'' if broker.replicas == 1 else 's'}")
     say()

@@ -120,7 +120,7 @@ def on_broker_modifications(ctx: ControllerContext, broker_id: int) -> Steps[Non
     try:
         broker = decode_broker(broker_id, result.data, result.stat.czxid).broker
     except ZnodeFormatError as error:
-        yield Note(str(error))
+        yield Note(str(error), True)
         return
     if broker != known:
         ctx.add_broker(broker)

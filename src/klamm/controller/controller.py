@@ -36,7 +36,15 @@ from klamm.model import NO_CONTROLLER
 from klamm.zk import paths
 from klamm.zk.ops import SessionExpired
 
-_RoleEvent = e.Startup | e.ControllerChange | e.Reelect | e.RegisterBrokerAndReelect | e.Expire | e.ShutdownEventThread
+_RoleEvent = (
+    e.Startup
+    | e.ControllerChange
+    | e.Reelect
+    | e.RegisterBrokerAndReelect
+    | e.RegistrationDeleted
+    | e.Expire
+    | e.ShutdownEventThread
+)
 _TopicEvent = (
     e.TopicChange
     | e.PartitionModifications
@@ -112,6 +120,9 @@ class KafkaController:
                 registration = yield from failover.register_broker(self.context)
                 yield Reply(registration)
                 yield from self._reelect(registration)
+            case e.RegistrationDeleted(broker_id):
+                if broker_id == self.context.config.broker_id:
+                    yield from failover.register_again(self.context)
             case e.ControllerChange() | e.Reelect():
                 yield from self._maybe_resign()
                 yield from self._elect()
@@ -139,7 +150,7 @@ class KafkaController:
     def _maybe_resign(self) -> Steps[None]:
         """Reads who the controller is; resigns when this broker was it and is not any more."""
         was_active, me = self.is_active, self.context.config.broker_id
-        controller_id = yield from failover.read_controller_id()
+        controller_id = yield from failover.read_role(self.context)
         if was_active and controller_id != me:
             yield from self._resign()
         elif controller_id == me and not was_active:

@@ -109,9 +109,10 @@ class ActiveControllerChanged:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line for the state change log."""
+    """A line for the state change log. A warning needs an operator; it is not repeated within a minute."""
 
     text: str
+    is_warning: bool = False
 
 
 Effect: TypeAlias = (

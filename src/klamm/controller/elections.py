@@ -76,7 +76,7 @@ def _read_election_znode() -> Steps[list[TopicPartition] | None]:
     try:
         return list(decode_partitions(paths.PREFERRED_REPLICA_ELECTION, result.data))
     except ZnodeFormatError as error:
-        yield Note(str(error))
+        yield Note(str(error), True)
         return []
 
 

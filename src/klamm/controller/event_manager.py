@@ -51,6 +51,8 @@ state_change_log = logging.getLogger("klamm.state_change")
 
 QUEUE_TIME_RESET_S = 300.0
 MAX_QUEUED_EVENTS = 10_000
+WARNING_INTERVAL_S = 60.0
+MAX_WARNINGS = 1_000
 COLLECTOR_OFF_S = 10.0
 """How long an event may do without the garbage collector."""
 OnReply = Callable[[EventReply], object]
@@ -160,6 +162,7 @@ class ControllerEventManager:
         self._queue: deque[QueuedEvent] = deque()
         self._wake = asyncio.Event()
         self._timers: set[asyncio.TimerHandle] = set()
+        self._silent_until: dict[str, float] = {}
         self._closing = False
         self.state = ControllerState.IDLE
         metrics.watch_queue(lambda: len(self._queue), lambda: self.state)
@@ -304,10 +307,21 @@ class ControllerEventManager:
             case ActiveControllerChanged(controller_id, epoch):
                 self._journal.controller_changed(controller_id, epoch)
                 self._on_controller(controller_id, epoch)
-            case Note(text):
-                state_change_log.info("%s", text)
+            case Note(text, is_warning):
+                self._note(text, is_warning)
             case ZkRead() | ZkMulti() | AskSessionId():
                 raise AssertionError(f"{effect} is awaited elsewhere")
+
+    def _note(self, text: str, is_warning: bool) -> None:
+        if not is_warning:
+            state_change_log.info("%s", text)
+            return
+        now = self._clock.monotonic()
+        if now >= self._silent_until.get(text, now):
+            if len(self._silent_until) >= MAX_WARNINGS:
+                self._silent_until.clear()
+            self._silent_until[text] = now + WARNING_INTERVAL_S
+            state_change_log.warning("%s", text)
 
     def _schedule(self, delay_ms: int, event: ControllerEvent, cause: str) -> None:
         def fire() -> None:

@@ -127,6 +127,14 @@ class BrokerModifications:
 
 
 @dataclass(frozen=True, slots=True)
+class RegistrationDeleted:
+    """The znode of a broker is gone. If this broker's session is not, somebody has deleted it."""
+
+    broker_id: int
+    STATE: ClassVar = ControllerState.BROKER_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
 class ControlledShutdown:
     broker_id: int
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
@@ -304,6 +312,7 @@ ControllerEvent = (
     | ShutdownEventThread
     | BrokerChange
     | BrokerModifications
+    | RegistrationDeleted
     | TopicChange
     | PartitionModifications
     | TopicDeletion

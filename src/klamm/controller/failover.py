@@ -28,19 +28,20 @@ from klamm.controller.effects import (
     BrokerRegistered,
     CancelScheduled,
     CloseAllChannels,
+    Enqueue,
     MultiResults,
     Note,
     Schedule,
     Steps,
     ZkMulti,
 )
-from klamm.controller.events import AutoPreferredReplicaLeaderElection, Reelect
+from klamm.controller.events import AutoPreferredReplicaLeaderElection, Reelect, RegistrationDeleted
 from klamm.controller.replies import BrokerRegistration
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
 from klamm.controller.store import ControllerMoved
 from klamm.controller.topics import adopt_topics
 from klamm.errors import ErrorCode
-from klamm.model import NO_CONTROLLER, BrokerEndPoints, TopicPartition
+from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH, BrokerEndPoints, TopicPartition
 from klamm.zk import paths
 from klamm.zk.broker_znode import encode_broker
 from klamm.zk.ops import (
@@ -49,10 +50,12 @@ from klamm.zk.ops import (
     Create,
     Delete,
     Exists,
+    ExistsResult,
     GetData,
     GetDataResult,
     MultiFailed,
     NodeExists,
+    ReadResult,
     SetData,
     SetDataResult,
 )
@@ -67,7 +70,12 @@ from klamm.zk.znodes import (
     encode_feature,
 )
 
+_EPOCH_REMEDY: Final = f"Set {paths.CONTROLLER_EPOCH} to a number that is at least the last controller epoch"
 CLAIM_RETRY_MS: Final = 100
+UNREADABLE_RETRY_MS: Final = 1_000
+"""Pause before a znode that nobody can decode, or an id that another session holds, is looked at again."""
+_UNREADABLE: Final = -2
+"""Instead of the controller's id."""
 
 
 def register_broker(ctx: ControllerContext) -> Steps[BrokerRegistration]:
@@ -108,16 +116,45 @@ def _registered(ctx: ControllerContext, epoch: int) -> Steps[BrokerRegistration]
     return BrokerRegistration(epoch)
 
 
+def register_again(ctx: ControllerContext) -> Steps[None]:
+    """Somebody has deleted this broker's znode while its session lives: without it the broker counts as dead."""
+    path, before = paths.broker_path(ctx.config.broker_id), ctx.broker_epoch
+    registration = yield from register_broker(ctx)
+    if registration.error is not ErrorCode.NONE:
+        yield Note(f"znode {path} was deleted and this broker is not registered: {registration.message}", True)
+        yield Schedule(UNREADABLE_RETRY_MS, RegistrationDeleted(ctx.config.broker_id))
+        return
+    if registration.broker_epoch != before:
+        yield Note(f"znode {path} was deleted: registered again with epoch {registration.broker_epoch}", True)
+    (there,) = yield from store.read([Exists(path, watch=True)])
+    if isinstance(there, ExistsResult) and there.stat is None:
+        yield Enqueue(RegistrationDeleted(ctx.config.broker_id))
+
+
+def read_role(ctx: ControllerContext) -> Steps[int]:
+    """Who holds `/controller` now; whatever happens to that znode, or to this broker's own, is told next."""
+    own = Exists(paths.broker_path(ctx.config.broker_id), watch=True)
+    _, found, there = yield from store.read([Exists(paths.CONTROLLER, watch=True), GetData(paths.CONTROLLER), own])
+    if ctx.broker_epoch != UNKNOWN_BROKER_EPOCH and isinstance(there, ExistsResult) and there.stat is None:
+        yield Enqueue(RegistrationDeleted(ctx.config.broker_id))
+    controller_id = yield from _controller_id(found)
+    return NO_CONTROLLER if controller_id == _UNREADABLE else controller_id
+
+
 def read_controller_id() -> Steps[int]:
-    """Who holds `/controller` now; whatever happens to that znode next is told."""
+    """Who holds `/controller` now, also if nobody can tell; whatever happens to that znode next is told."""
     _, found = yield from store.read([Exists(paths.CONTROLLER, watch=True), GetData(paths.CONTROLLER)])
+    return (yield from _controller_id(found))
+
+
+def _controller_id(found: ReadResult | None) -> Steps[int]:
     if not isinstance(found, GetDataResult):
         return NO_CONTROLLER
     try:
         return decode_controller(found.data).broker_id
     except ZnodeFormatError as error:
-        yield Note(str(error))
-        return NO_CONTROLLER
+        yield Note(f"{error}. Delete {paths.CONTROLLER}: the brokers elect a controller then", True)
+        return _UNREADABLE
 
 
 def elect(ctx: ControllerContext) -> Steps[bool]:
@@ -128,11 +165,19 @@ def elect(ctx: ControllerContext) -> Steps[bool]:
     ):  # a claim of our own that could not be dropped: it must not make us active
         yield Schedule(CLAIM_RETRY_MS, Reelect())
         return False
+    if controller_id == _UNREADABLE:
+        yield Schedule(UNREADABLE_RETRY_MS, Reelect())
+        return False
     ctx.active_controller_id = controller_id
     if controller_id != NO_CONTROLLER:
         yield ActiveControllerChanged(ctx.active_controller_id, ctx.epoch)
         return False
-    epoch, version = yield from _read_or_create_epoch()
+    try:
+        epoch, version = yield from _read_or_create_epoch()
+    except ZnodeFormatError as error:
+        yield Note(f"no controller can be elected: {error}. {_EPOCH_REMEDY}", True)
+        yield Schedule(UNREADABLE_RETRY_MS, Reelect())
+        return False
     me = ctx.config.broker_id
     znode_version = 2 if ctx.config.inter_broker_protocol.at_least(3, 4) else 1
     data = encode_controller(me, ctx.clock.now_ms(), version=znode_version)
@@ -174,7 +219,7 @@ def _verify_election(me: int, data: bytes, epoch: int) -> Steps[int]:
     """The transaction failed or its answer was lost: it was ours only if both znodes say so."""
     controller, epoch_node = yield from store.read_data([paths.CONTROLLER, paths.CONTROLLER_EPOCH])
     ours = controller is not None and controller.data == data
-    if ours and epoch_node is not None and decode_controller_epoch(epoch_node.data) == epoch:
+    if ours and epoch_node is not None and epoch_node.data == encode_controller_epoch(epoch):
         return epoch_node.stat.version
     raise ControllerMoved(f"broker {me} lost the election for epoch {epoch}")
 
@@ -220,7 +265,7 @@ def _set_up_feature(ctx: ControllerContext) -> Steps[None]:
             try:
                 current = decode_feature(found.data)
             except ZnodeFormatError as error:
-                yield Note(str(error))
+                yield Note(str(error), True)
                 return
             if current.enabled == wanted.enabled:
                 return

@@ -136,7 +136,7 @@ def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
         try:
             tps.update(dict.fromkeys(decode_partitions(path, result.data) if result else ()))
         except ZnodeFormatError as error:
-            yield Note(str(error))
+            yield Note(str(error), True)
     states = yield from store.read_states([tp for tp in tps if ctx.has_assignment(tp)])
     for tp, state in states.items():
         ctx.put_leadership(tp, state)
@@ -163,7 +163,7 @@ def on_log_dir_event(ctx: ControllerContext) -> Steps[None]:
             if result is not None:
                 brokers.add(decode_log_dir_event(path, result.data))
         except ZnodeFormatError as error:
-            yield Note(str(error))
+            yield Note(str(error), True)
     replicas = [r for r in ctx.replicas_on(sorted(brokers)) if not ctx.is_queued_for_deletion(r.partition.topic)]
     added: list[PartitionReplica] = []
     online: list[PartitionReplica] = []

@@ -37,7 +37,7 @@ def _claim(ctx: ControllerContext, broker_id: int) -> Steps[ProducerIdsBlock]:
         try:
             last = decode_producer_id_block(result.data)
         except ZnodeFormatError as error:
-            yield Note(str(error))
+            yield Note(str(error), True)
             return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
         start = 0 if last is None else last.block_end + 1
         if start > MAX_PRODUCER_ID - BLOCK_SIZE:

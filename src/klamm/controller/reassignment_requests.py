@@ -149,7 +149,7 @@ def _read_znode() -> Steps[Mapping[TopicPartition, tuple[int, ...]]]:
     try:
         return decode_reassignment(result.data)
     except ZnodeFormatError as error:
-        yield Note(str(error))
+        yield Note(str(error), True)
         return {}
 
 

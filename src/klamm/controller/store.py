@@ -142,7 +142,7 @@ def read_states(
             try:
                 state = known[key] = decode_partition_state(tp, result.data, result.stat.version)
             except ZnodeFormatError as error:
-                yield Note(str(error))
+                yield Note(str(error), True)
                 continue
         states[tp] = state
         if mzxids is not None:
@@ -331,5 +331,5 @@ def read_topic_configs(topics: Iterable[str]) -> Steps[dict[str, dict[str, str]]
             data = None if result is None else result.data
             configs[topic] = decode_config(paths.config_entity_path("topics", topic), data)
         except ZnodeFormatError as error:
-            yield Note(str(error))
+            yield Note(str(error), True)
     return configs

@@ -60,7 +60,7 @@ def read_topics(topics: Iterable[str], *, watch: bool = False) -> Steps[dict[str
         try:
             stored[topic] = StoredTopic(decode_topic(topic, result.data), result.stat.version)
         except ZnodeFormatError as error:
-            yield Note(str(error))
+            yield Note(str(error), True)
     return stored
 
 
@@ -116,7 +116,7 @@ def read_brokers(*, watch: bool = False) -> Steps[dict[int, BrokerEndPoints]]:
         try:
             brokers[broker_id] = decode_broker(broker_id, result.data, result.stat.czxid).broker
         except ZnodeFormatError as error:
-            yield Note(str(error))
+            yield Note(str(error), True)
     return brokers
 
 

@@ -14,6 +14,7 @@ from klamm.controller.events import (
     PartitionModifications,
     PartitionReassignmentIsrChange,
     Reelect,
+    RegistrationDeleted,
     ReplicaLeaderElection,
     TopicChange,
     TopicDeletion,
@@ -46,7 +47,8 @@ def event_of(watch: WatchEvent) -> ControllerEvent | None:
         return _ORDERS[watch.path]
     if watch.type is EventType.DATA_CHANGED:
         return _data_changed(watch.path)
-    return None
+    broker = watch.path.removeprefix(f"{paths.BROKER_IDS}/")
+    return RegistrationDeleted(int(broker)) if watch.type is EventType.DELETED and broker.isdecimal() else None
 
 
 def _data_changed(path: str) -> ControllerEvent | None:

@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 from klamm.errors import KlammError
 from klamm.testing.admin import ClusterAdmin, brokers_are
+from klamm.testing.internal_topics import InternalTopics
 from klamm.testing.launch import broker_process, nothing_left_of, zookeeper_process
 from klamm.testing.lookup import why_unknown
 from klamm.testing.ports import LOOPBACK, ReservedPort
@@ -74,6 +75,7 @@ class LocalCluster:
             ended=self._ended,
             why_unknown=self._why_unknown,
         )
+        self._internal_topics = InternalTopics(self._answering)
 
     def __enter__(self) -> LocalCluster:
         self.start_all()
@@ -100,7 +102,10 @@ class LocalCluster:
     # --- the whole cluster ---
 
     def start_all(self) -> None:
-        """Starts ZooKeeper and all brokers at the same time; returns when every broker knows all the others."""
+        """Starts ZooKeeper and all brokers at the same time; returns when every broker knows all the others.
+
+        With several brokers `__consumer_offsets` is being created then, so that groups work when a broker is missing.
+        """
         try:
             deadline = time.monotonic() + self._start_timeout_s
             self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,6 +116,7 @@ class LocalCluster:
             for broker_id in self.broker_ids:
                 self._brokers[broker_id].wait_ready(deadline)
             self._admin.wait_until_acquainted(self._running(), deadline)
+            self._internal_topics.request()
         except BaseException as error:
             try:
                 self.close()
@@ -208,12 +214,15 @@ class LocalCluster:
 
     def kill(self, broker_id: int) -> None:
         """SIGKILL, as if the machine had lost its power."""
-        self._broker(broker_id).kill()
+        process = self._broker(broker_id)
+        self._internal_topics.settle()
+        process.kill()
 
     def stop(self, broker_id: int) -> None:
         """SIGTERM: leaderships are handed over, logs are flushed. A paused broker goes on to do so."""
         process = self._broker(broker_id)
         process.must_run()
+        self._internal_topics.settle()
         process.stop(self._stop_timeout_s)
 
     def start(self, broker_id: int) -> None:
@@ -232,7 +241,9 @@ class LocalCluster:
 
     def pause(self, broker_id: int) -> None:
         """SIGSTOP: the process is there but does nothing, as in a long stop of the machine; again is no error."""
-        self._broker(broker_id).pause()
+        process = self._broker(broker_id)
+        self._internal_topics.settle()
+        process.pause()
 
     def resume(self, broker_id: int) -> None:
         """SIGCONT: a paused broker goes on where it was."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
+from klamm.zk.batches import path_batches
 from klamm.zk.chroot import Chroot, split_hosts
 from klamm.zk.client_connection import ConnectionState
-from klamm.zk.client_requests import Read, Request
-from klamm.zk.ops import ConnectionLoss, Exists, GetData, ReadOp
+from klamm.zk.client_requests import MultiRead, Read, Request
+from klamm.zk.ops import Code, ConnectionLoss, Exists, GetData, ReadOp
 from klamm.zk.predecessor import SessionCredentials
 from klamm.zk.socket_connection import SocketConnection
 
@@ -48,6 +50,14 @@ class BlockingSession:
         """Raises NoNode, ConnectionLoss."""
         data: bytes | None = self._read(GetData(path))[0]
         return data
+
+    def read_many(self, paths: Sequence[str]) -> list[bytes | None]:
+        """The data of each znode, None for one that is missing. Raises ConnectionLoss."""
+        found: list[bytes | None] = []
+        for batch in path_batches([self._chroot.full(path) for path in paths]):
+            answers = self._ask(MultiRead(batch))
+            found += [None if isinstance(answer, Code) else answer[0] or b"" for answer in answers]
+        return found
 
     def exists(self, path: str) -> bool:
         return self._read(Exists(path)) is not None

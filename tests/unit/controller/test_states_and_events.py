@@ -27,7 +27,7 @@ def test_there_are_18_states_and_16_timers() -> None:
 
 def test_every_event_has_a_state() -> None:
     kinds = get_args(e.ControllerEvent)
-    assert len(kinds) == 30
+    assert len(kinds) == 31
     assert all(isinstance(kind.STATE, ControllerState) for kind in kinds)
 
 
@@ -49,7 +49,7 @@ ELECTION = e.ReplicaLeaderElection(None, e.ElectionType.PREFERRED, e.ElectionTri
         (EventType.CREATED, "/controller", e.ControllerChange()),
         (EventType.CHILDREN_CHANGED, "/brokers/ids", e.BrokerChange()),
         (EventType.DATA_CHANGED, "/brokers/ids/7", e.BrokerModifications(7)),
-        (EventType.DELETED, "/brokers/ids/7", None),
+        (EventType.DELETED, "/brokers/ids/7", e.RegistrationDeleted(7)),
         (EventType.CHILDREN_CHANGED, "/brokers/topics", e.TopicChange()),
         (EventType.DATA_CHANGED, "/brokers/topics/t", e.PartitionModifications("t")),
         (

@@ -66,3 +66,34 @@ def test_a_role_that_was_given_up_is_won_back_after_longer_and_longer_pauses() -
     core.queue.append(Reelect())
     core.drain()
     assert core.is_active()
+
+
+def test_an_unreadable_controller_epoch_names_the_remedy_and_is_looked_at_again() -> None:
+    core = Core("controller 1")
+    core.tool_writes(paths.CONTROLLER_EPOCH, b"garbage")
+    core.tool_deletes(paths.CONTROLLER)
+    core.lines = []
+    core.drain()
+    assert not core.is_active()
+    assert any("no controller can be elected: znode /controller_epoch" in line for line in core.lines)
+    assert any("at least the last controller epoch" in line for line in core.lines)
+    assert any("schedule" in line and "Reelect" in line for line in core.lines)
+    core.tool_writes(paths.CONTROLLER_EPOCH, b"7")
+    core.queue.append(Reelect())
+    core.drain()
+    assert core.is_active() and core.controller is not None and core.controller.context.epoch == 8
+
+
+def test_an_unreadable_controller_znode_is_not_fought_over() -> None:
+    """The harness fails after a thousand attempts: a broker that does not know the owner must not claim the role."""
+    core = Core("controller 1")
+    before = len(core.multis)
+    core.tool_writes(paths.CONTROLLER, b"{garbage")
+    core.lines = []
+    core.queue.append(Reelect())
+    core.drain()
+    assert not core.is_active() and len(core.multis) == before
+    assert any("Delete /controller: the brokers elect a controller then" in line for line in core.lines)
+    core.tool_deletes(paths.CONTROLLER)
+    core.drain()
+    assert core.is_active()

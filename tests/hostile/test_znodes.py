@@ -1,0 +1,84 @@
+"""Somebody who reaches ZooKeeper deletes or overwrites znodes of a running cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from klamm.cli.cluster import look
+from klamm.errors import ErrorCode
+from klamm.testing import LocalCluster
+from klamm.zk import paths
+from tests.support.raw_client import TIMEOUT_S, RawClient, batch_of, eventually
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(brokers=1) as started:
+        started.create_topic("t")
+        yield started
+
+
+@pytest.fixture(scope="module")
+def zookeeper(cluster: LocalCluster) -> Iterator[KazooClient]:
+    client = KazooClient(cluster.zookeeper_connect)
+    client.start(TIMEOUT_S)
+    yield client
+    client.stop()
+    client.close()
+
+
+def problems(cluster: LocalCluster) -> list[str]:
+    status = look([("127.0.0.1", cluster.port(1))], {}, TIMEOUT_S)
+    assert status is not None
+    return status.problems
+
+
+def registration(zookeeper: KazooClient) -> int | None:
+    try:
+        return int(zookeeper.get(paths.broker_path(1))[1].czxid)
+    except NoNodeError:
+        return None
+
+
+def leads(broker: RawClient) -> bool:
+    return broker.produce("t", batch_of([b"x"])).error_code == ErrorCode.NONE
+
+
+def test_a_deleted_registration(cluster: LocalCluster, zookeeper: KazooClient) -> None:
+    broker, before = RawClient(cluster.port(1)), registration(zookeeper)
+    zookeeper.delete(paths.broker_path(1))
+    again = eventually(lambda: registration(zookeeper), "the broker did not register again")
+    assert before is not None and again > before
+    eventually(lambda: leads(broker), "the broker does not lead its partition again")
+    eventually(
+        lambda: "znode /brokers/ids/1 was deleted: registered again" in cluster.logs(1).read_text(), "nobody said so"
+    )
+
+
+def test_garbage_in_the_controller_epoch(cluster: LocalCluster, zookeeper: KazooClient) -> None:
+    epoch = int(zookeeper.get(paths.CONTROLLER_EPOCH)[0])
+    assert problems(cluster) == []
+    zookeeper.set(paths.CONTROLLER_EPOCH, b"garbage")
+    zookeeper.delete(paths.CONTROLLER)
+    eventually(lambda: "no controller can be elected" in cluster.logs(1).read_text(), "the log does not say so")
+    (problem,) = problems(cluster)
+    assert problem.startswith("znode /controller_epoch: ") and "Set /controller_epoch to a number" in problem
+    assert leads(RawClient(cluster.port(1))), "clients are served meanwhile"
+    zookeeper.set(paths.CONTROLLER_EPOCH, str(epoch).encode())
+    eventually(lambda: zookeeper.exists(paths.CONTROLLER) is not None, "nobody was elected after the repair")
+    assert int(zookeeper.get(paths.CONTROLLER_EPOCH)[0]) == epoch + 1
+    cluster.create_topic("after")
+
+
+def test_garbage_in_the_controller_znode(cluster: LocalCluster, zookeeper: KazooClient) -> None:
+    epoch = int(zookeeper.get(paths.CONTROLLER_EPOCH)[0])
+    zookeeper.set(paths.CONTROLLER, b"garbage")
+    (problem,) = problems(cluster)
+    assert problem.startswith("znode /controller: ") and "Delete /controller" in problem
+    zookeeper.delete(paths.CONTROLLER)
+    eventually(lambda: int(zookeeper.get(paths.CONTROLLER_EPOCH)[0]) == epoch + 1, "nobody was elected")
+    eventually(lambda: problems(cluster) == [], "the problem stays")
