@@ -37,4 +37,4 @@ def _api_keys() -> tuple[ApiVersion, ...]:
     )
 
 
-API = Api(ApiVersionsRequest, ApiVersionsResponse, versions=(0, 4), plane=Plane.DATA, handle=handle)
+API = Api(ApiVersionsRequest, ApiVersionsResponse, versions=(0, 4), plane=Plane.DATA, handle=handle, is_read=True)

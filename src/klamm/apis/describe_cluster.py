@@ -51,4 +51,6 @@ def _refused(broker: Broker, req: DescribeClusterRequest) -> DescribeClusterResp
     )
 
 
-API = Api(DescribeClusterRequest, DescribeClusterResponse, versions=(0, 1), plane=Plane.DATA, handle=handle)
+API = Api(
+    DescribeClusterRequest, DescribeClusterResponse, versions=(0, 1), plane=Plane.DATA, handle=handle, is_read=True
+)

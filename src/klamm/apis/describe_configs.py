@@ -118,4 +118,6 @@ def _entry(entry: ConfigEntry, req: DescribeConfigsRequest) -> DescribeConfigsRe
     )
 
 
-API = Api(DescribeConfigsRequest, DescribeConfigsResponse, versions=(0, 4), plane=Plane.DATA, handle=handle)
+API = Api(
+    DescribeConfigsRequest, DescribeConfigsResponse, versions=(0, 4), plane=Plane.DATA, handle=handle, is_read=True
+)

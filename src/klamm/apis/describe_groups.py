@@ -55,4 +55,4 @@ def _member(member: MemberSummary) -> DescribedGroupMember:
     )
 
 
-API = Api(DescribeGroupsRequest, DescribeGroupsResponse, versions=(0, 5), plane=Plane.DATA, handle=handle)
+API = Api(DescribeGroupsRequest, DescribeGroupsResponse, versions=(0, 5), plane=Plane.DATA, handle=handle, is_read=True)

@@ -63,4 +63,6 @@ def _partition(log: Log) -> DescribeLogDirsPartition:
     )
 
 
-API = Api(DescribeLogDirsRequest, DescribeLogDirsResponse, versions=(0, 4), plane=Plane.DATA, handle=handle)
+API = Api(
+    DescribeLogDirsRequest, DescribeLogDirsResponse, versions=(0, 4), plane=Plane.DATA, handle=handle, is_read=True
+)

@@ -62,4 +62,6 @@ def _error(index: int, error: ErrorCode, message: str | None = None) -> Partitio
     return PartitionResponse(partition_index=index, error_code=error, error_message=message, active_producers=())
 
 
-API = Api(DescribeProducersRequest, DescribeProducersResponse, versions=(0, 0), plane=Plane.DATA, handle=handle)
+API = Api(
+    DescribeProducersRequest, DescribeProducersResponse, versions=(0, 0), plane=Plane.DATA, handle=handle, is_read=True
+)

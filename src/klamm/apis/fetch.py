@@ -201,4 +201,12 @@ def metric_name(req: FetchRequest) -> str:
     return "FetchFollower" if is_follower else "FetchConsumer"
 
 
-API = Api(FetchRequest, FetchResponse, versions=(0, 17), plane=Plane.DATA, handle=handle, metric_name=metric_name)
+API = Api(
+    FetchRequest,
+    FetchResponse,
+    versions=(0, 17),
+    plane=Plane.DATA,
+    handle=handle,
+    metric_name=metric_name,
+    is_read=True,
+)

@@ -68,4 +68,6 @@ def _failed(key: str, error: ErrorCode, why: str | None = None) -> Coordinator:
     return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=why or _MESSAGES[error])
 
 
-API = Api(FindCoordinatorRequest, FindCoordinatorResponse, versions=(0, 6), plane=Plane.DATA, handle=handle)
+API = Api(
+    FindCoordinatorRequest, FindCoordinatorResponse, versions=(0, 6), plane=Plane.DATA, handle=handle, is_read=True
+)

@@ -27,4 +27,4 @@ def handle(broker: Broker, ctx: RequestContext, req: ListGroupsRequest) -> ListG
     return ListGroupsResponse(error_code=error, groups=listed)
 
 
-API = Api(ListGroupsRequest, ListGroupsResponse, versions=(0, 5), plane=Plane.DATA, handle=handle)
+API = Api(ListGroupsRequest, ListGroupsResponse, versions=(0, 5), plane=Plane.DATA, handle=handle, is_read=True)

@@ -132,4 +132,4 @@ def _old_style(
     )
 
 
-API = Api(ListOffsetsRequest, ListOffsetsResponse, versions=(0, 9), plane=Plane.DATA, handle=handle)
+API = Api(ListOffsetsRequest, ListOffsetsResponse, versions=(0, 9), plane=Plane.DATA, handle=handle, is_read=True)

@@ -52,4 +52,5 @@ API = Api(
     versions=(0, 0),
     plane=Plane.DATA,
     handle=handle,
+    is_read=True,
 )

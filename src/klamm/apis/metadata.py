@@ -159,4 +159,4 @@ class _Answer:
         return tuple(r for r in replicas if r in known), tuple(r for r in isr if r in known), error
 
 
-API = Api(MetadataRequest, MetadataResponse, versions=(0, 12), plane=Plane.DATA, handle=handle)
+API = Api(MetadataRequest, MetadataResponse, versions=(0, 12), plane=Plane.DATA, handle=handle, is_read=True)

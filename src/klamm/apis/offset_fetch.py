@@ -96,4 +96,4 @@ def _group(groups: GroupCoordinator, asked: OffsetFetchRequestGroup, require_sta
     return OffsetFetchResponseGroup(group_id=asked.group_id, topics=topics)
 
 
-API = Api(OffsetFetchRequest, OffsetFetchResponse, versions=(0, 9), plane=Plane.DATA, handle=handle)
+API = Api(OffsetFetchRequest, OffsetFetchResponse, versions=(0, 9), plane=Plane.DATA, handle=handle, is_read=True)

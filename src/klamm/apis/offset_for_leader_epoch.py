@@ -50,4 +50,11 @@ def _partition(broker: Broker, topic: str, asked: OffsetForLeaderPartition, requ
     )
 
 
-API = Api(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, versions=(0, 4), plane=Plane.DATA, handle=handle)
+API = Api(
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    versions=(0, 4),
+    plane=Plane.DATA,
+    handle=handle,
+    is_read=True,
+)

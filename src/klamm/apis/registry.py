@@ -6,13 +6,13 @@ ApiVersions, dispatch, metrics and docs/apis.md are derived from these declarati
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from klamm.broker import Broker
-from klamm.network.request import Plane, RequestContext
+from klamm.network.request import Dispatched, Plane, RequestContext
 from klamm.protocol.wire import Message
 
 __all__ = ["Api", "BoundApi", "Broker", "Delayed", "Plane", "RequestContext", "bind", "then"]
@@ -22,6 +22,7 @@ Resp = TypeVar("Resp", bound=Message)
 A = TypeVar("A")
 B = TypeVar("B")
 Delayed: TypeAlias = "asyncio.Future[Resp]"
+Sliced: TypeAlias = "Generator[None, None, Resp | asyncio.Future[Resp] | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,20 @@ class Api(Generic[Req, Resp]):
     """`versions` is what the handler honours, never what the codec could parse.
 
     `metric_name` names the request in RequestMetrics where the API's own name is not all (FetchConsumer).
+    A request of an API with `is_read` changes nothing, so it is dropped if its connection ends before its turn.
+    A handler whose work grows with the request or the cluster may be a generator: it yields between slices of at most a
+    few milliseconds (`in_slices`) and returns the response or a future of it.
     """
 
     request: type[Req]
     response: type[Resp]
     versions: tuple[int, int]
     plane: Plane
-    handle: Callable[[Broker, RequestContext, Req], Resp | Delayed[Resp] | asyncio.Future[Resp | None] | None]
+    handle: Callable[
+        [Broker, RequestContext, Req], Resp | Delayed[Resp] | asyncio.Future[Resp | None] | Sliced[Resp] | None
+    ]
     metric_name: Callable[[Req], str] | None = None
+    is_read: bool = False
 
     @property
     def key(self) -> int:
@@ -50,7 +57,7 @@ class Api(Generic[Req, Resp]):
 class BoundApi:
     """An Api of one broker: what the network layer calls."""
 
-    __slots__ = ("dispatch", "key", "metric_name", "name", "plane", "request", "response", "versions")
+    __slots__ = ("dispatch", "is_read", "key", "metric_name", "name", "plane", "request", "response", "versions")
 
     def __init__(self, api: Api[Any, Any], broker: Broker) -> None:
         self.key = api.key
@@ -60,9 +67,8 @@ class BoundApi:
         self.versions = api.versions
         self.plane = api.plane
         self.metric_name: Callable[[Any], str] | None = api.metric_name
-        self.dispatch: Callable[[RequestContext, Any], Message | asyncio.Future[Message | None] | None] = partial(
-            api.handle, broker
-        )
+        self.is_read = api.is_read
+        self.dispatch: Callable[[RequestContext, Any], Dispatched] = partial(api.handle, broker)
 
 
 def bind(apis: Iterable[Api[Any, Any]], broker: Broker) -> tuple[BoundApi, ...]:

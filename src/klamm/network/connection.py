@@ -4,6 +4,9 @@ A client may pipeline. Up to `MAX_IN_FLIGHT` requests of a connection are in the
 the order in which they came (per plane), and a later one may be handled while an earlier one still waits for its
 future. Its response then waits here for its turn. Reading stops for a reason (see `muting`) and goes on when the last
 reason is gone.
+
+Frames are decoded when their turn comes, not when they arrive: a flood of large frames costs other connections nothing
+but its share of the handlers.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Generator, Iterable
 from struct import Struct
 from typing import TYPE_CHECKING, Final, cast
 
@@ -18,8 +22,11 @@ from klamm.errors import ErrorCode, ProtocolError
 from klamm.network.api_table import API_VERSIONS_KEY, VersionedApi
 from klamm.network.muting import CLOSING, IN_FLIGHT, MEMORY, NOT_ADMITTED, QUEUE_FULL, WRITE, MutableProtocol
 from klamm.network.request import ChannelContext, Request
+from klamm.network.request_metrics import MAX_CODES
+from klamm.network.request_queue import Lane
+from klamm.network.sliced_work import Steps
 from klamm.protocol.frames import Frame, FrameReader, decode_request_header
-from klamm.protocol.wire import BytesLike, Message, decode, encode
+from klamm.protocol.wire import BytesLike, Message, decode, decode_in_slices, encode, encode_in_slices
 
 if TYPE_CHECKING:
     from klamm.network.processor import Processor
@@ -56,8 +63,8 @@ class Connection(MutableProtocol):
         self._reader = FrameReader(processor.max_request_bytes, processor.scratch)
         self.get_buffer = self._reader.get_buffer  # type: ignore[method-assign]
         self._frames: deque[Frame] = deque()
-        self._parked: Request | None = None
-        self._held: deque[Request] = deque()
+        self.data_lane = Lane(self)
+        self.control_lane = self.data_lane if self.is_control_plane else Lane(self)
         self._unsent: list[tuple[Request, float]] = []
         self._is_ready = False
         self._client_id_bytes: bytes = b""
@@ -73,7 +80,7 @@ class Connection(MutableProtocol):
         self.processor.acceptor.on_connection(self, self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Requests that were received are still handled, as Kafka does; their responses go nowhere."""
+        """Requests that were received and change something are still handled, as in Kafka; the others are dropped."""
         if self.is_closed:
             return
         self._release()
@@ -106,8 +113,7 @@ class Connection(MutableProtocol):
         if self._unsent:
             now = self._monotonic()
             self._record_unsent(now)
-        if self._held:
-            self.channel.put_back(self._held)
+        self.channel.list_again(self)
         self._mark_ready()
         self.resume(WRITE)
 
@@ -145,22 +151,34 @@ class Connection(MutableProtocol):
     def _receive(self, frame: Frame, now: float) -> None:
         if len(frame) < 10:
             raise ProtocolError(f"a request of {len(frame)} bytes has no header")
-        key, version, correlation_id, length = _HEADER.unpack_from(frame)
+        key, version, correlation_id, _ = _HEADER.unpack_from(frame)
         api = self._by_code.get(key << 16 | version)
         if api is None:
             self._refuse_api(key, version, correlation_id, now)
             return
-        client_id, pos = self._read_client_id(frame, length, api) if api.has_client_id else (None, 8)
         if self.is_control_plane and not api.is_control and api.key != API_VERSIONS_KEY:
             raise ProtocolError(f"{api.name} is not served on the control plane")
-        message, _ = decode(api.request, api.version, frame, pos)
-        request = Request(self, api, correlation_id, client_id, message, len(frame), now)
-        if api.metric_name is not None:
-            request.split_name = api.metric_name(message)
-        self._submit(request)
+        self._submit(Request(self, api, correlation_id, frame, now))
 
-    def _read_client_id(self, frame: Frame, length: int, api: VersionedApi) -> tuple[str | None, int]:
-        """The client id and where the body begins. A client says the same id each time: it is decoded once."""
+    # Decoding: handlers call these when a request's turn has come.
+
+    def decode(self, request: Request) -> Message:
+        """The message of a small request. Raises ProtocolError only."""
+        api, frame = request.api, request.frame
+        request.frame = b""
+        request.client_id, pos = self._read_client_id(frame, api) if api.has_client_id else (None, 8)
+        return decode(api.request, api.version, frame, pos)[0]
+
+    def decode_in_slices(self, request: Request) -> Generator[None, None, Message]:
+        """The message of a large request. Raises ProtocolError only."""
+        api, frame = request.api, request.frame
+        request.frame = b""
+        request.client_id, pos = self._read_client_id(frame, api) if api.has_client_id else (None, 8)
+        return (yield from decode_in_slices(api.request, api.version, frame, pos))[0]
+
+    def _read_client_id(self, frame: Frame, api: VersionedApi) -> tuple[str | None, int]:
+        """The client id and where the body begins. A client sends the same id each time: it is decoded once."""
+        length = frame[8] << 8 | frame[9] if frame[8] < 0x80 else -1
         end = 10 + length
         raw = frame[10:end]
         if raw == self._client_id_bytes and length == len(raw) and end < len(frame):
@@ -179,24 +197,15 @@ class Connection(MutableProtocol):
         if len(self.in_flight) >= MAX_IN_FLIGHT:
             self.pause(IN_FLIGHT)
         if self._pool is not None:
-            self._pool.used_bytes += request.size_bytes
+            self._pool.reserve(request)
         if not channel.send_request(request):
-            self._parked = request
             self.pause(QUEUE_FULL)
-
-    def take_parked_request(self) -> Request | None:
-        request, self._parked = self._parked, None
-        return request
 
     def on_queue_room(self) -> None:
         self.resume(QUEUE_FULL)
 
     def on_memory_available(self) -> None:
         self.resume(MEMORY)
-
-    def hold(self, request: Request) -> None:
-        """Keeps a request that was about to be handled: the client does not read its responses."""
-        self._held.append(request)
 
     # Refusals.
 
@@ -207,7 +216,7 @@ class Connection(MutableProtocol):
             what = f"API key {key}" if versions is None else f"version {version} of API key {key}"
             raise ProtocolError(f"{what} is not served")
         low, high = versions
-        request = Request(self, self._by_code[key << 16 | low], correlation_id, None, None, 0, now)
+        request = Request(self, self._by_code[key << 16 | low], correlation_id, b"", now)
         code = int(ErrorCode.UNSUPPORTED_VERSION)
         body = _UNSUPPORTED_API_VERSIONS.pack(16, correlation_id, code, 1, API_VERSIONS_KEY, low, high)
         request.dequeued_at = request.local_done_at = request.remote_done_at = now
@@ -223,24 +232,73 @@ class Connection(MutableProtocol):
         if not self.in_flight:
             self.close()
 
+    def refuse(self, request: Request, reason: str) -> None:
+        """A request is malformed: earlier ones are answered, later ones are dropped, and the connection closes."""
+        _log.warning("Closing connection %s: %s", self.context.connection_id, reason)
+        self.stop_reading()
+        is_later = False
+        for other in self.in_flight:
+            other.is_dropped = other.is_dropped or is_later
+            is_later = is_later or other is request
+        self.complete_with_close(request)
+
+    def drop(self, request: Request) -> None:
+        """Ends a request that was not handled."""
+        request.frame = b""
+        self.channel.memory_pool.release(request)
+        request.local_done_at = request.remote_done_at = self._monotonic()
+        self._finish(request, None, 0)
+
     # Responses.
 
-    def complete(self, request: Request, response: Message | None) -> None:
-        """The response (or its absence) is known. Raises ValueError when it cannot be encoded: a bug of the handler."""
+    def complete(self, request: Request, response: Message | None) -> Steps | None:
+        """The response (or its absence) is known. Returns the steps that are left if encoding it takes long.
+
+        Raises ValueError when the response cannot be encoded: a bug of the handler.
+        """
         if response is None:
             self._finish(request, None, 0)
-            return
+            return None
         api = request.api
         codes = api.read_error_codes(response)
-        body = encode(response, api.version)
+        if codes is None or api.is_response_sliced or len(codes) > MAX_CODES:  # type: ignore[arg-type]
+            return self._begin_encoding(request, response, codes)
+        self._finish_encoded(request, encode(response, api.version))
+        api.metrics.count_errors(codes)
+        return None
+
+    def _begin_encoding(self, request: Request, response: Message, codes: Iterable[int] | None) -> Steps | None:
+        steps = self._encode_in_slices(request, response, codes)
+        try:
+            next(steps)
+        except StopIteration:
+            return None
+        return steps
+
+    def _encode_in_slices(self, request: Request, response: Message, codes: Iterable[int] | None) -> Steps:
+        api = request.api
+        if codes is None:
+            yield from api.count_errors_in_slices(response)
+        else:
+            api.metrics.count_errors(codes)
+        encoding = encode_in_slices(response, api.version)
+        while not self.is_closed:
+            try:
+                next(encoding)
+            except StopIteration as done:
+                self._finish_encoded(request, done.value)
+                return
+            yield
+        self._finish(request, None, 0)
+
+    def _finish_encoded(self, request: Request, body: list[BytesLike]) -> None:
         size = 4 + sum(map(len, body))
-        if api.is_response_header_flexible:
+        if request.api.is_response_header_flexible:
             size += 1
             head = _RESPONSE.pack(size, request.correlation_id) + b"\0"
         else:
             head = _RESPONSE.pack(size, request.correlation_id)
         body.insert(0, head)
-        api.metrics.count_errors(codes)
         self._finish(request, body, size + 4)
 
     def complete_with_close(self, request: Request) -> None:
@@ -350,6 +408,14 @@ class Connection(MutableProtocol):
         """Nothing came or left since then, and nothing is under way but what the client does not read."""
         return self.last_active_at <= moment and (not self.in_flight or self.is_write_paused)
 
+    def has_ended(self) -> bool:
+        """Whether the client has gone, noticed or not."""
+        if not self.is_closed and self.paused and self._has_peer_closed():
+            assert self._transport is not None
+            self._transport.abort()
+            return True
+        return self.is_closed
+
     def close(self) -> None:
         """Closes after what was written has left; what is in flight goes on without this connection."""
         transport = self._transport
@@ -370,8 +436,7 @@ class Connection(MutableProtocol):
         self._record_unsent(self._monotonic())
         if self.paused & CLOSING:
             self._frames.clear()
-        if self._held:
-            self.channel.put_back(self._held)
+        self.channel.list_again(self)
         self._mark_ready()
         self._transport = None
         self.processor.acceptor.on_connection_lost(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Final
 
 NOT_ADMITTED: Final = 1
@@ -19,6 +20,9 @@ MEMORY: Final = 32
 """`queued.max.request.bytes` are in use."""
 CLOSING: Final = 64
 """The connection takes no further request."""
+
+_TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
+_TCP_ESTABLISHED: Final = 1
 
 
 class MutableProtocol(asyncio.BufferedProtocol):
@@ -46,6 +50,20 @@ class MutableProtocol(asyncio.BufferedProtocol):
         self._process_received()
         if not self.paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def _has_peer_closed(self) -> bool:
+        """Whether the peer has closed the connection: while it is not read, the loop does not notice.
+
+        False where the system does not tell.
+        """
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        if sock is None or _TCP_INFO is None:
+            return False
+        try:
+            state: bytes = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)
+        except OSError:
+            return True
+        return state[0] != _TCP_ESTABLISHED
 
     def _process_received(self) -> None:
         """Takes what was received and not yet processed, until there is a reason to pause again."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from klamm.model import SecurityProtocol
+from klamm.protocol.frames import Frame
 from klamm.protocol.wire import BytesLike, Message
 
 if TYPE_CHECKING:
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 ANONYMOUS: Final = "User:ANONYMOUS"
 _UNLIMITED: Final = 2**31 - 1
+Dispatched = Message | asyncio.Future[Any] | Generator[None, None, Any] | None
+"""What a handler returns: the response, a future of it, or None when there is none (acks=0).
+
+A generator works in slices: it yields at least every few milliseconds and returns one of the others.
+"""
 
 
 class Plane(Enum):
@@ -137,15 +143,17 @@ class RequestContext:
 
 
 class Request(RequestContext):
-    """A request with its place in the network layer: connection, message, response bytes and time stamps in seconds."""
+    """A request with its place in the network layer: connection, frame, response bytes and time stamps in seconds."""
 
     __slots__ = (
         "api",
         "connection",
         "dequeued_at",
+        "frame",
         "is_complete",
+        "is_dropped",
         "local_done_at",
-        "message",
+        "pooled_bytes",
         "received_at",
         "remote_done_at",
         "reserved_bytes",
@@ -160,29 +168,37 @@ class Request(RequestContext):
         connection: Connection,
         api: VersionedApi,
         correlation_id: int,
-        client_id: str | None,
-        message: Message | None,
-        size_bytes: int,
+        frame: Frame,
         received_at: float,
     ) -> None:
-        # Written out instead of calling the base class: this runs once a request.
+        # Written out instead of calling the base class: this runs once per request.
         self.api_key = api.key
         self.api_version = api.version
         self.correlation_id = correlation_id
-        self.client_id = client_id
+        self.client_id = None
         self.channel = connection.context
         self.throttle_time_ms = 0
         self.closes_connection = False
         self.connection = connection
         self.api = api
-        self.message = message
-        self.size_bytes = size_bytes
+        self.frame: Frame = frame
+        """The bytes of header and body until a handler decodes them, then none."""
+        self.size_bytes = len(frame)
+        self.pooled_bytes = 0
+        """What the frame takes of the memory pool."""
         self.received_at = self.dequeued_at = self.local_done_at = self.remote_done_at = received_at
         self.is_complete = False
+        self.is_dropped = False
+        """An earlier request of the connection was malformed: this one is not handled."""
         self.response_parts: list[BytesLike] | None = None
         self.response_size_bytes = 0
         self.reserved_bytes = 0
         self.split_name: str | None = None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether handling the request is of no use: its connection has ended, and it changes nothing."""
+        return self.is_dropped or (self.api.is_read and self.connection.has_ended())
 
     def response_room(self) -> int:
         return self.connection.channel.response_room()
@@ -208,14 +224,21 @@ class ApiSpec(Protocol):
     @property
     def plane(self) -> Plane: ...
 
-    def dispatch(self, ctx: RequestContext, request: Any) -> Message | asyncio.Future[Any] | None:
-        """The response, a future of it, or None when there is none (acks=0). Bad input never raises."""
+    def dispatch(self, ctx: RequestContext, request: Any) -> Dispatched:
+        """Handle a request. Bad input never raises."""
 
 
 class SplitsMetrics(Protocol):
     """An API that is also measured under a second name that depends on the request: FetchConsumer, FetchFollower."""
 
     def metric_name(self, request: Any) -> str: ...
+
+
+class Reads(Protocol):
+    """An API that changes nothing: its requests are dropped when their connection has ended."""
+
+    @property
+    def is_read(self) -> bool: ...
 
 
 class NamesErrors(Protocol):

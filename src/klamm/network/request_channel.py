@@ -1,20 +1,20 @@
 """RequestChannel: the bounded queues between connections and handlers.
 
 There are two: data and control. Handlers empty the control queue first. A connection whose request finds its queue full
-keeps the request, stops reading its socket and is called when there is room: nothing ever blocks the loop, and other
-connections go on. Finished responses wait in their connection for their turn; the channel knows which connections
+stops reading its socket until there is room: nothing ever blocks the loop, and other connections go on.
+ Finished responses wait in their connection for their turn; the channel knows which connections
 have something to send.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from klamm.metrics import MetricsRegistry
 from klamm.network.request import Request
+from klamm.network.request_queue import RequestQueue
 
 if TYPE_CHECKING:
     from klamm.network.connection import Connection
@@ -26,24 +26,6 @@ UNSENT_RESPONSE_BYTES: Final = 128 * 1024 * 1024
 LEAST_RESPONSE_BYTES: Final = 64 * 1024
 """What a response may have however much is unsent: clients that do read must get on."""
 _GROUP: Final = "kafka.network"
-
-
-class RequestQueue:
-    """A bounded FIFO of requests and the connections that wait for room in it."""
-
-    __slots__ = ("limit", "requests", "waiting")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.requests: deque[Request] = deque()
-        self.waiting: dict[Connection, None] = {}
-
-    def offer(self, request: Request) -> bool:
-        """False when the queue is full, or when others already wait for room: nobody overtakes them."""
-        if len(self.requests) >= self.limit or self.waiting:
-            return False
-        self.requests.append(request)
-        return True
 
 
 class MemoryPool:
@@ -58,6 +40,14 @@ class MemoryPool:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.waiting: dict[Connection, None] = {}
+
+    def reserve(self, request: Request) -> None:
+        request.pooled_bytes = request.size_bytes
+        self.used_bytes += request.size_bytes
+
+    def release(self, request: Request) -> None:
+        self.used_bytes -= request.pooled_bytes
+        request.pooled_bytes = 0
 
     @property
     def is_depleted(self) -> bool:
@@ -96,42 +86,33 @@ class RequestChannel:
         def gauge(type_: str, name: str, fn: Callable[[], object]) -> None:
             registry.gauge(_GROUP, type_, name, fn)
 
-        gauge("RequestChannel", "RequestQueueSize", lambda: len(self.data.requests))
-        gauge("RequestChannel", "ControlPlaneRequestQueueSize", lambda: len(self.control.requests))
+        gauge("RequestChannel", "RequestQueueSize", lambda: self.data.size)
+        gauge("RequestChannel", "ControlPlaneRequestQueueSize", lambda: self.control.size)
         gauge("SocketServer", "MemoryPoolAvailable", lambda: self.memory_pool.available_bytes)
         gauge("SocketServer", "MemoryPoolUsed", lambda: self.memory_pool.used_bytes)
 
-    def queue_for(self, request: Request) -> RequestQueue:
-        return self.control if request.api.is_control or request.connection.is_control_plane else self.data
-
     def send_request(self, request: Request) -> bool:
-        """Queues a request; False when its queue is full, and then its connection is called when there is room."""
-        queue = self.queue_for(request)
-        if not queue.offer(request):
-            queue.waiting[request.connection] = None
-            return False
+        """Queues a request. False when its queue is full: its connection is called when there is room."""
+        connection = request.connection
+        if request.api.is_control or connection.is_control_plane:
+            is_queued = self.control.offer(connection.control_lane, request)
+        else:
+            is_queued = self.data.offer(connection.data_lane, request)
         self.wake_handlers()
-        return True
+        return is_queued
 
-    def put_back(self, requests: deque[Request]) -> None:
-        """Queues requests that were taken and not handled, before all others and whatever the limit."""
-        while requests:
-            request = requests.pop()
-            self.queue_for(request).requests.appendleft(request)
+    def list_again(self, connection: Connection) -> None:
+        """The connection's requests may be handled again: its client reads, or it has ended."""
+        if connection.data_lane and not connection.is_control_plane:
+            self.data.list_again(connection.data_lane)
+        if connection.control_lane:
+            self.control.list_again(connection.control_lane)
         self.wake_handlers()
 
     def admit_waiting(self) -> None:
-        """Calls the connections that wait, longest first, while there is room."""
-        for queue in (self.control, self.data):
-            waiting = queue.waiting
-            while waiting and len(queue.requests) < queue.limit:
-                connection = next(iter(waiting))
-                del waiting[connection]
-                request = connection.take_parked_request()
-                if request is not None:
-                    queue.requests.append(request)
-                    self.wake_handlers()
-                connection.on_queue_room()
+        """Reads connections again that wait for room or memory, longest first, while there is some."""
+        self.control.admit_waiting()
+        self.data.admit_waiting()
         pool = self.memory_pool
         while pool.waiting and not pool.is_depleted:
             connection = next(iter(pool.waiting))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final
 
 from klamm.errors import ErrorCode
@@ -13,6 +13,8 @@ from klamm.protocol.wire import Message
 _GROUP: Final = "kafka.network"
 _TYPE: Final = "RequestMetrics"
 
+MAX_CODES: Final = 256
+"""A response with more partitions (or topics, groups, members) is counted and encoded in slices."""
 COLUMNS: Final = (
     "RequestQueueTimeMs",
     "LocalTimeMs",
@@ -65,26 +67,45 @@ class RequestMetrics:
         return self._registry.meter(_GROUP, _TYPE, "ErrorsPerSec", {"request": self.name, "error": name})
 
 
-def error_code_reader(response: type[Message]) -> Callable[[Any], list[int]]:
-    """A function that lists the `error_code`s of a response, made once from its schema."""
+def error_code_reader(response: type[Message]) -> Callable[[Any], list[int] | None]:
+    """A function that lists the `error_code`s of a response, made once from its schema.
+
+    It returns None as soon as it meets an array of more than `MAX_CODES` elements.
+    """
     lines = ["def error_codes(v0):", "    codes = []"]
-    lines += _reader_lines(plan(response, response.VERSIONS[-1]), 0)
+    lines += _reader_lines(plan(response, response.VERSIONS[-1]), 0, f"if len(a) > {MAX_CODES}: return None")
     lines.append("    return codes")
     env: dict[str, Any] = {}
     exec("\n".join(lines), env)
-    reader: Callable[[Any], list[int]] = env["error_codes"]
+    reader: Callable[[Any], list[int] | None] = env["error_codes"]
     return reader
 
 
-def _reader_lines(struct: Type, depth: int) -> list[str]:
+def sliced_error_counter(response: type[Message]) -> Callable[[Any, RequestMetrics], Generator[None, None, None]]:
+    """A generator function that counts the `error_code`s of a response of any size."""
+    count = "metrics.count_errors(codes); codes.clear()"
+    lines = ["def count_errors(v0, metrics):", "    codes = []"]
+    lines += _reader_lines(plan(response, response.VERSIONS[-1]), 0, "pass", f"if len(codes) > 5000: {count}; yield")
+    lines.append(f"    {count}; yield")
+    env: dict[str, Any] = {}
+    exec("\n".join(lines), env)
+    counter: Callable[[Any, RequestMetrics], Generator[None, None, None]] = env["count_errors"]
+    return counter
+
+
+def _reader_lines(struct: Type, depth: int, at_array: str, at_element: str = "") -> list[str]:
     """Statements that append the codes of the struct in `v<depth>`; nothing for parts that hold none."""
     lines, indent = [], "    " * (depth + 1)
     for slot in struct.fields:
         if slot.name == "error_code":
             lines.append(f"{indent}codes.append(v{depth}.error_code)")
         elif slot.type.is_array and slot.type.element is not None and slot.type.element.struct is not None:
-            inner = _reader_lines(slot.type.element, depth + 1)
+            inner = _reader_lines(slot.type.element, depth + 1, at_array, at_element)
             if inner:
-                lines.append(f"{indent}for v{depth + 1} in v{depth}.{slot.name} or ():")
+                lines.append(f"{indent}a = v{depth}.{slot.name} or ()")
+                lines.append(f"{indent}{at_array}")
+                lines.append(f"{indent}for v{depth + 1} in a:")
+                if at_element:
+                    lines.append(f"{indent}    {at_element}")
                 lines += inner
     return lines

@@ -2,14 +2,17 @@
 
 Structs and arrays are written out inline, so a message costs one call. Neighbouring fixed-size fields, the length that
 follows them and the first byte of a varint are read by one precompiled `Struct.unpack_from`, straight into the slots
-of the object. Every count is checked against the bytes that remain (count times the smallest element) and against the
-message's memory budget before anything is built for it.
+of the object. Every count is checked against the bytes that remain (count times the smallest element), against
+`MAX_ELEMENTS` and against the message's memory budget before anything is built for it.
+
+A sliced decoder is the same function as a generator: it yields whenever it has read another `SLICE_BYTES`. Records are
+not counted, because they are not copied.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from struct import Struct as Format
 from typing import Any
@@ -19,6 +22,7 @@ from klamm.protocol.schema import REFERENCE_COST, Slot, Type, cost, is_flexible,
 from klamm.protocol.wire import Message
 
 Decoder = Callable[[bytes | bytearray, int], tuple[Any, int]]
+SlicedDecoder = Callable[[bytes | bytearray, int], Generator[None, None, tuple[Any, int]]]
 
 
 def compile_decoder(cls: type[Message], version: int) -> Decoder:
@@ -29,25 +33,38 @@ def compile_decoder(cls: type[Message], version: int) -> Decoder:
     return decoder
 
 
-def decoder_source(cls: type[Message], version: int) -> tuple[str, dict[str, Any]]:
-    writer = _Writer(is_flexible(cls, version))
+def compile_sliced_decoder(cls: type[Message], version: int) -> SlicedDecoder:
+    """A generator function (buf, pos) that returns (message, end) after as many slices as it takes."""
+    source, env = decoder_source(cls, version, sliced=True)
+    exec(compile(source, f"<decode {cls.__name__} v{version} in slices>", "exec"), env)
+    decoder: SlicedDecoder = env["decode"]
+    return decoder
+
+
+def decoder_source(cls: type[Message], version: int, *, sliced: bool = False) -> tuple[str, dict[str, Any]]:
+    writer = _Writer(is_flexible(cls, version), sliced=sliced)
     layout = plan(cls, version)
     writer.struct(layout, "out", cls.__name__)
     writer.flush()
     head = ["def decode(buf, pos):", "    size = len(buf)", f"    budget = {runtime.MEMORY_BUDGET}"]
+    if sliced:
+        # The second line makes it a generator also where the message has no array.
+        head += [f"    limit = pos + {runtime.SLICE_BYTES}", "    if size < 0: yield"]
     return "\n".join([*head, *writer.lines, "    return out, pos", ""]), writer.env
 
 
 class _Writer:
     """Emits the lines of one decoder. `run` holds fixed-size reads that have not been written out yet."""
 
-    def __init__(self, flexible: bool) -> None:
+    def __init__(self, flexible: bool, *, sliced: bool) -> None:
         self.flexible = flexible
+        self.sliced = sliced
         self.lines: list[str] = []
         self.env: dict[str, Any] = {"new": object.__new__}
-        for name in ("short", "bad_null", "bad_length", "bad_tag", "too_much", "uuid_of", "rest_of_uvarint"):
+        for name in ("short", "bad_null", "bad_length", "bad_tag", "too_many", "uuid_of", "rest_of_uvarint"):
             self.env[name] = getattr(runtime, name)
         self.env |= {"read_uvarint": runtime.read_uvarint, "skip_tagged_fields": runtime.skip_tagged_fields}
+        self.env["bytes_of"] = runtime.bytes_of
         self.depth = 1
         self.run: list[tuple[str, str]] = []
         self.counter = itertools.count(1)
@@ -170,10 +187,17 @@ class _Writer:
             self.emit(f"if {end} > size: short({n}, size - pos)")
             if kind == "string" and self.flexible:
                 self.emit(f"if {n} > {runtime.STRING_MAX_BYTES}: bad_length({name!r}, {n})")
-            read = {"string": "buf[pos:{}].decode()", "bytes": "bytes(buf[pos:{}])"}.get(
-                kind, "memoryview(buf)[pos:{}]"
-            )
+            copy = "bytes_of(buf, pos, {})" if self.sliced else "bytes(buf[pos:{}])"
+            read = {"string": "buf[pos:{}].decode()", "bytes": copy}.get(kind, "memoryview(buf)[pos:{}]")
             self.emit(f"{target} = {read.format(end)}; pos = {end}")
+            if self.sliced and kind == "records":
+                self.emit(f"limit += {n}")
+
+    def slice_ends(self) -> None:
+        """Where a sliced decoder may pause: between two elements."""
+        if self.sliced:
+            self.emit("if pos > limit:")
+            self.emit(f"    yield; limit = pos + {runtime.SLICE_BYTES}")
 
     def array(self, t: Type, target: str, name: str) -> None:
         element = t.element
@@ -185,7 +209,7 @@ class _Writer:
             times = f" * {smallest}" if smallest > 1 else ""
             self.emit(f"if {n}{times} > size - pos: short({n}{times}, size - pos)")
             self.emit(f"budget -= {n} * {cost(element) + REFERENCE_COST}")
-            self.emit(f"if budget < 0: too_much({name!r}, {n})")
+            self.emit(f"if budget < 0 or {n} > {runtime.MAX_ELEMENTS}: too_many({name!r}, {n})")
             if element.code and element.code not in ("16s", "?"):
                 self.fixed_array(element.code, smallest, n, target)
             else:
@@ -195,12 +219,26 @@ class _Writer:
         table = self.constant(f"unpack_{code}s_", runtime.unpackers(code))
         self.env.setdefault(f"format_{code}", lambda count, buf, pos: Format(f">{count}{code}").unpack_from(buf, pos))
         read = f"{table}[{n}](buf, pos) if {n} < {runtime.SMALL} else format_{code}({n}, buf, pos)"
-        self.emit(f"{target} = [*({read})]; pos += {n} * {size}")
+        if not self.sliced:
+            self.emit(f"{target} = [*({read})]; pos += {n} * {size}")
+            return
+        items, most = self.name("a"), runtime.SLICE_BYTES // size
+        with self.block(f"if {n} <= {most}:"):
+            self.emit(f"{items} = [*({read})]; pos += {n} * {size}")
+        with self.block("else:"):
+            self.emit(f"{items} = []")
+            with self.block(f"while {n}:"):
+                part = self.name("n")
+                self.emit(f"{part} = min({n}, {most}); {items} += format_{code}({part}, buf, pos)")
+                self.emit(f"{n} -= {part}; pos += {part} * {size}")
+                self.slice_ends()
+        self.emit(f"{target} = {items}")
 
     def loop(self, element: Type, n: str, target: str, name: str) -> None:
         items, item, append = self.name("a"), self.name("v"), self.name("append")
         self.emit(f"{items} = []; {append} = {items}.append")
         with self.block(f"for _ in range({n}):"):
+            self.slice_ends()
             self.value(element, item, name + "[]")
             self.emit_after(f"{append}({item})")
         self.emit(f"{target} = {items}")
@@ -214,7 +252,9 @@ class _Writer:
         with self.block(f"if {n}:"):
             self.emit(f"if {n} > 127: {n}, pos = rest_of_uvarint(buf, pos, {n})")
             self.emit(f"if {n} * 2 > size - pos: short({n} * 2, size - pos)")
+            self.emit(f"if {n} > {runtime.MAX_TAGGED_FIELDS}: too_many({name + ' tagged fields'!r}, {n})")
             with self.block(f"for _ in range({n}):"):
+                self.slice_ends()
                 self.one_tagged(slots, target, name)
 
     def one_tagged(self, slots: list[Slot], target: str, name: str) -> None:

@@ -3,12 +3,14 @@
 Structs and arrays are written out inline. Neighbouring fixed-size fields, the length that follows them and empty
 sections of tagged fields become one precompiled `Struct.pack`. The function gathers pieces in a list and joins them
 once; large records are never joined but stay the caller's objects between two joined parts.
+
+A sliced encoder is the same function as a generator: it yields after `SLICE_ELEMENTS` elements and joins what it has.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from struct import Struct as Format
 from typing import Any
@@ -18,6 +20,7 @@ from klamm.protocol.schema import Slot, Type, is_flexible, plain, plan, tagged
 from klamm.protocol.wire import BytesLike, Message
 
 Encoder = Callable[[Any], list[BytesLike]]
+SlicedEncoder = Callable[[Any], Generator[None, None, list[BytesLike]]]
 
 
 def compile_encoder(cls: type[Message], version: int) -> Encoder:
@@ -28,11 +31,22 @@ def compile_encoder(cls: type[Message], version: int) -> Encoder:
     return encoder
 
 
-def encoder_source(cls: type[Message], version: int) -> tuple[str, dict[str, Any]]:
-    writer = _Writer(is_flexible(cls, version))
+def compile_sliced_encoder(cls: type[Message], version: int) -> SlicedEncoder:
+    """A generator function message that returns the parts after as many slices as it takes."""
+    source, env = encoder_source(cls, version, sliced=True)
+    exec(compile(source, f"<encode {cls.__name__} v{version} in slices>", "exec"), env)
+    encoder: SlicedEncoder = env["encode"]
+    return encoder
+
+
+def encoder_source(cls: type[Message], version: int, *, sliced: bool = False) -> tuple[str, dict[str, Any]]:
+    writer = _Writer(is_flexible(cls, version), sliced=sliced)
     writer.struct(plan(cls, version), "msg")
     writer.flush()
     head = ["def encode(msg):", "    out = []; write = out.append; parts = []"]
+    if sliced:
+        # The second line makes it a generator also where the message has no array.
+        head += ["    steps = 0", "    if steps: yield"]
     tail = ["    if out: parts.append(join(out))", "    return parts", ""]
     return "\n".join([*head, *writer.lines, *tail]), writer.env
 
@@ -40,8 +54,9 @@ def encoder_source(cls: type[Message], version: int) -> tuple[str, dict[str, Any
 class _Writer:
     """Emits the lines of one encoder. `run` holds fixed-size values that have not been written out yet."""
 
-    def __init__(self, flexible: bool) -> None:
+    def __init__(self, flexible: bool, *, sliced: bool) -> None:
         self.flexible = flexible
+        self.sliced = sliced
         self.lines: list[str] = []
         self.env: dict[str, Any] = {"join": b"".join, "LENGTH": runtime.COMPACT_LENGTH}
         for name in ("uvarint", "compact_string_length", "records_length", "put_records"):
@@ -137,6 +152,8 @@ class _Writer:
             self.emit(f"{n} = records_length({value})" if kind == "records" else f"{n} = len({value})")
             self.length(n, code, "compact_string_length({})" if kind == "string" else "uvarint({} + 1)")
             self.flush()
+            if self.sliced and kind != "records":
+                self.emit(f"steps += {n} >> 8")
             if kind == "records" and self.sink == "write":
                 self.emit(f"put_records(parts, out, {value})")
             else:
@@ -162,7 +179,16 @@ class _Writer:
             self.length(n, "i", "uvarint({} + 1)")
             item = self.name("o")
             with self.block(f"for {item} in {value}:"):
+                self.slice_ends()
                 self.value(element, item)
+
+    def slice_ends(self) -> None:
+        """Where a sliced encoder may pause: between two elements, but not inside a tagged field."""
+        if self.sliced and self.sink == "write":
+            self.emit("steps += 1")
+            with self.block(f"if steps > {runtime.SLICE_ELEMENTS}:"):
+                self.emit("if out: parts.append(join(out)); out.clear()")
+                self.emit("yield; steps = 0")
 
     def fixed_array(self, code: str, value: str, n: str) -> None:
         """A short array of numbers is one pack, its count included."""

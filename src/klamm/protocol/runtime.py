@@ -18,6 +18,16 @@ MEMORY_BUDGET: Final = 256 * 1024 * 1024
 
 200 000 partitions take half of it.
 """
+MAX_ELEMENTS: Final = 1_000_000
+"""Elements of one array. Kafka 4.4 has the same limit."""
+MAX_TAGGED_FIELDS: Final = 10_000
+"""Tagged fields of one struct. Kafka 4.4 has the same limit."""
+SLICE_BYTES: Final = 16 * 1024
+"""A sliced decoder pauses after this many bytes: the worst message takes 3 ms for them."""
+SLICE_ELEMENTS: Final = 1000
+"""A sliced encoder pauses after this many elements; 256 bytes of a string count like one."""
+LARGE_BYTES: Final = 4 * 1024 * 1024
+"""A sliced decoder copies bytes up to this size. Larger ones stay views of the frame: copying 100 MB takes 40 ms."""
 SMALL: Final = 32
 """Arrays of integers shorter than this have a ready-made struct."""
 INLINE_RECORDS: Final = 4096
@@ -39,8 +49,13 @@ def bad_length(name: str, length: int) -> NoReturn:
     raise ProtocolError(f"{name} has the impossible length {length}")
 
 
-def too_much(name: str, count: int) -> NoReturn:
+def too_many(name: str, count: int) -> NoReturn:
     raise ProtocolError(f"{name} announces {count} elements, more than one message may carry")
+
+
+def bytes_of(buf: BytesLike, pos: int, end: int) -> BytesLike:
+    view = memoryview(buf)[pos:end]
+    return bytes(view) if end - pos <= LARGE_BYTES else view
 
 
 def bad_tag(tag: int) -> NoReturn:
@@ -72,6 +87,8 @@ def skip_tagged_fields(buf: BytesLike, pos: int, first: int) -> int:
     size = len(buf)
     if count * 2 > size - pos:
         short(count * 2, size - pos)
+    if count > MAX_TAGGED_FIELDS:
+        too_many("a section of tagged fields", count)
     for _ in range(count):
         _, pos = read_uvarint(buf, pos)
         length, pos = read_uvarint(buf, pos)

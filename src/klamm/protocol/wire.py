@@ -23,7 +23,7 @@ decoding.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Final, TypeVar, cast, dataclass_transform
 from uuid import UUID
@@ -131,6 +131,8 @@ class Message(Struct):
     VERSIONS: ClassVar[range] = range(0)
     DECODERS: ClassVar[dict[int, Callable[[bytes | bytearray, int], tuple[Any, int]]]]
     ENCODERS: ClassVar[dict[int, Callable[[Any], list[BytesLike]]]]
+    SLICED_DECODERS: ClassVar[dict[int, Callable[[bytes | bytearray, int], Generator[None, None, tuple[Any, int]]]]]
+    SLICED_ENCODERS: ClassVar[dict[int, Callable[[Any], Generator[None, None, list[BytesLike]]]]]
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(since,))
@@ -145,6 +147,8 @@ def message(cls: type[S]) -> type[S]:
     if issubclass(made, Message):
         made.DECODERS = {}
         made.ENCODERS = {}
+        made.SLICED_DECODERS = {}
+        made.SLICED_ENCODERS = {}
     return made
 
 
@@ -202,6 +206,40 @@ def encode(msg: Message, version: int) -> list[BytesLike]:
         encoder = msg.ENCODERS[version] = compile_encoder(type(msg), version)
     try:
         return encoder(msg)
+    except _UNFIT as error:
+        from klamm.protocol.schema import explain_misfit
+
+        raise ValueError(f"{type(msg).__name__} v{version}: {explain_misfit(msg, version) or error}") from error
+
+
+def decode_in_slices(
+    cls: type[M], version: int, buf: bytes | bytearray, pos: int = 0
+) -> Generator[None, None, tuple[M, int]]:
+    """Like `decode`, but yields after every few milliseconds of work. `bytes` above 4 MiB stay views of `buf`."""
+    decoder = cls.SLICED_DECODERS.get(version)
+    if decoder is None:
+        if version not in cls.VERSIONS:
+            raise ProtocolError(f"{cls.__name__} has no version {version}")
+        from klamm.protocol.compiler_decode import compile_sliced_decoder
+
+        decoder = cls.SLICED_DECODERS[version] = compile_sliced_decoder(cls, version)
+    try:
+        return (yield from decoder(buf, pos))
+    except _MALFORMED as error:
+        raise ProtocolError(f"{cls.__name__} v{version} is malformed: {error}") from error
+
+
+def encode_in_slices(msg: Message, version: int) -> Generator[None, None, list[BytesLike]]:
+    """Like `encode`, but yields after every few milliseconds of work."""
+    encoder = msg.SLICED_ENCODERS.get(version)
+    if encoder is None:
+        if version not in msg.VERSIONS:
+            raise ValueError(f"{type(msg).__name__} has no version {version}")
+        from klamm.protocol.compiler_encode import compile_sliced_encoder
+
+        encoder = msg.SLICED_ENCODERS[version] = compile_sliced_encoder(type(msg), version)
+    try:
+        return (yield from encoder(msg))
     except _UNFIT as error:
         from klamm.protocol.schema import explain_misfit
 

@@ -40,7 +40,9 @@ class ScriptedApi:
         plane: Plane = Plane.DATA,
         versions: tuple[int, int] | None = None,
         metric_name: Callable[[Any], str] | None = None,
+        is_read: bool = False,
     ) -> None:
+        self.is_read = is_read
         self.request, self.response, self.plane, self.script = request, response, plane, script
         self.key = request.KEY
         self.name = request.__name__.removesuffix("Request")

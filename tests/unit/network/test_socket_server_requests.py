@@ -441,15 +441,15 @@ def test_nobody_overtakes_who_waits_for_room_in_the_queue(run: Run) -> None:
             first, waiting, late = await server.client(), await server.client(), await server.client()
             first.send(heartbeat(0))
             first.send(heartbeat(1))
-            await until(lambda: len(server.network.channel.data.requests) == 2)
+            await until(lambda: server.network.channel.data.size == 2)
             waiting.send(heartbeat(2))
             await until(lambda: server.network.channel.data.waiting)
-            server.network.channel.data.requests.pop()
+            assert server.network.channel.data.take() is not None
             late.send(heartbeat(3))
             await until(lambda: len(server.network.channel.data.waiting) == 2)
             server.network.handler_pool.start()
             assert await waiting.receive_heartbeat() == (0, 2)
             assert await late.receive_heartbeat() == (0, 3)
-            assert numbers(api) == [0, 2, 3]
+            assert numbers(api) == [2, 1, 3]
 
     run(scenario())

@@ -1,0 +1,74 @@
+"""SlicedWork: requests that take longer than a slice of the loop's time, a slice at a time.
+
+Decoding a large frame, a handler that is a generator, and encoding a large response are steps of one generator per
+request. A few of them run in turns; the others wait, smallest frame first, so that the memory of half-decoded requests
+stays bounded. While one runs, its connection's lane is busy.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Final
+
+from klamm.network.request import Request
+
+MAX_RUNNING: Final = 4
+"""Requests that are worked on at once. Each may hold the memory budget of a message."""
+
+Steps = Generator[None, None, None]
+
+
+class SlicedWork:
+    """The requests of one plane that are under way. `on_done` is called with each when it has ended."""
+
+    def __init__(self, monotonic: Callable[[], float], on_done: Callable[[Request], None]) -> None:
+        self._monotonic = monotonic
+        self._on_done = on_done
+        self._running: deque[tuple[Request, Steps]] = deque()
+        self._waiting: list[tuple[int, int, Request, Steps]] = []
+        self._number = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._running)
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._waiting)
+
+    def add(self, request: Request, steps: Steps) -> None:
+        if len(self._running) < MAX_RUNNING:
+            self._running.append((request, steps))
+            return
+        self._number += 1
+        heapq.heappush(self._waiting, (request.size_bytes, self._number, request, steps))
+
+    def run(self, seconds: float) -> float:
+        """Work for about this long, on each request in turn; return the time at the end."""
+        now = self._monotonic()
+        until = now + seconds
+        while self._running and now < until:
+            request, steps = self._running.popleft()
+            if self._is_over(request, steps):
+                self._end(request)
+            else:
+                self._running.append((request, steps))
+            now = self._monotonic()
+        return now
+
+    def _is_over(self, request: Request, steps: Steps) -> bool:
+        if request.is_abandoned and not request.is_complete:
+            steps.close()
+            request.connection.drop(request)
+            return True
+        try:
+            next(steps)
+        except StopIteration:
+            return True
+        return False
+
+    def _end(self, request: Request) -> None:
+        if self._waiting:
+            _, _, following, steps = heapq.heappop(self._waiting)
+            self._running.append((following, steps))
+        self._on_done(request)

@@ -1,0 +1,293 @@
+"""Clients that try to freeze the loop, to starve others or to fill the memory through the network layer.
+
+The server runs on the test's own loop: if a request is answered while another is under way, the loop turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+import uvloop
+
+from klamm.network import RequestContext, SocketServerConfig
+from klamm.network.connection import MAX_IN_FLIGHT
+from klamm.protocol import runtime
+from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from klamm.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+)
+from klamm.protocol.wire import encode_bytes
+from tests.unit.network.harness import (
+    Answer,
+    RawClient,
+    ScriptedApi,
+    Server,
+    echo,
+    frame,
+    heartbeat,
+    heartbeat_api,
+    numbers,
+    settled,
+    until,
+)
+
+
+def metadata_api(script: Callable[[RequestContext, MetadataRequest], Any] | None = None) -> ScriptedApi:
+    return ScriptedApi(MetadataRequest, MetadataResponse, script or (lambda _, r: answer()), is_read=True)
+
+
+def answer(brokers: int = 0) -> MetadataResponse:
+    nodes = [MetadataResponseBroker(node_id=n, host="h", port=1, rack=None) for n in range(brokers)]
+    return MetadataResponse(brokers=nodes, cluster_id=None, controller_id=0, topics=())
+
+
+def large_metadata(topics: int) -> bytes:
+    """A Metadata v9 frame with this many one-letter topics, built without as many objects."""
+    head = struct.pack(">hhih", MetadataRequest.KEY, 9, 0, -1) + b"\0" + runtime.uvarint(topics + 1)
+    tail = encode_bytes(MetadataRequest(topics=[]), 9)[1:]
+    body = head + b"\x02t\0" * topics + tail
+    return struct.pack(">i", len(body)) + body
+
+
+async def ping(client: RawClient, number: int) -> None:
+    client.send(heartbeat(number))
+    assert (await client.receive_heartbeat())[1] == number
+
+
+def test_a_header_with_millions_of_tagged_fields_is_refused_unread() -> None:
+    async def scenario() -> None:
+        async with Server(metadata_api(), heartbeat_api()) as server:
+            client, other = await server.client(), await server.client()
+            count = 5_000_000
+            header = struct.pack(">hhih", MetadataRequest.KEY, 9, 0, -1) + runtime.uvarint(count)
+            client.writer.write(struct.pack(">i", len(header) + 2 * count) + header + b"\x63\0" * count)
+            assert await client.receive_end() == b""
+            await ping(other, 1)
+
+    uvloop.run(scenario())
+
+
+def test_small_requests_are_answered_while_a_large_one_is_decoded() -> None:
+    async def scenario() -> None:
+        api = metadata_api()
+        async with Server(api, heartbeat_api()) as server:
+            client, other = await server.client(), await server.client()
+            client.writer.write(large_metadata(600_000))
+            await until(lambda: server.network.channel.in_flight)
+            for number in range(5):
+                await ping(other, number)
+            assert not api.asked
+            await client.receive()
+            assert len(api.asked[0].topics) == 600_000
+
+    uvloop.run(scenario())
+
+
+def test_small_requests_are_answered_while_a_handler_and_an_encoder_work_in_slices() -> None:
+    async def scenario() -> None:
+        pauses = 0
+
+        def script(_: RequestContext, __: MetadataRequest) -> Generator[None, None, MetadataResponse]:
+            nonlocal pauses
+            for _ in range(1000):
+                pauses += 1
+                yield
+            return answer(brokers=200_000)
+
+        async with Server(metadata_api(script), heartbeat_api()) as server:
+            client, other = await server.client(), await server.client()
+            client.send(MetadataRequest(topics=[]), 9)
+            await until(lambda: pauses == 1000)
+            assert server.network.channel.in_flight == 1
+            await ping(other, 1)
+            assert server.value("RequestChannel", "ResponseQueueSize") == 0  # The response is not yet encoded.
+            assert len(await client.receive()) > 200_000 * 10
+            await ping(client, 2)
+
+    uvloop.run(scenario())
+
+
+def test_later_requests_of_a_connection_wait_for_its_large_one_and_keep_their_order() -> None:
+    async def scenario() -> None:
+        order: list[object] = []
+
+        def metadata(_: RequestContext, request: MetadataRequest) -> Answer:
+            order.append("metadata")
+            return answer()
+
+        def beat(_: RequestContext, request: HeartbeatRequest) -> Answer:
+            order.append(request.generation_id)
+            return echo(request)
+
+        async with Server(metadata_api(metadata), heartbeat_api(beat)) as server:
+            client = await server.client()
+            client.send(heartbeat(1))
+            client.writer.write(large_metadata(100_000))
+            client.send(heartbeat(2))
+            assert await client.receive_heartbeat() == (0, 1)
+            await client.receive()
+            assert await client.receive_heartbeat() == (1, 2)
+            assert order == [1, "metadata", 2]
+
+    uvloop.run(scenario())
+
+
+def test_a_malformed_large_request_closes_its_connection_only() -> None:
+    async def scenario() -> None:
+        api = heartbeat_api()
+        async with Server(metadata_api(), api) as server:
+            client, other = await server.client(), await server.client()
+            whole = large_metadata(50_000)
+            damaged = whole[:4] + whole[4:60_000] + b"\xff\xff\xff\xff\x7f" + whole[60_005:]
+            client.writer.write(frame(heartbeat(1), 1) + damaged + frame(heartbeat(2), 1))
+            assert await client.receive_heartbeat() == (0, 1)
+            assert await client.receive_end() == b""
+            await ping(other, 3)
+            assert numbers(api) == [1, 3]
+
+    uvloop.run(scenario())
+
+
+def test_a_client_that_pipelines_delays_a_newcomer_by_one_request() -> None:
+    async def scenario() -> None:
+        api = heartbeat_api()
+        async with Server(api, config=SocketServerConfig(queued_max_requests=30), started=False) as server:
+            server.accept_without_handlers()
+            greedy = [await server.client() for _ in range(5)]
+            for index, client in enumerate(greedy):
+                for number in range(20):
+                    client.send(heartbeat(100 * index + number))
+            data = server.network.channel.data
+            await until(lambda: data.size == 30 and data.waiting)
+            newcomer = await server.client()
+            newcomer.send(heartbeat(1000))
+            waiting = len(data.waiting)
+            await until(lambda: len(data.waiting) > waiting)
+            server.network.handler_pool.start()
+            assert await newcomer.receive_heartbeat() == (0, 1000)
+            assert numbers(api).index(1000) <= len(greedy)
+            for index, client in enumerate(greedy):
+                assert [(await client.receive_heartbeat())[1] - 100 * index for _ in range(20)] == list(range(20))
+            assert server.value("RequestChannel", "RequestQueueSize") == 0
+
+    uvloop.run(scenario())
+
+
+def test_a_flood_of_large_requests_does_not_delay_a_newcomer() -> None:
+    """Sixty connections, each with large requests under way: a newcomer is answered before any of them ends."""
+
+    async def scenario() -> None:
+        is_released = False
+
+        def script(_: RequestContext, __: MetadataRequest) -> Generator[None, None, MetadataResponse]:
+            while not is_released:
+                yield
+            return answer()
+
+        async with Server(metadata_api(script), heartbeat_api()) as server:
+            flood = [await server.client() for _ in range(60)]
+            for client in flood:
+                client.writer.write(large_metadata(20_000) * 2)
+            await until(lambda: server.network.channel.in_flight >= 60)
+            newcomer = await server.client()
+            await ping(newcomer, 1)
+            is_released = True
+            for client in flood:
+                await client.receive()
+                await client.receive()
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_reads_of_a_closed_connection_are_dropped_and_changes_are_made(large: bool) -> None:
+    async def scenario() -> None:
+        reads, changes = metadata_api(), heartbeat_api()
+        async with Server(reads, changes, started=False) as server:
+            server.accept_without_handlers()
+            clients = [await server.client() for _ in range(5)]
+            for client in clients:
+                for number in range(2 * MAX_IN_FLIGHT):
+                    client.writer.write(large_metadata(20_000 if large else 1))
+                    client.send(heartbeat(number))
+            await until(lambda: server.network.channel.in_flight == 5 * MAX_IN_FLIGHT)
+            for client in clients:
+                client.writer.transport.abort()
+            server.network.handler_pool.start()
+            await until(lambda: server.network.channel.in_flight == 0 and server.network.connection_count == 0)
+            assert not reads.asked
+            assert len(changes.asked) >= 5 * MAX_IN_FLIGHT // 2
+            assert server.network.channel.unsent_bytes == 0
+            assert server.value("RequestChannel", "RequestQueueSize") == 0
+
+    uvloop.run(scenario())
+
+
+def test_a_large_read_is_given_up_when_its_connection_ends() -> None:
+    async def scenario() -> None:
+        pauses = 0
+
+        def script(_: RequestContext, __: MetadataRequest) -> Generator[None, None, MetadataResponse]:
+            nonlocal pauses
+            while True:
+                pauses += 1
+                yield
+
+        async with Server(metadata_api(script), heartbeat_api()) as server:
+            client, other = await server.client(), await server.client()
+            client.send(MetadataRequest(topics=[MetadataRequestTopic(name="t")]), 9)
+            await until(lambda: pauses > 10)
+            client.writer.transport.abort()
+            await until(lambda: server.network.channel.in_flight == 0)
+            seen = pauses
+            await ping(other, 1)
+            await settled()
+            assert pauses == seen
+
+    uvloop.run(scenario())
+
+
+def test_a_bug_in_a_sliced_handler_costs_its_connection_only(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        def script(_: RequestContext, __: MetadataRequest) -> Generator[None, None, MetadataResponse]:
+            yield
+            raise KeyError("a bug")
+
+        async with Server(metadata_api(script), heartbeat_api()) as server:
+            client, other = await server.client(), await server.client()
+            client.send(MetadataRequest(topics=[]), 9)
+            assert await client.receive_end() == b""
+            await ping(other, 1)
+
+    uvloop.run(scenario())
+    assert "Metadata v9 from 127.0.0.1" in caplog.text
+
+
+def test_a_sliced_handler_may_return_a_future() -> None:
+    async def scenario() -> None:
+        future: asyncio.Future[HeartbeatResponse] = asyncio.get_running_loop().create_future()
+
+        def script(_: RequestContext, __: HeartbeatRequest) -> Any:
+            def steps() -> Generator[None, None, asyncio.Future[HeartbeatResponse]]:
+                yield
+                return future
+
+            return steps()
+
+        api = heartbeat_api(script)
+        async with Server(api) as server:
+            client = await server.client()
+            client.send(heartbeat(1))
+            await until(lambda: api.asked)
+            await settled()
+            future.set_result(HeartbeatResponse(error_code=7))
+            assert await client.receive_heartbeat() == (0, 7)
+
+    uvloop.run(scenario())

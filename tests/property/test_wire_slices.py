@@ -1,0 +1,139 @@
+"""Sliced codecs read and write the same as whole ones, wherever they pause."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from random import Random
+from typing import TypeVar
+
+import pytest
+
+from klamm.errors import ProtocolError
+from klamm.protocol import runtime
+from klamm.protocol.compiler_decode import compile_sliced_decoder
+from klamm.protocol.compiler_encode import compile_sliced_encoder
+from klamm.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from klamm.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from klamm.protocol.messages.update_metadata import UpdateMetadataPartitionState, UpdateMetadataRequest
+from klamm.protocol.wire import Message, decode, decode_in_slices, encode_bytes, encode_in_slices
+from tests.wire.kio_bridge import cases, from_kio, kio_class, our_class, random_entity
+
+T = TypeVar("T")
+
+
+def run(steps: Generator[None, None, T]) -> tuple[T, int]:
+    """The result and how often the work paused."""
+    pauses = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value, pauses
+        pauses += 1
+
+
+@pytest.mark.parametrize("newest", [True, False], ids=["newest", "oldest"])
+def test_every_message_pauses_between_any_two_elements(newest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "SLICE_BYTES", 8)
+    monkeypatch.setattr(runtime, "SLICE_ELEMENTS", 1)
+    pauses = 0
+    chosen = {case[:2]: case for case in sorted(cases(), key=lambda case: case[2], reverse=not newest)}
+    for case in chosen.values():
+        cls, version = our_class(case), case[2]
+        for seed in range(3):
+            message = from_kio(random_entity(kio_class(case), Random(seed)), cls, sys.modules[cls.__module__])
+            whole = encode_bytes(message, version)
+            parts, encoding = run(compile_sliced_encoder(cls, version)(message))
+            assert b"".join(parts) == whole
+            (read, end), decoding = run(compile_sliced_decoder(cls, version)(whole, 0))
+            assert read == message and end == len(whole)
+            pauses += encoding + decoding
+    assert pauses > 1000
+
+
+def test_large_arrays_of_numbers_are_read_in_slices() -> None:
+    state = UpdateMetadataPartitionState(
+        topic_name="t",
+        partition_index=0,
+        controller_epoch=0,
+        leader=0,
+        leader_epoch=0,
+        isr=list(range(100_000)),
+        zk_version=0,
+        replicas=(),
+        offline_replicas=(),
+    )
+    request = UpdateMetadataRequest(
+        controller_id=0, controller_epoch=0, ungrouped_partition_states=[state], live_brokers=()
+    )
+    frame = encode_bytes(request, 1)
+    (read, _), pauses = run(decode_in_slices(UpdateMetadataRequest, 1, frame))
+    assert pauses >= len(frame) // (2 * runtime.SLICE_BYTES)
+    assert read.ungrouped_partition_states[0].isr == state.isr
+
+
+def test_a_large_message_pauses_once_per_slice() -> None:
+    topics = [MetadataRequestTopic(name=f"topic-{n}") for n in range(50_000)]
+    frame = encode_bytes(MetadataRequest(topics=topics), 9)
+    (read, end), pauses = run(decode_in_slices(MetadataRequest, 9, frame))
+    assert read.topics == topics and end == len(frame)
+    assert pauses >= len(frame) // (runtime.SLICE_BYTES + 100)
+    parts, pauses = run(encode_in_slices(read, 9))
+    assert b"".join(parts) == frame
+    assert pauses >= len(topics) // (runtime.SLICE_ELEMENTS + 1)
+
+
+def test_records_do_not_count() -> None:
+    """A produce of many megabytes is as cheap as one of a kilobyte: it never pauses."""
+    data = [PartitionProduceData(index=n, records=bytes(1 << 20)) for n in range(8)]
+    request = ProduceRequest(acks=1, timeout_ms=1, topic_data=[TopicProduceData(name="t", partition_data=data)])
+    frame = bytearray(encode_bytes(request, 9))
+    (read, _), pauses = run(decode_in_slices(ProduceRequest, 9, frame))
+    assert pauses == 0
+    assert [len(p.records or b"") for p in read.topic_data[0].partition_data] == [1 << 20] * 8
+
+
+def test_bytes_of_many_megabytes_are_not_copied() -> None:
+    assignment = SyncGroupRequestAssignment(member_id="m", assignment=bytes(5 << 20))
+    request = SyncGroupRequest(group_id="g", generation_id=1, member_id="m", assignments=[assignment])
+    frame = bytearray(encode_bytes(request, 5))
+    (read, _), _ = run(decode_in_slices(SyncGroupRequest, 5, frame))
+    value: object = read.assignments[0].assignment
+    assert isinstance(value, memoryview) and value.obj is frame
+
+
+@pytest.mark.parametrize("sliced", [False, True], ids=["whole", "sliced"])
+def test_more_than_a_million_elements_are_refused(sliced: bool) -> None:
+    count = runtime.MAX_ELEMENTS + 1
+    frame = count.to_bytes(4, "big") + bytes(2) * count  # MetadataRequest v1: empty topic names
+    with pytest.raises(ProtocolError, match="elements"):
+        run(decode_in_slices(MetadataRequest, 1, frame)) if sliced else decode(MetadataRequest, 1, frame)
+
+
+@pytest.mark.parametrize("sliced", [False, True], ids=["whole", "sliced"])
+@pytest.mark.parametrize("cls", [MetadataRequest, ListOffsetsRequest, ProduceRequest])
+def test_more_than_ten_thousand_tagged_fields_are_refused(cls: type[Message], sliced: bool) -> None:
+    version = cls.VERSIONS[-1]
+    frame = bytearray(encode_bytes(_small(cls), version))
+    assert frame[-1] == 0
+    for count in (runtime.MAX_TAGGED_FIELDS, runtime.MAX_TAGGED_FIELDS + 1):
+        frame[-1:] = runtime.uvarint(count)
+        damaged = bytes(frame) + b"\x63\x00" * count
+        if count <= runtime.MAX_TAGGED_FIELDS:
+            assert decode(cls, version, damaged)[1] == len(damaged)
+            frame[-len(runtime.uvarint(count)) :] = b"\x00"
+            continue
+        with pytest.raises(ProtocolError, match="tagged fields"):
+            run(decode_in_slices(cls, version, damaged)) if sliced else decode(cls, version, damaged)
+
+
+def _small(cls: type[Message]) -> Message:
+    if cls is ProduceRequest:
+        return ProduceRequest(acks=1, timeout_ms=1, topic_data=[])
+    if cls is ListOffsetsRequest:
+        partition = ListOffsetsPartition(partition_index=0, timestamp=-1)
+        return ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name="t", partitions=[partition])])
+    return MetadataRequest(topics=[MetadataRequestTopic(name="t")])
