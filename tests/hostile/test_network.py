@@ -194,7 +194,7 @@ def test_a_flood_of_large_requests_does_not_delay_a_newcomer() -> None:
         async with Server(metadata_api(script), heartbeat_api()) as server:
             flood = [await server.client() for _ in range(60)]
             for client in flood:
-                client.writer.write(large_metadata(20_000) * 2)
+                client.writer.write(large_metadata(6_000) * 2)
             await until(lambda: server.network.channel.in_flight >= 60)
             newcomer = await server.client()
             await ping(newcomer, 1)

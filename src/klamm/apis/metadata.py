@@ -11,10 +11,12 @@ and `auto.create.topics.enable` allow it; the client meanwhile gets LEADER_NOT_A
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Generator
+from typing import Final, cast
+from uuid import UUID
 
 from klamm.apis import topic_creation
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, at_once, then
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataSnapshot, PartitionState, TopicState
 from klamm.model import INTERNAL_TOPICS, NO_LEADER, TRANSACTION_STATE_TOPIC, ZERO_UUID
@@ -28,6 +30,8 @@ from klamm.protocol.messages.metadata import (
 )
 from klamm.replica.topic_names import is_valid_topic_name
 
+_SLICE: Final = 500
+"""Topics and partitions that are answered without giving the loop back."""
 NOT_ASKED: Final = -(1 << 31)
 TOPIC_OPERATIONS: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
@@ -35,37 +39,70 @@ CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10,
 
 def handle(
     broker: Broker, ctx: RequestContext, req: MetadataRequest
-) -> MetadataResponse | asyncio.Future[MetadataResponse]:
-    if req.topics is None or (ctx.api_version == 0 and not req.topics):
-        snapshot = broker.metadata.snapshot
-        answer = _Answer(broker, ctx, req, snapshot)
-        return answer.response([answer.topic(topic) for topic in snapshot.sorted_topics()])
-    missing = _to_create(broker, req)
+) -> MetadataResponse | asyncio.Future[MetadataResponse] | Sliced[MetadataResponse]:
+    wants_all = req.topics is None or (ctx.api_version == 0 and not req.topics)
+    steps: Generator[None, None, MetadataResponse | asyncio.Future[MetadataResponse]]
+    steps = _all(broker, ctx, req) if wants_all else _create_and_name(broker, ctx, req)
+    is_small = len(req.topics or ()) <= _SLICE and broker.metadata.snapshot.partition_count <= 4 * _SLICE
+    return at_once(steps) if is_small else steps
+
+
+def _all(broker: Broker, ctx: RequestContext, req: MetadataRequest) -> Generator[None, None, MetadataResponse]:
+    snapshot = broker.metadata.snapshot
+    answer = _Answer(broker, ctx, req, snapshot)
+    # The order is for people who read it; sorting many names would hold the loop.
+    states = snapshot.sorted_topics() if len(snapshot.topics) <= 1000 else snapshot.topics.values()
+    topics = []
+    for state in states:
+        topics.append((yield from answer.topic(state)))
+    return answer.response(topics)
+
+
+def _create_and_name(
+    broker: Broker, ctx: RequestContext, req: MetadataRequest
+) -> Generator[None, None, MetadataResponse | asyncio.Future[MetadataResponse]]:
+    missing = yield from _to_create(broker, req)
     if not missing:
-        return _named(broker, ctx, req, {})
-    return then(topic_creation.create_missing(broker, missing), lambda errors: _named(broker, ctx, req, errors))
+        return (yield from _named(broker, ctx, req, {}))
+    created = topic_creation.create_missing(broker, missing)
+    if len(req.topics or ()) <= _SLICE:
+        return then(created, lambda errors: at_once(_named(broker, ctx, req, errors)))
+    return then(created, lambda errors: cast(MetadataResponse, _named(broker, ctx, req, errors)))
 
 
-def _to_create(broker: Broker, req: MetadataRequest) -> list[str]:
+def _to_create(broker: Broker, req: MetadataRequest) -> Generator[None, None, list[str]]:
     """Names that are not known and may be created."""
     if not (req.allow_auto_topic_creation and broker.config.auto_create_topics_enable):
         return []
     topics = broker.metadata.snapshot.topics
-    names = [topic.name for topic in req.topics or () if topic.name is not None and topic.topic_id == ZERO_UUID]
-    unknown = (name for name in dict.fromkeys(names) if name not in topics and is_valid_topic_name(name))
-    return [name for name in unknown if name != TRANSACTION_STATE_TOPIC]
+    found: dict[str, None] = {}
+    for index, topic in enumerate(req.topics or ()):
+        if index % _SLICE == _SLICE - 1:
+            yield
+        name = topic.name
+        if name is None or topic.topic_id != ZERO_UUID or name in topics or not is_valid_topic_name(name):
+            continue
+        if name != TRANSACTION_STATE_TOPIC:
+            found[name] = None
+    return list(found)
 
 
-def _named(broker: Broker, ctx: RequestContext, req: MetadataRequest, errors: dict[str, ErrorCode]) -> MetadataResponse:
+def _named(
+    broker: Broker, ctx: RequestContext, req: MetadataRequest, errors: dict[str, ErrorCode]
+) -> Generator[None, None, MetadataResponse]:
     answer = _Answer(broker, ctx, req, broker.metadata.snapshot)
-    asked = {(topic.name, topic.topic_id): topic for topic in req.topics or ()}
-    return answer.response([answer.named_topic(topic, errors) for topic in asked.values()])
+    asked: dict[tuple[str | None, UUID], MetadataResponseTopic | None] = {}
+    for topic in req.topics or ():
+        key = topic.name, topic.topic_id
+        if key not in asked:
+            asked[key] = yield from answer.named_topic(topic, errors)
+    return answer.response([topic for topic in asked.values() if topic is not None])
 
 
 class _Answer:
     """One response, from one snapshot, for one listener and version."""
 
-    __slots__ = ("_broker", "_endpoint_ids", "_listener", "_req", "_snapshot", "_version")
+    __slots__ = ("_broker", "_endpoint_ids", "_listener", "_req", "_room", "_snapshot", "_version")
 
     def __init__(self, broker: Broker, ctx: RequestContext, req: MetadataRequest, snapshot: MetadataSnapshot) -> None:
         self._broker = broker
@@ -73,6 +110,7 @@ class _Answer:
         self._snapshot = snapshot
         self._listener = ctx.listener_name
         self._version = ctx.api_version
+        self._room = _SLICE
         self._endpoint_ids = {
             broker_id for broker_id, node in snapshot.brokers.items() if node.endpoint(self._listener) is not None
         }
@@ -95,7 +133,10 @@ class _Answer:
             if endpoint is not None
         ]
 
-    def named_topic(self, asked: MetadataRequestTopic, errors: dict[str, ErrorCode]) -> MetadataResponseTopic:
+    def named_topic(
+        self, asked: MetadataRequestTopic, errors: dict[str, ErrorCode]
+    ) -> Generator[None, None, MetadataResponseTopic]:
+        yield from self._pause(1)
         name = asked.name
         if asked.topic_id != ZERO_UUID:
             name = self._snapshot.topic_name(asked.topic_id)
@@ -105,7 +146,7 @@ class _Answer:
             return self._failed(None, ErrorCode.INVALID_REQUEST, asked)
         topic = self._snapshot.topic(name)
         if topic is not None:
-            return self.topic(topic)
+            return (yield from self.topic(topic))
         if (error := errors.get(name)) is None:
             valid = is_valid_topic_name(name)
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if valid else ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -118,14 +159,27 @@ class _Answer:
             error_code=error, name=name, topic_id=asked.topic_id, is_internal=name in INTERNAL_TOPICS, partitions=()
         )
 
-    def topic(self, topic: TopicState) -> MetadataResponseTopic:
+    def _pause(self, elements: int) -> Generator[None, None, None]:
+        """Yields when the slice is full."""
+        self._room -= elements
+        if self._room < 0:
+            self._room = _SLICE
+            yield
+
+    def topic(self, topic: TopicState) -> Generator[None, None, MetadataResponseTopic]:
         wants_operations = self._req.include_topic_authorized_operations
+        states = topic.sorted_partitions()
+        partitions: list[MetadataResponsePartition] = []
+        for start in range(0, len(states), _SLICE):
+            part = states[start : start + _SLICE]
+            yield from self._pause(len(part) + 1)
+            partitions += map(self._partition, part)
         return MetadataResponseTopic(
             error_code=ErrorCode.NONE,
             name=topic.name,
             topic_id=topic.topic_id,
             is_internal=topic.name in INTERNAL_TOPICS,
-            partitions=[self._partition(state) for state in topic.sorted_partitions()],
+            partitions=partitions,
             topic_authorized_operations=TOPIC_OPERATIONS if wants_operations else NOT_ASKED,
         )
 

@@ -15,7 +15,7 @@ from klamm.broker import Broker
 from klamm.network.request import Dispatched, Plane, RequestContext
 from klamm.protocol.wire import Message
 
-__all__ = ["Api", "BoundApi", "Broker", "Delayed", "Plane", "RequestContext", "bind", "then"]
+__all__ = ["Api", "BoundApi", "Broker", "Delayed", "Plane", "RequestContext", "Sliced", "at_once", "bind", "then"]
 
 Req = TypeVar("Req", bound=Message)
 Resp = TypeVar("Resp", bound=Message)
@@ -32,7 +32,7 @@ class Api(Generic[Req, Resp]):
     `metric_name` names the request in RequestMetrics where the API's own name is not all (FetchConsumer).
     A request of an API with `is_read` changes nothing, so it is dropped if its connection ends before its turn.
     A handler whose work grows with the request or the cluster may be a generator: it yields between slices of at most a
-    few milliseconds (`in_slices`) and returns the response or a future of it.
+    few milliseconds and returns the response or a future of it. A future may also end with such a generator.
     """
 
     request: type[Req]
@@ -73,6 +73,16 @@ class BoundApi:
 
 def bind(apis: Iterable[Api[Any, Any]], broker: Broker) -> tuple[BoundApi, ...]:
     return tuple(BoundApi(api, broker) for api in apis)
+
+
+def at_once(steps: Generator[None, None, A]) -> A:
+    """The result of work that is small enough to be done in one go."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: A = done.value
+            return result
 
 
 def then(first: asyncio.Future[A], step: Callable[[A], B | asyncio.Future[B]]) -> asyncio.Future[B]:

@@ -288,7 +288,11 @@ class KafkaRequestHandlerPool:
     def _on_delayed(self, request: Request, future: asyncio.Future[Message | None]) -> None:
         request.remote_done_at = self._monotonic()
         try:
-            steps = request.connection.complete(request, future.result())
+            result: Any = future.result()
+            if isinstance(result, GeneratorType):
+                self._add_sliced(request, self._settle_sliced(request, result))
+                return
+            steps = request.connection.complete(request, result)
             if steps is not None:
                 self._add_sliced(request, self._guard(request, steps))
         except (Exception, asyncio.CancelledError):
