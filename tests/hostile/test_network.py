@@ -96,7 +96,7 @@ def test_small_requests_are_answered_while_a_handler_and_an_encoder_work_in_slic
 
         def script(_: RequestContext, __: MetadataRequest) -> Generator[None, None, MetadataResponse]:
             nonlocal pauses
-            for _ in range(1000):
+            for _pause in range(1000):
                 pauses += 1
                 yield
             return answer(brokers=200_000)
