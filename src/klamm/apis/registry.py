@@ -76,7 +76,7 @@ def bind(apis: Iterable[Api[Any, Any]], broker: Broker) -> tuple[BoundApi, ...]:
 
 
 def at_once(steps: Generator[None, None, A]) -> A:
-    """The result of work that is small enough to be done in one go."""
+    """Run small work to its end and return its result."""
     while True:
         try:
             next(steps)
