@@ -20,6 +20,7 @@ from klamm.config import ConfigRepository, KafkaConfig
 from klamm.controller import events
 from klamm.controller.replies import EventReply, ProducerIdsBlock, TopicResult, TopicResults
 from klamm.errors import ErrorCode
+from klamm.log.files import Files
 from klamm.log.log_config import LogConfig
 from klamm.log.log_manager import LogManager
 from klamm.metadata import MetadataCache
@@ -97,7 +98,14 @@ class RecordingGroups:
 
 
 class OneBroker:
-    def __init__(self, tmp_path: Path, properties: Mapping[str, str] | None = None, broker_id: int = 1) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        properties: Mapping[str, str] | None = None,
+        broker_id: int = 1,
+        files: Files | None = None,
+    ) -> None:
+        self.files = files
         self.loop = asyncio.new_event_loop()
         self.clock = ManualClock()
         self.tmp_path = tmp_path
@@ -121,6 +129,7 @@ class OneBroker:
             topic_config=lambda topic: self.topic_configs.get(topic, LogConfig()),
             on_dir_failure=lambda log_dir, sentence: self._on_dir_failure(log_dir),
             on_flushed=lambda tp, recovery_point: self.broker.replicas.on_flushed(tp, recovery_point),
+            files=self.files,
         )
         logs.load_logs()
         replicas = ReplicaManager(

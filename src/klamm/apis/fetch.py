@@ -8,8 +8,10 @@ From v11 on a follower answers consumers as well, up to its own high watermark: 
 its log is no error but an empty answer, one beyond the end is OFFSET_OUT_OF_RANGE (1), on which clients ask the leader.
 With `replica.selector.class` a leader sends a consumer of another rack to an in-sync follower there.
 The first batch is always whole, whatever the limits. Clients of v0-3 know no record batches, and records are not
-converted for them: a partition with something to read is UNSUPPORTED_VERSION (35). Below v10 one with zstd in it is
-UNSUPPORTED_COMPRESSION_TYPE (76). A fetch with a broker's id as replica id reports that follower's progress.
+converted for them: a partition with something to read is UNSUPPORTED_VERSION (35). Below v10 a partition of a topic
+with `compression.type=zstd` is UNSUPPORTED_COMPRESSION_TYPE (76); batches that a producer compressed with zstd are
+served as they are. A fetch with a broker's id as replica id reports that follower's progress.
+A Fetch of a session costs what changed since the last one. A Fetch of many partitions is served in slices.
 While clients leave much of what they asked for unread (128 MiB over all), fetches get less, one batch at least.
 """
 
@@ -18,11 +20,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from klamm.apis.fetch_context import FetchContext, open_context
+from klamm.apis.fetch_context import SLICE, FetchContext, in_slices, open_context, run
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.errors import ErrorCode
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.messages.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -33,8 +34,8 @@ from klamm.protocol.messages.fetch import (
     NodeEndpoint,
     PartitionData,
 )
-from klamm.protocol.record_batch import batches
-from klamm.replica.fetch_path import FetchParams, Reads
+from klamm.replica.delayed_fetch import DelayedFetch
+from klamm.replica.fetch_path import FetchParams, ReadLimit, Reads
 from klamm.replica.fetch_session import SessionPartition
 from klamm.replica.partition_reader import Isolation, PartitionRead
 from klamm.replica.replica_selector import ClientMetadata
@@ -43,21 +44,97 @@ _FIRST_WITH_BATCHES: Final = 4
 _FIRST_WITH_STORAGE_ERROR: Final = 6
 _FIRST_WITH_ZSTD: Final = 10
 _FIRST_WITH_RACK: Final = 11
+_ZSTD: Final = "zstd"
 _MAX_WAIT_MS: Final = 600_000
 """The longest a fetch is held, whatever it asks for: nothing may stay parked for a client that has long gone."""
 
 
 def handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse | asyncio.Future[FetchResponse]:
-    context = open_context(broker, ctx.api_version, req)
+    if sum(len(topic.partitions) for topic in req.topics) > SLICE:
+        return broker.loop.create_task(_handle_in_slices(broker, ctx, req))
+    context = run(open_context(broker, ctx.api_version, req))
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, responses=())
-    refused, asked = _sort_out(broker, context, ctx.api_version)
-    max_bytes = min(req.max_bytes, broker.config.fetch_max_bytes)
-    params = _params(ctx, req, max_bytes, has_refused=bool(refused))
-    reads = broker.replicas.fetch_messages(params, [(p.tp, p.fetch) for p in asked if p.tp is not None])
+    params = _params(broker, ctx, req)
+    looked_at = context.begin(broker, params, ctx.api_version)
+    if len(looked_at) > SLICE:
+        return broker.loop.create_task(_fetch_in_slices(broker, ctx, params, context, looked_at))
+    refused, asked = _sort_out(broker, looked_at, ctx.api_version)
+    if refused:
+        params.max_wait_ms = 0
+    reads = broker.replicas.fetch_path.fetch_messages(params, context.session, asked)
     if isinstance(reads, asyncio.Future):
-        return then(reads, lambda done: _respond(broker, ctx, params, context, asked, done, refused))
-    return _respond(broker, ctx, params, context, asked, reads, refused)
+        return then(reads, lambda done: _respond(broker, ctx, params, context, refused + done))
+    return _respond(broker, ctx, params, context, refused + reads)
+
+
+async def _handle_in_slices(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse:
+    """A request that names many partitions: the loop serves others between the slices."""
+    steps = open_context(broker, ctx.api_version, req)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            context: FetchContext | ErrorCode = done.value
+            break
+        await asyncio.sleep(0)
+    if isinstance(context, ErrorCode):
+        return FetchResponse(error_code=context, responses=())
+    params = _params(broker, ctx, req)
+    looked_at = context.begin(broker, params, ctx.api_version)
+    return await _fetch_in_slices(broker, ctx, params, context, looked_at)
+
+
+async def _fetch_in_slices(
+    broker: Broker,
+    ctx: RequestContext,
+    params: FetchParams,
+    context: FetchContext,
+    looked_at: list[SessionPartition],
+) -> FetchResponse:
+    """The first answer of a session comes at once, so that the next request can wait for many partitions cheaply."""
+    path, session = broker.replicas.fetch_path, context.session
+    if session.id and context.is_full:
+        params.max_wait_ms = 0
+    delayed = DelayedFetch(path, params, session, is_large=True)
+    try:
+        results = await _read_in_slices(broker, ctx, params, looked_at, delayed)
+    finally:
+        delayed.close()
+    response = FetchResponse(session_id=session.id, responses=[])
+    for part in in_slices(results):
+        _add(broker, ctx, params, context, path.answered(params, part), response)
+        if not session.id:
+            for partition, _ in part:
+                partition.unwatch()
+        await asyncio.sleep(0)
+    return response
+
+
+async def _read_in_slices(
+    broker: Broker,
+    ctx: RequestContext,
+    params: FetchParams,
+    looked_at: list[SessionPartition],
+    delayed: DelayedFetch,
+) -> Reads:
+    path = broker.replicas.fetch_path
+    refused: Reads = []
+    reads: Reads = []
+    missing = params.min_bytes if params.max_wait_ms > 0 else 0
+    limit = ReadLimit(params)
+    for part in in_slices(looked_at):
+        more_refused, asked = _sort_out(broker, part, ctx.api_version)
+        more = path.read_all(params, asked, limit)
+        delayed.add(more)
+        refused += more_refused
+        reads += more
+        missing = path.bytes_to_wait_for(params, more, missing) if missing and not refused else 0
+        await asyncio.sleep(0)
+    if missing:
+        done = path.park(params, delayed)
+        reads = await done if isinstance(done, asyncio.Future) else done
+    return refused + reads
 
 
 def _replica(version: int, req: FetchRequest) -> tuple[int, int]:
@@ -67,16 +144,17 @@ def _replica(version: int, req: FetchRequest) -> tuple[int, int]:
     return (-1, -1) if state is None else (state.replica_id, state.replica_epoch)
 
 
-def _params(ctx: RequestContext, req: FetchRequest, max_bytes: int, *, has_refused: bool) -> FetchParams:
+def _params(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchParams:
     replica_id, replica_epoch = _replica(ctx.api_version, req)
     if replica_id >= 0:
         isolation = Isolation.LOG_END
     else:
         isolation = Isolation.TXN_COMMITTED if req.isolation_level == 1 else Isolation.HIGH_WATERMARK
     is_consumer = replica_id == -1 and ctx.api_version >= _FIRST_WITH_RACK
+    max_bytes = min(req.max_bytes, broker.config.fetch_max_bytes)
     min_bytes = min(req.min_bytes, max_bytes)
     return FetchParams(
-        max_wait_ms=0 if has_refused else min(req.max_wait_ms, _MAX_WAIT_MS),
+        max_wait_ms=min(req.max_wait_ms, _MAX_WAIT_MS),
         min_bytes=min_bytes if min_bytes <= ctx.response_room() else 1,
         max_bytes=max_bytes,
         isolation=isolation,
@@ -87,16 +165,14 @@ def _params(ctx: RequestContext, req: FetchRequest, max_bytes: int, *, has_refus
     )
 
 
-def _sort_out(
-    broker: Broker, context: FetchContext, version: int
-) -> tuple[list[tuple[SessionPartition, PartitionRead]], list[SessionPartition]]:
+def _sort_out(broker: Broker, partitions: list[SessionPartition], version: int) -> tuple[Reads, list[SessionPartition]]:
     """Partitions whose topic id is unknown or not the one hosted here, and the ones to read."""
     if version < 13:
-        return [], list(context.partitions())
-    refused: list[tuple[SessionPartition, PartitionRead]] = []
+        return [], partitions
+    refused: Reads = []
     asked: list[SessionPartition] = []
     hosted = broker.replicas.partitions
-    for partition in context.partitions():
+    for partition in partitions:
         known = None if partition.tp is None else hosted.get(partition.tp)
         if known is None and broker.metadata.topic_name(partition.topic_id) is None:
             refused.append((partition, PartitionRead(ErrorCode.UNKNOWN_TOPIC_ID)))
@@ -108,44 +184,55 @@ def _sort_out(
 
 
 def _respond(
+    broker: Broker, ctx: RequestContext, params: FetchParams, context: FetchContext, results: Reads
+) -> FetchResponse:
+    response = FetchResponse(session_id=context.session.id, responses=[])
+    _add(broker, ctx, params, context, results, response)
+    return response
+
+
+def _add(
     broker: Broker,
     ctx: RequestContext,
     params: FetchParams,
     context: FetchContext,
-    asked: list[SessionPartition],
-    reads: Reads,
-    refused: list[tuple[SessionPartition, PartitionRead]],
-) -> FetchResponse:
-    results = refused + [(partition, read) for partition, (_, read) in zip(asked, reads, strict=True)]
-    if ctx.api_version < _FIRST_WITH_ZSTD:
-        results = [(partition, _for_old_client(read, ctx.api_version)) for partition, read in results]
+    results: Reads,
+    response: FetchResponse,
+) -> None:
+    """Append results to the response. Afterwards the session leaves those alone that have nothing new to tell."""
+    version = ctx.api_version
+    if version < _FIRST_WITH_ZSTD:
+        results = [(partition, _for_old_client(broker, partition, read, version)) for partition, read in results]
     _mark(broker, params, results)
-    hints = LeaderHints(broker, ctx) if ctx.api_version >= 16 else None
-    topics: list[FetchableTopicResponse] = []
-    last: object = None
+    hints = LeaderHints(broker, ctx) if version >= 16 else None
+    topics: list[FetchableTopicResponse] = response.responses  # type: ignore[assignment]
+    last: object = topics[-1].topic_id if topics and version >= 13 else topics[-1].topic if topics else None
     for partition, read in context.to_send(results):
         data = _partition_data(partition, read, hints)
-        topic = partition.topic_id if ctx.api_version >= 13 else partition.tp and partition.tp.topic
+        topic = partition.topic_id if version >= 13 else partition.tp and partition.tp.topic
         if topics and topic == last:
             topics[-1].partitions.append(data)  # type: ignore[attr-defined]
         else:
             name = partition.tp.topic if partition.tp is not None else ""
             topics.append(FetchableTopicResponse(topic=name, topic_id=partition.topic_id, partitions=[data]))
             last = topic
-    response = FetchResponse(session_id=context.session_id, responses=topics)
+    if context.session.id:
+        broker.replicas.fetch_path.settle(params, context.session, results)
     if hints is not None and hints.endpoints:
-        response.node_endpoints = hints.node_endpoints(NodeEndpoint)
-    return response
+        known = {node.node_id for node in response.node_endpoints}
+        new = [node for node in hints.node_endpoints(NodeEndpoint) if node.node_id not in known]
+        response.node_endpoints = [*response.node_endpoints, *new]
 
 
-def _for_old_client(read: PartitionRead, version: int) -> PartitionRead:
-    """What a client can be given that does not know batches, zstd or failed disks."""
+def _for_old_client(broker: Broker, partition: SessionPartition, read: PartitionRead, version: int) -> PartitionRead:
+    """The answer for a client that does not know batches, topics of zstd or failed disks."""
     if read.size_bytes and version < _FIRST_WITH_BATCHES:
         return PartitionRead(ErrorCode.UNSUPPORTED_VERSION)
-    if read.size_bytes and any(batch.compression == CompressionType.ZSTD for batch in batches(read.records)):
-        return PartitionRead(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
     if read.error == ErrorCode.KAFKA_STORAGE_ERROR and version < _FIRST_WITH_STORAGE_ERROR:
         return PartitionRead(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    hosted = broker.replicas.fetch_path.hosted(partition.tp)
+    if hosted is not None and hosted.log is not None and hosted.log.config.compression_type == _ZSTD:
+        return PartitionRead(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
     return read
 
 
@@ -172,11 +259,13 @@ def _partition_data(partition: SessionPartition, read: PartitionRead, hints: Lea
     return data
 
 
-def _mark(broker: Broker, params: FetchParams, results: list[tuple[SessionPartition, PartitionRead]]) -> None:
+def _mark(broker: Broker, params: FetchParams, results: Reads) -> None:
+    """Counts partitions that were looked at, not those that a session holds. Each meter is written once per topic."""
     stats = broker.replicas.topic_stats
     totals = stats.all_topics
     totals.total_fetch_requests.count += len(results)
     hosted = broker.replicas.partitions
+    size_bytes = 0
     last: str | None = None
     for partition, read in results:
         tp = partition.tp
@@ -186,14 +275,17 @@ def _mark(broker: Broker, params: FetchParams, results: list[tuple[SessionPartit
             last = tp.topic
             topic = stats.topic(last)
         topic.total_fetch_requests.count += 1
-        if read.size_bytes and params.is_from_follower:
-            stats.replication_bytes_out.count += read.size_bytes
-        elif read.size_bytes:
-            topic.bytes_out.count += read.size_bytes
-            totals.bytes_out.count += read.size_bytes
+        if read.size_bytes:
+            size_bytes += read.size_bytes
+            if not params.is_from_follower:
+                topic.bytes_out.count += read.size_bytes
         elif read.error == ErrorCode.UNKNOWN_SERVER_ERROR:
             topic.failed_fetch_requests.mark()
             totals.failed_fetch_requests.mark()
+    if params.is_from_follower:
+        stats.replication_bytes_out.count += size_bytes
+    else:
+        totals.bytes_out.count += size_bytes
 
 
 def metric_name(req: FetchRequest) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Generator, Iterable, Iterator
+from typing import Final, TypeVar
 from uuid import UUID
 
 from klamm.apis.registry import Broker
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.messages.fetch import FetchRequest
+from klamm.replica.fetch_path import FetchParams, Reads
 from klamm.replica.fetch_session import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
@@ -17,65 +18,55 @@ from klamm.replica.fetch_session import (
     FetchSession,
     SessionKey,
     SessionPartition,
+    size_bytes_of,
 )
 from klamm.replica.partition_reader import PartitionFetch, PartitionRead
 from klamm.replica.replica_selector import NO_PREFERENCE
 
 MAX_SESSION_PARTITIONS: Final = 200_000
 """A session that grows beyond this is ended: what a client makes the broker remember is bounded."""
+SLICE: Final = 500
+"""Partitions per step of a large request; the loop serves others between the steps."""
 
-Result: TypeAlias = tuple[SessionPartition, PartitionRead]
+T = TypeVar("T")
 
 
-class FetchContext(Protocol):
-    @property
-    def session_id(self) -> int: ...
+class FetchContext:
+    """A request and its session; without one (`session.id` 0) everything is answered and nothing is remembered.
 
-    def partitions(self) -> Iterable[SessionPartition]: ...
+    The first answer of a session names every partition, later ones only those with news.
+    """
 
-    def to_send(self, results: list[Result]) -> Iterable[Result]:
+    __slots__ = ("asked", "is_full", "session")
+
+    def __init__(self, session: FetchSession, asked: list[SessionPartition], *, is_full: bool) -> None:
+        self.session = session
+        self.asked = asked
+        """The partitions of a request without a session."""
+        self.is_full = is_full
+
+    def begin(self, broker: Broker, params: FetchParams, version: int) -> list[SessionPartition]:
+        """The partitions to look at."""
+        session = self.session
+        if session.id == INVALID_SESSION_ID:
+            return self.asked
+        client = params.client
+        is_sent_elsewhere = client is not None and client.rack_id and broker.replicas.replica_selector is not None
+        brokers = broker.metadata.snapshot.brokers if is_sent_elsewhere else None
+        reader = params.isolation, params.replica_id, params.replica_epoch, client, brokers, version < 10
+        return session.begin_fetch(reader, broker.clock.now_ms())
+
+    def to_send(self, results: Reads) -> Reads:
         """The results that belong into the response."""
-
-
-class SessionlessFetch:
-    """Everything asked is answered, nothing is remembered."""
-
-    __slots__ = ("_partitions",)
-    session_id = INVALID_SESSION_ID
-
-    def __init__(self, partitions: list[SessionPartition]) -> None:
-        self._partitions = partitions
-
-    def partitions(self) -> Iterable[SessionPartition]:
-        return self._partitions
-
-    def to_send(self, results: list[Result]) -> Iterable[Result]:
-        return results
-
-
-class SessionFetch:
-    """A session's fetch: the first is answered in full, later ones with what has changed."""
-
-    __slots__ = ("_is_full", "_session")
-
-    def __init__(self, session: FetchSession, *, is_full: bool) -> None:
-        self._session = session
-        self._is_full = is_full
-
-    @property
-    def session_id(self) -> int:
-        return self._session.id
-
-    def partitions(self) -> Iterable[SessionPartition]:
-        return self._session.partitions.values()
-
-    def to_send(self, results: list[Result]) -> Iterable[Result]:
-        return [result for result in results if self._note(*result) or self._is_full]
+        if self.session.id == INVALID_SESSION_ID:
+            return results
+        is_full = self.is_full
+        return [result for result in results if self._note(*result) or is_full]
 
     def _note(self, partition: SessionPartition, read: PartitionRead) -> bool:
         """Remembers what the reader will know; returns whether it is news to it."""
-        if read.size_bytes:
-            self._session.move_to_end(_key(partition, self._session.uses_topic_ids))
+        if read.size_bytes and partition.session is not None:
+            self.session.move_to_end(partition)
         is_news = bool(
             read.size_bytes
             or read.error
@@ -89,46 +80,90 @@ class SessionFetch:
         return is_news
 
 
-def open_context(broker: Broker, version: int, req: FetchRequest) -> FetchContext | ErrorCode:
+def run(steps: Generator[None, None, T]) -> T:
+    """Take all steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+
+def open_context(broker: Broker, version: int, req: FetchRequest) -> Generator[None, None, FetchContext | ErrorCode]:
     """The request's partitions, with its session created, resumed or closed as its epoch says."""
     sessions = broker.fetch_sessions
     uses_ids = version >= 13
     if req.session_epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
-        session = sessions.resume(req.session_id, req.session_epoch, uses_ids)
-        if isinstance(session, ErrorCode):
-            return session
-        _update(broker, session, req, uses_ids)
-        if len(session.partitions) > MAX_SESSION_PARTITIONS:
-            sessions.remove(session.id)
-            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-        if not session.partitions:  # everything is forgotten: so is the session
-            sessions.remove(session.id)
-            return SessionlessFetch([])
-        return SessionFetch(session, is_full=False)
+        return (yield from _resume(broker, req, uses_ids))
     if req.session_id != INVALID_SESSION_ID:
         sessions.remove(req.session_id)
-    asked = list(_asked(broker, req, uses_ids))
-    if req.session_epoch == FINAL_EPOCH or not 0 < len(asked) <= MAX_SESSION_PARTITIONS:
-        return SessionlessFetch(asked)
-    is_follower = req.replica_id >= 0 or req.replica_state is not None
-    created = sessions.create(is_privileged=is_follower, uses_topic_ids=uses_ids, partition_count=len(asked))
+    count = sum(len(topic.partitions) for topic in req.topics)
+    if req.session_epoch == FINAL_EPOCH or not 0 < count <= MAX_SESSION_PARTITIONS:
+        return (yield from _without_session(broker, req, uses_ids))
+    created = sessions.create(
+        is_privileged=req.replica_id >= 0 or req.replica_state is not None,
+        uses_topic_ids=uses_ids,
+        partition_count=count,
+        size_bytes=sum(size_bytes_of(0 if uses_ids else len(t.topic), len(t.partitions)) for t in req.topics),
+    )
     if created is None:
-        return SessionlessFetch(asked)
-    for partition in asked:
-        created.update(_key(partition, uses_ids), partition)
-    return SessionFetch(created, is_full=True)
+        return (yield from _without_session(broker, req, uses_ids))
+    yield from _update(broker, created, req, uses_ids)
+    if not sessions.keep(created):  # a session that matters more took its place meanwhile
+        return (yield from _without_session(broker, req, uses_ids))
+    return FetchContext(created, [], is_full=True)
 
 
-def _update(broker: Broker, session: FetchSession, req: FetchRequest, uses_ids: bool) -> None:
-    for partition in _asked(broker, req, uses_ids):
-        session.update(_key(partition, uses_ids), partition)
+def _resume(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None, None, FetchContext | ErrorCode]:
+    sessions = broker.fetch_sessions
+    session = sessions.resume(req.session_id, req.session_epoch, uses_ids)
+    if isinstance(session, ErrorCode):
+        return session
+    if req.topics:
+        yield from _update(broker, session, req, uses_ids)
     for topic in req.forgotten_topics_data:
         name: str | UUID = topic.topic_id if uses_ids else topic.topic
         session.forget((name, index) for index in topic.partitions)
+        if len(topic.partitions) > SLICE:
+            yield
     if uses_ids:
-        for partition in session.partitions.values():
+        for partition in session.changed:
             if partition.tp is None and (known := broker.metadata.topic_name(partition.topic_id)) is not None:
                 partition.tp = TopicPartition(known, partition.index)
+    if not session.partitions:  # everything is forgotten: so is the session
+        sessions.remove(session.id)
+        return _ephemeral([], broker)
+    if len(session.partitions) > MAX_SESSION_PARTITIONS:
+        sessions.remove(session.id)
+        return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    if session.size_bytes != session.cached_bytes and not sessions.keep(session):
+        return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    return FetchContext(session, [], is_full=False)
+
+
+def _without_session(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None, None, FetchContext]:
+    asked: list[SessionPartition] = []
+    for partition in _asked(broker, req, uses_ids):
+        asked.append(partition)
+        if not len(asked) % SLICE:
+            yield
+    return _ephemeral(asked, broker)
+
+
+def _ephemeral(asked: list[SessionPartition], broker: Broker) -> FetchContext:
+    session = FetchSession(INVALID_SESSION_ID, False, False, broker.clock.now_ms())
+    for place, partition in enumerate(asked):
+        partition.place = place
+        partition.session = session
+    return FetchContext(session, asked, is_full=True)
+
+
+def _update(broker: Broker, session: FetchSession, req: FetchRequest, uses_ids: bool) -> Generator[None, None, None]:
+    for count, partition in enumerate(_asked(broker, req, uses_ids), 1):
+        session.update(_key(partition, uses_ids), partition)
+        if not count % SLICE:
+            yield
 
 
 def _asked(broker: Broker, req: FetchRequest, uses_ids: bool) -> Iterator[SessionPartition]:
@@ -151,3 +186,7 @@ def _key(partition: SessionPartition, uses_ids: bool) -> SessionKey:
     if uses_ids or partition.tp is None:
         return partition.topic_id, partition.index
     return partition.tp.topic, partition.index
+
+
+def in_slices(items: list[T]) -> Iterable[list[T]]:
+    return (items[start : start + SLICE] for start in range(0, len(items), SLICE))

@@ -71,6 +71,8 @@ class LogManager:
         self._rng = rng
         self._on_dir_failure = on_dir_failure
         self._on_flushed = on_flushed
+        self.segments_deleted_listener: Callable[[TopicPartition], None] | None = None
+        """Called after retention has deleted segments of a partition: its log starts at another offset."""
         self._worker = BackgroundWorker(self.failed, self._let_go)
         self._syncs = SyncQueue(self._files, self._worker)
         self._owner = threading.get_ident()
@@ -331,11 +333,17 @@ class LogManager:
             deleted = 0
             for log in filter(self._is_in_use, part):
                 was_open = log.is_open
-                deleted += log.delete_old_segments(now_ms)
+                deleted += self._delete_old_segments(log, now_ms)
                 if log.is_open and not was_open:
                     yield deleted
                     deleted = 0
             yield deleted
+
+    def _delete_old_segments(self, log: Log, now_ms: int) -> int:
+        deleted = log.delete_old_segments(now_ms)
+        if deleted and self.segments_deleted_listener is not None:
+            self.segments_deleted_listener(log.topic_partition)
+        return deleted
 
     def _slices(self) -> Iterator[list[Log]]:
         """All logs in parts, between which the loop may do something else, also with logs that are yet to come."""

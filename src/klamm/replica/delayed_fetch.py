@@ -2,88 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from klamm.errors import ErrorCode
-from klamm.model import TopicPartition
-from klamm.replica.partition_reader import end_of, readable_log
+from klamm.replica.fetch_session import FetchSession, SessionPartition, place_of
+from klamm.replica.partition_reader import PartitionRead, end_of, readable_log
 
 if TYPE_CHECKING:
-    from klamm.replica.fetch_path import Fetches, FetchParams, FetchPath, Reads
+    from klamm.replica.fetch_path import FetchParams, FetchPath, Reads
 
 
 class DelayedFetch:
     """Estimates from how the logs grew whether `min_bytes` can be read: no read happens while waiting.
 
-    Whoever changes a partition tells by `on_key`, so what was not told of is as it was when the fetch was parked.
+    Partitions report changes through the session, so whatever did not report is as it was when the fetch was parked.
+    That includes the partitions of the session that this fetch did not have to look at.
     """
 
-    __slots__ = ("_available", "_baseline", "_estimates", "_fetches", "_moved", "_params", "_path", "_places", "_reads")
+    __slots__ = (
+        "_available",
+        "_baseline",
+        "_estimates",
+        "_has_data",
+        "_is_large",
+        "_moved",
+        "_params",
+        "_path",
+        "_reads",
+        "_session",
+        "_touched",
+    )
 
-    def __init__(self, path: FetchPath, params: FetchParams, fetches: Fetches, reads: Reads) -> None:
+    def __init__(self, path: FetchPath, params: FetchParams, session: FetchSession, *, is_large: bool = False) -> None:
+        """`is_large`: it has been read in slices, and whoever waits for it completes the answer in slices."""
         self._path = path
+        self._is_large = is_large
         self._params = params
-        self._fetches = fetches
-        self._reads = reads
-        self._places: dict[TopicPartition, Sequence[int]] = {tp: (place,) for place, (tp, _) in enumerate(fetches)}
-        if len(self._places) < len(fetches):  # a client that names a partition twice
-            self._places = _places_of(fetches)
-        self._baseline: list[int] | None = None
-        """The sizes to grow from; not needed where any byte is enough."""
-        if params.min_bytes > 1:
-            self._baseline = [path.log_size_bytes(tp) - read.size_bytes for tp, read in reads]
-        self._estimates = [read.size_bytes for _, read in reads]
-        self._available = sum(self._estimates)
-        self._moved: set[int] | None = set() if self._available == 0 else None
-        """The places that have changed. None: there was something to read already, so a limit joins all of them."""
+        self._session = session
+        self._reads: dict[SessionPartition, PartitionRead] = {}
+        self._baseline: dict[SessionPartition, int] = {}
+        """The sizes of logs to grow from; empty where any byte is enough."""
+        self._estimates: dict[SessionPartition, int] = {}
+        """The bytes that a partition would add to the answer, where there are any."""
+        self._available = 0
+        self._has_data = False
+        """There was something to read already: a limit joins all partitions, so all are read again."""
+        self._moved: dict[SessionPartition, None] = {}
+        self._touched: dict[SessionPartition, None] = {}
+        """Partitions that reported a change since the last look."""
+        session.waiting.append(self)
 
-    def on_key(self, tp: TopicPartition) -> Reads | None:
-        """Looks at the one partition that changed; the answer when that makes enough of all."""
-        for place in self._places[tp]:
-            estimate = self._estimate(place)
-            if self._moved is not None:
-                self._moved.add(place)
+    def add(self, reads: Reads) -> None:
+        """Take over what was read, in the same step of the loop, and follow these partitions from now on."""
+        path = self._path
+        self._reads.update(reads)
+        for partition, read in reads:
+            hosted = None if partition.tp is None else path.hosted(partition.tp)
+            if hosted is not None:
+                partition.watch(hosted)
+                if self._params.min_bytes > 1 and hosted.log is not None:
+                    self._baseline[partition] = hosted.log.size_bytes - read.size_bytes
+            if read.size_bytes:
+                self._has_data = True
+                self._available += read.size_bytes
+                self._estimates[partition] = read.size_bytes
+
+    def close(self) -> None:
+        """The fetch is answered, or nobody waits for it any more."""
+        session = self._session
+        if self not in session.waiting:
+            return
+        session.waiting.remove(self)
+        self._path.woken.pop(self, None)
+        if not session.id and not self._is_large:
+            for partition in self._reads:
+                partition.unwatch()
+
+    # --- while waiting ---------------------------------------------------------------------------------------------
+
+    def on_change(self, partition: SessionPartition) -> None:
+        self._touched[partition] = None
+        self._path.woken[self] = None
+
+    def try_complete(self) -> Reads | None:
+        """Look at the partitions that changed; the answer when that makes enough of all."""
+        touched, self._touched = self._touched, {}
+        for partition in touched:
+            if partition.session is not self._session:  # forgotten by a later request of the session
+                continue
+            self._moved[partition] = None
+            estimate = self._estimate(partition)
             if estimate is None:
                 return self._answer()
-            self._available += estimate - self._estimates[place]
-            self._estimates[place] = estimate
+            self._available += estimate - self._estimates.get(partition, 0)
+            self._estimates[partition] = estimate
         return self._answer() if self._available >= self._params.min_bytes else None
 
     def on_expire(self) -> Reads:
-        """Everything is read again."""
-        return self._path.answered(self._params, self._path.read_all(self._params, self._fetches))
+        """Read again everything that was looked at; of a large fetch only the partitions that changed."""
+        self._moved.update(self._touched)
+        return self._answer(everything=not self._is_large)
 
-    def _answer(self) -> Reads:
-        if self._moved is None:
-            return self.on_expire()
-        places = sorted(self._moved)
-        fresh = self._path.read_all(self._params, [self._fetches[place] for place in places])
-        for place, read in zip(places, fresh, strict=True):
-            self._reads[place] = read
-        return self._path.answered(self._params, self._reads)
+    def _answer(self, *, everything: bool = False) -> Reads:
+        self.close()
+        if not self._is_large:
+            everything |= self._has_data
+        again = dict.fromkeys(self._reads) | self._moved if everything else self._moved
+        count = len(self._reads)
+        self._reads.update(self._path.read_all(self._params, sorted(again, key=place_of)))
+        reads = list(self._reads.items())
+        if len(reads) > count:
+            reads.sort(key=lambda read: read[0].place)
+        return reads if self._is_large else self._path.answered(self._params, reads)
 
-    def _estimate(self, place: int) -> int | None:
+    def _estimate(self, partition: SessionPartition) -> int | None:
         """The bytes that this partition would add to the answer; None when it has something to tell at once."""
-        tp, fetch = self._fetches[place]
+        fetch = partition.fetch
         params = self._params
-        partition = self._path.hosted(tp)
-        if partition is None:
+        hosted = None if partition.tp is None else self._path.hosted(partition.tp)
+        if hosted is None:
             return None
-        log = readable_log(partition, fetch.current_leader_epoch, params.require_leader)
+        log = readable_log(hosted, fetch.current_leader_epoch, params.require_leader)
         if isinstance(log, ErrorCode) or log.log_end_offset < fetch.fetch_offset:
             return None
-        if self._path.owes_high_watermark(params, partition):
+        if self._path.owes_high_watermark(params, hosted):
             return None
-        if end_of(log, params.isolation) <= fetch.fetch_offset or self._path.is_held_back(params, partition):
+        partition.watch(hosted)
+        if end_of(log, params.isolation) <= fetch.fetch_offset or self._path.is_held_back(params, hosted):
             return 0
-        if self._baseline is None:
+        if params.min_bytes <= 1:
             return 1
-        return max(1, min(log.size_bytes - self._baseline[place], fetch.max_bytes))
-
-
-def _places_of(fetches: Fetches) -> dict[TopicPartition, Sequence[int]]:
-    places: dict[TopicPartition, list[int]] = {}
-    for place, (tp, _) in enumerate(fetches):
-        places.setdefault(tp, []).append(place)
-    return dict(places)
+        before = self._baseline.get(partition, partition.log_size_bytes)
+        return max(1, min(log.size_bytes - before, fetch.max_bytes))

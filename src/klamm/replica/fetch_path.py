@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, UNKNOWN_BROKER_EPOCH, TopicPartition
 from klamm.replica.delayed_fetch import DelayedFetch
-from klamm.replica.partition_reader import Isolation, PartitionFetch, PartitionRead, read_records, readable_log
+from klamm.replica.fetch_session import FetchSession, SessionPartition
+from klamm.replica.partition_reader import Isolation, PartitionFetch, PartitionRead, end_of, read_records, readable_log
 from klamm.replica.replica_selector import NO_PREFERENCE, ClientMetadata, preferred_read_replica
 
 if TYPE_CHECKING:
+    from klamm.log.log import Log
     from klamm.replica.partition import Partition
+    from klamm.replica.remote_replica import RemoteReplica
     from klamm.replica.replica_manager import ReplicaManager
 
-Fetches: TypeAlias = Sequence[tuple[TopicPartition, PartitionFetch]]
-Reads: TypeAlias = list[tuple[TopicPartition, PartitionRead]]
+Reads: TypeAlias = list[tuple[SessionPartition, PartitionRead]]
 
 _NONE: Final = ErrorCode.NONE
 
@@ -56,37 +58,78 @@ class FetchParams:
         return self.replica_id != -2 and self.client is None
 
 
+class ReadLimit:
+    """What is left of a response: the first batch always fits."""
+
+    __slots__ = ("max_bytes", "min_one_message")
+
+    def __init__(self, params: FetchParams) -> None:
+        room = params.max_bytes if params.budget is None else params.budget.response_room()
+        self.max_bytes = min(params.max_bytes, room)
+        self.min_one_message = True
+
+
 class FetchPath:
     """The ReplicaManager's `fetch_messages`."""
 
     def __init__(self, replicas: ReplicaManager) -> None:
         self._replicas = replicas
+        self.woken: dict[DelayedFetch, None] = {}
+        """Parked fetches whose partitions changed and that have not looked yet."""
 
-    def fetch_messages(self, params: FetchParams, fetches: Fetches) -> Reads | asyncio.Future[Reads]:
+    def fetch_messages(
+        self, params: FetchParams, session: FetchSession, partitions: Sequence[SessionPartition]
+    ) -> Reads | asyncio.Future[Reads]:
         """Reads now, and again later when there was less than `min_bytes` and nothing to report at once."""
-        reads = self.read_all(params, fetches)
+        reads = self.read_all(params, partitions)
+        has_partitions = bool(reads or session.partitions)
         if (
             params.max_wait_ms <= 0
-            or not fetches
-            or _must_answer(reads, params.min_bytes)
-            or self._owes_any_high_watermark(params, reads)
+            or not has_partitions
+            or self.bytes_to_wait_for(params, reads, params.min_bytes) <= 0
         ):
             return self.answered(params, reads)
-        delayed = DelayedFetch(self, params, fetches, reads)
-        return self._replicas.fetch_purgatory.try_complete_else_watch(
-            [tp for tp, _ in fetches], params.max_wait_ms, lambda: None, delayed.on_expire, delayed.on_key
+        delayed = DelayedFetch(self, params, session)
+        delayed.add(reads)
+        return self.park(params, delayed)
+
+    def bytes_to_wait_for(self, params: FetchParams, reads: Reads, min_bytes: int) -> int:
+        """How many of `min_bytes` are missing after these reads; 0 if one of them is to be reported at once."""
+        for _, read in reads:
+            if read.error or read.diverging_epoch is not None or read.preferred_read_replica != NO_PREFERENCE:
+                return 0
+            min_bytes -= read.size_bytes
+        return 0 if self._owes_any_high_watermark(params, reads) else max(min_bytes, 0)
+
+    def park(self, params: FetchParams, delayed: DelayedFetch) -> Reads | asyncio.Future[Reads]:
+        """Wait for changes of the partitions that `delayed` follows."""
+        purgatory = self._replicas.fetch_purgatory
+        answer = purgatory.try_complete_else_watch(
+            (delayed,), params.max_wait_ms, delayed.try_complete, delayed.on_expire
         )
+        if isinstance(answer, asyncio.Future):
+            answer.add_done_callback(lambda _: delayed.close())
+        return answer
+
+    def complete_woken(self) -> None:
+        """Let the parked fetches look whose partitions changed."""
+        purgatory = self._replicas.fetch_purgatory
+        while self.woken:
+            delayed = next(iter(self.woken))
+            del self.woken[delayed]
+            purgatory.check_and_complete(delayed)
 
     def answered(self, params: FetchParams, reads: Reads) -> Reads:
         """The reads that will be the answer. One append may complete many fetches before any of them is sent."""
         if params.budget is not None:
             params.budget.reserve_response(sum(read.size_bytes for _, read in reads))
         if params.is_from_follower and self._replicas.replica_selector is not None:
-            for tp, read in reads:
-                self._tell_high_watermark(params.replica_id, tp, read)
+            for partition, read in reads:
+                self._tell_high_watermark(params.replica_id, partition.tp, read)
         quota = self._replicas.quotas.leader
         if params.is_from_follower and quota.has_throttled:
-            quota.record(sum(read.size_bytes for tp, read in reads if read.size_bytes and quota.is_throttled(tp)))
+            throttled = (read for p, read in reads if read.size_bytes and p.tp is not None and quota.is_throttled(p.tp))
+            quota.record(sum(read.size_bytes for read in throttled))
         return reads
 
     def is_held_back(self, params: FetchParams, partition: Partition) -> bool:
@@ -112,10 +155,10 @@ class FetchPath:
     def _owes_any_high_watermark(self, params: FetchParams, reads: Reads) -> bool:
         if not params.is_from_follower or self._replicas.replica_selector is None:
             return False
-        hosted = (self.hosted(tp) for tp, _ in reads)
+        hosted = (self.hosted(partition.tp) for partition, _ in reads)
         return any(partition is not None and self.owes_high_watermark(params, partition) for partition in hosted)
 
-    def _tell_high_watermark(self, replica_id: int, tp: TopicPartition, read: PartitionRead) -> None:
+    def _tell_high_watermark(self, replica_id: int, tp: TopicPartition | None, read: PartitionRead) -> None:
         """The fetch itself may have moved the high watermark after it was read: the follower hears the newest."""
         partition = self.hosted(tp)
         if read.error or read.diverging_epoch is not None or partition is None or partition.log is None:
@@ -125,26 +168,26 @@ class FetchPath:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def hosted(self, tp: TopicPartition) -> Partition | None:
-        return self._replicas.partitions.get(tp)
+    def hosted(self, tp: TopicPartition | None) -> Partition | None:
+        return None if tp is None else self._replicas.partitions.get(tp)
 
-    def log_size_bytes(self, tp: TopicPartition) -> int:
-        partition = self.hosted(tp)
-        return 0 if partition is None or partition.log is None else partition.log.size_bytes
-
-    def read_all(self, params: FetchParams, fetches: Fetches) -> Reads:
-        """Partitions are read in the order asked until the response is full; the first batch always fits."""
-        limit = params.max_bytes if params.budget is None else min(params.max_bytes, params.budget.response_room())
-        min_one_message = True
+    def read_all(
+        self, params: FetchParams, partitions: Iterable[SessionPartition], limit: ReadLimit | None = None
+    ) -> Reads:
+        """Partitions are read in the order asked until the response is full."""
+        if limit is None:
+            limit = ReadLimit(params)
         now_ms = self._replicas.clock.now_ms()
         reads: Reads = []
-        for tp, fetch in fetches:
-            max_bytes = fetch.max_bytes
-            read = self._read(tp, fetch, params, max_bytes if max_bytes < limit else limit, min_one_message, now_ms)
+        for partition in partitions:
+            fetch = partition.fetch
+            max_bytes = min(fetch.max_bytes, limit.max_bytes)
+            assert partition.tp is not None, "a topic id that is not known here is refused before"
+            read = self._read(partition.tp, fetch, params, max_bytes, limit.min_one_message, now_ms)
             if read.size_bytes:
-                limit = max(0, limit - read.size_bytes)
-                min_one_message = False
-            reads.append((tp, read))
+                limit.max_bytes = max(0, limit.max_bytes - read.size_bytes)
+                limit.min_one_message = False
+            reads.append((partition, read))
         return reads
 
     def _read(
@@ -212,6 +255,37 @@ class FetchPath:
         remote.on_fetch(offset, fetch.log_start_offset, offset, now_ms, params.replica_epoch)
         return PartitionRead(_NONE, offset, log.last_stable_offset, log.log_start_offset)
 
+    def settle(self, params: FetchParams, session: FetchSession, reads: Reads) -> None:
+        """After an answer: the partitions whose readers now know everything are left alone until they change.
+
+        The state of now decides, not what was read: the partition may have changed since.
+        """
+        is_from_follower = params.replica_id >= 0
+        for partition, read in reads:
+            if read.size_bytes or read.error or partition.session is not session or partition not in session.changed:
+                continue
+            if read.diverging_epoch is not None or read.preferred_read_replica != NO_PREFERENCE:
+                continue
+            hosted = self.hosted(partition.tp)
+            if hosted is None or hosted.log is None or not _knows_all(partition, hosted, hosted.log, params):
+                continue
+            if is_from_follower:
+                remote = hosted.remotes.get(params.replica_id)
+                if remote is None or not self._has_all(partition.fetch, hosted, hosted.log, remote):
+                    continue
+                remote.follow_session(session)
+                partition.remote = remote
+            session.settle(partition, hosted, hosted.log.size_bytes)
+
+    def _has_all(self, fetch: PartitionFetch, partition: Partition, log: Log, remote: RemoteReplica) -> bool:
+        """Whether another fetch of this follower would change nothing but the time it was last seen."""
+        return (
+            fetch.fetch_offset == log.log_end_offset == log.high_watermark == remote.log_end_offset
+            and fetch.log_start_offset == remote.log_start_offset
+            and remote.broker_id in partition.isr
+            and (self._replicas.replica_selector is None or remote.last_sent_high_watermark >= log.high_watermark)
+        )
+
     def _preferred(self, partition: Partition, fetch: PartitionFetch, client: ClientMetadata) -> int:
         replicas = self._replicas
         selector = replicas.replica_selector
@@ -230,6 +304,8 @@ class FetchPath:
             wanted = partition.isr_to_expand_to(replica_id)
             if wanted is not None and replicas.metadata.has_alive_broker(replica_id):
                 replicas.on_isr_change_wanted(partition, wanted)
+        if replicas.replica_selector is not None:
+            partition.changed()  # a consumer may read from this follower from now on
         if moved:
             replicas.complete_after_high_watermark(partition.topic_partition)
         elif replicas.delete_records_purgatory.size:
@@ -242,13 +318,16 @@ def _stranger(fetch: PartitionFetch) -> ErrorCode:
     return ErrorCode.UNKNOWN_LEADER_EPOCH if knows_epochs else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def _must_answer(reads: Reads, min_bytes: int) -> bool:
-    total = 0
-    for _, read in reads:
-        if read.error or read.diverging_epoch is not None or read.preferred_read_replica != NO_PREFERENCE:
-            return True
-        total += read.size_bytes
-    return total >= min_bytes
+def _knows_all(partition: SessionPartition, hosted: Partition, log: Log, params: FetchParams) -> bool:
+    """Whether a reader that asks again would be told nothing new, as long as the partition stays as it is."""
+    fetch = partition.fetch
+    return (
+        partition.high_watermark == log.high_watermark
+        and partition.log_start_offset == log.log_start_offset
+        and fetch.current_leader_epoch in (NO_EPOCH, hosted.leader_epoch)
+        and (hosted.leader == hosted.broker_id or not params.require_leader)
+        and end_of(log, params.isolation) <= fetch.fetch_offset <= log.log_end_offset
+    )
 
 
 def _elsewhere(partition: Partition, fetch: PartitionFetch, preferred: int) -> PartitionRead:

@@ -1,16 +1,20 @@
 """Incremental fetch sessions (KIP-227): a reader names its partitions once and then only what changes.
 
-The cache holds a bounded number of sessions. When it is full a new session replaces one that has not been used for
-a while, or one that matters less (a consumer's before a follower's, few partitions before many); else the reader
-goes on without a session, which every client accepts.
+A session keeps the partitions that may have something for its reader (`changed`). A partition leaves that set when its
+reader knows everything, and its owner puts it back with the next change (`Partition.readers`). So a Fetch costs what
+changed since the last one, whatever the session holds.
+
+The cache holds a bounded number of sessions and bytes. When it is full a new session replaces one that has not been
+used for a while, or one that matters less (a consumer's before a follower's, few partitions before many); else the
+reader goes on without a session, which every client accepts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from operator import attrgetter
 from random import Random
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from uuid import UUID
 
 from klamm.clock import Clock
@@ -19,38 +23,131 @@ from klamm.metrics import MetricsRegistry
 from klamm.model import TopicPartition
 from klamm.replica.partition_reader import PartitionFetch
 
+if TYPE_CHECKING:
+    from klamm.replica.partition import Partition
+    from klamm.replica.remote_replica import RemoteReplica
+
 INVALID_SESSION_ID: Final = 0
 INITIAL_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
+MAX_CACHED_BYTES: Final = 256 << 20
+"""Limit on the estimated memory of all sessions: about half a million partitions."""
 _MAX_INT32: Final = (1 << 31) - 1
+_PARTITION_BYTES: Final = 512
+_SWEEP: Final = 256
+"""Partitions of ended sessions that each use of the cache releases."""
 
 SessionKey: TypeAlias = tuple[str | UUID, int]
 """A topic by id where the session uses ids, else by name; and the partition."""
 
 
-@dataclass(slots=True)
-class SessionPartition:
-    """What the reader asked of a partition last, and what it was told last (-1: to be told again)."""
+class WaitingFetch(Protocol):
+    """A parked Fetch of the session."""
 
-    tp: TopicPartition | None
-    """None while the topic id is not known here."""
-    topic_id: UUID
-    index: int
-    fetch: PartitionFetch
-    high_watermark: int = -1
-    log_start_offset: int = -1
+    def on_change(self, partition: SessionPartition) -> None: ...
+
+
+class SessionPartition:
+    """One partition as a reader asks for it, and the state the reader was last told (-1: to be told again).
+
+    `place` orders the partitions of a session: it decides which are read before the response is full.
+    """
+
+    __slots__ = (
+        "fetch",
+        "high_watermark",
+        "index",
+        "log_size_bytes",
+        "log_start_offset",
+        "place",
+        "remote",
+        "session",
+        "topic_id",
+        "tp",
+        "watched",
+    )
+
+    def __init__(
+        self,
+        tp: TopicPartition | None,
+        topic_id: UUID,
+        index: int,
+        fetch: PartitionFetch,
+        session: FetchSession | None = None,
+    ) -> None:
+        self.tp = tp
+        """None while the topic id is not known here."""
+        self.topic_id = topic_id
+        self.index = index
+        self.fetch = fetch
+        self.session = session
+        """None once the reader has forgotten the partition."""
+        self.high_watermark = -1
+        self.log_start_offset = -1
+        self.place = 0
+        self.log_size_bytes = 0
+        """The size of the log when the reader had read all of it."""
+        self.watched: Partition | None = None
+        self.remote: RemoteReplica | None = None
+        """The follower's replica, while it counts as caught up by the fetches of its session."""
+
+    def watch(self, partition: Partition) -> None:
+        """Ask to be told of the next change."""
+        if self.watched is not partition:
+            self.unwatch()
+            self.watched = partition
+        partition.readers[self] = None
+
+    def unwatch(self) -> None:
+        if self.watched is not None:
+            self.watched.readers.pop(self, None)
+            self.watched = None
+
+    def on_change(self) -> None:
+        """The partition changes for the first time since `watch`."""
+        self.watched = None
+        session = self.session
+        if session is not None:
+            session.mark(self)
+            for waiting in session.waiting:
+                waiting.on_change(self)
 
 
 class FetchSession:
-    __slots__ = ("created_ms", "epoch", "id", "is_privileged", "last_used_ms", "partitions", "uses_topic_ids")
+    """The partitions of one reader. A Fetch without a session has one of its own, which is in no cache."""
+
+    __slots__ = (
+        "_next_place",
+        "cached_bytes",
+        "changed",
+        "created_ms",
+        "epoch",
+        "id",
+        "is_privileged",
+        "last_fetch_ms",
+        "last_used_ms",
+        "partitions",
+        "reader",
+        "size_bytes",
+        "uses_topic_ids",
+        "waiting",
+    )
 
     def __init__(self, session_id: int, is_privileged: bool, uses_topic_ids: bool, now_ms: int) -> None:
         self.id = session_id
         self.is_privileged = is_privileged
         self.uses_topic_ids = uses_topic_ids
         self.partitions: dict[SessionKey, SessionPartition] = {}
+        self.changed: dict[SessionPartition, None] = {}
+        self.waiting: list[WaitingFetch] = []
+        self.reader: object = None
         self.epoch = 1
-        self.created_ms = self.last_used_ms = now_ms
+        self.created_ms = self.last_used_ms = self.last_fetch_ms = now_ms
+        self.size_bytes = 0
+        """An estimate of the memory it takes."""
+        self.cached_bytes = 0
+        """The part of it that the cache has counted."""
+        self._next_place = 0
 
     def advance(self, now_ms: int) -> None:
         """The request with the expected epoch came: the next one carries the next epoch, never 0 or -1 again."""
@@ -66,21 +163,57 @@ class FetchSession:
         known = self.partitions.get(key)
         if known is None:
             self.partitions[key] = partition
+            partition.session = self
+            self.move_to_end(partition)
+            self.changed[partition] = None
+            self.size_bytes += _size_bytes(key)
             return
         before, now = known.fetch, partition.fetch
         if now.current_leader_epoch != before.current_leader_epoch or now.fetch_offset <= before.fetch_offset:
             known.high_watermark = -1
         known.fetch = now
         known.tp = partition.tp
+        self.mark(known)
 
     def forget(self, keys: Iterable[SessionKey]) -> None:
         for key in keys:
-            self.partitions.pop(key, None)
+            if (partition := self.partitions.pop(key, None)) is not None:
+                self.mark(partition)
+                partition.unwatch()
+                partition.session = None
+                del self.changed[partition]
+                self.size_bytes -= _size_bytes(key)
 
-    def move_to_end(self, key: SessionKey) -> None:
-        """Who was just served goes last, so that a full response does not starve the others."""
-        if (partition := self.partitions.pop(key, None)) is not None:
-            self.partitions[key] = partition
+    def begin_fetch(self, reader: object, now_ms: int) -> list[SessionPartition]:
+        """A Fetch arrived: the partitions to look at, in the order in which they are read.
+
+        `reader` is everything but the positions that decides what a partition answers. If it is another one than
+        last time, all partitions are looked at.
+        """
+        if reader != self.reader:
+            self.reader = reader
+            for partition in self.partitions.values():
+                self.mark(partition)
+        self.last_fetch_ms = now_ms
+        return sorted(self.changed, key=place_of)
+
+    def mark(self, partition: SessionPartition) -> None:
+        """The partition may have something for the reader."""
+        self.changed[partition] = None
+        if partition.remote is not None:
+            partition.remote.leave_session()
+            partition.remote = None
+
+    def settle(self, partition: SessionPartition, hosted: Partition, log_size_bytes: int) -> None:
+        """The reader knows everything about the partition: it is not looked at until it changes."""
+        partition.watch(hosted)
+        partition.log_size_bytes = log_size_bytes
+        del self.changed[partition]
+
+    def move_to_end(self, partition: SessionPartition) -> None:
+        """The partition that was just served goes last, so that a full response does not starve the others."""
+        partition.place = self._next_place
+        self._next_place += 1
 
 
 class FetchSessionCache:
@@ -91,12 +224,17 @@ class FetchSessionCache:
         rng: Random,
         metrics: MetricsRegistry,
         min_eviction_ms: int = 120_000,
+        max_bytes: int = MAX_CACHED_BYTES,
     ) -> None:
         self._max_slots = max_slots
+        self._max_bytes = max_bytes
         self._clock = clock
         self._rng = rng
         self._min_eviction_ms = min_eviction_ms
         self._sessions: dict[int, FetchSession] = {}
+        self._ended: list[tuple[list[SessionPartition], int]] = []
+        self.size_bytes = 0
+        """Of all sessions, and of those that ended and are not released yet."""
         self._evictions = metrics.meter("kafka.server", "FetchSessionCache", "IncrementalFetchSessionEvictionsPerSec")
         metrics.gauge("kafka.server", "FetchSessionCache", "NumIncrementalFetchSessions", self.__len__)
         metrics.gauge(
@@ -113,17 +251,26 @@ class FetchSessionCache:
     def partition_count(self) -> int:
         return sum(len(session.partitions) for session in self._sessions.values())
 
-    def create(self, *, is_privileged: bool, uses_topic_ids: bool, partition_count: int) -> FetchSession | None:
+    def create(
+        self, *, is_privileged: bool, uses_topic_ids: bool, partition_count: int, size_bytes: int = 0
+    ) -> FetchSession | None:
         """A new session, or None when there is no room for one like this."""
+        self._sweep()
         now_ms = self._clock.now_ms()
-        if len(self._sessions) >= self._max_slots and not self._make_room(is_privileged, partition_count, now_ms):
-            return None
+        while len(self._sessions) >= self._max_slots or self.size_bytes + size_bytes > self._max_bytes:
+            if self._ended and len(self._sessions) < self._max_slots:
+                self._sweep()
+            elif size_bytes > self._max_bytes or not self._make_room(is_privileged, partition_count, now_ms):
+                return None
         session = FetchSession(self._new_id(), is_privileged, uses_topic_ids, now_ms)
         self._sessions[session.id] = session
+        session.cached_bytes = size_bytes
+        self.size_bytes += size_bytes
         return session
 
     def resume(self, session_id: int, epoch: int, uses_topic_ids: bool) -> FetchSession | ErrorCode:
         """The session a request goes on with, or why it cannot."""
+        self._sweep()
         session = self._sessions.get(session_id)
         if session is None:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -135,8 +282,39 @@ class FetchSessionCache:
         self._sessions[session_id] = self._sessions.pop(session_id)
         return session
 
+    def keep(self, session: FetchSession) -> bool:
+        """Count the memory that a session gained or lost; False if there is no room for it and it has ended."""
+        if self._sessions.get(session.id) is not session:
+            return False
+        self.size_bytes += session.size_bytes - session.cached_bytes
+        has_grown = session.size_bytes > session.cached_bytes
+        session.cached_bytes = session.size_bytes
+        now_ms = self._clock.now_ms()
+        while has_grown and self.size_bytes > self._max_bytes and session.id in self._sessions:
+            if self._ended:
+                self._sweep()
+            elif not self._make_room(session.is_privileged, len(session.partitions), now_ms):
+                self.remove(session.id)
+        return session.id in self._sessions
+
     def remove(self, session_id: int) -> None:
-        self._sessions.pop(session_id, None)
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._ended.append((list(session.partitions.values()), session.cached_bytes))
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Release some partitions of ended sessions: all at once would take too long."""
+        if not self._ended:
+            return
+        partitions, size_bytes = self._ended[-1]
+        for partition in partitions[-_SWEEP:]:
+            partition.unwatch()
+            partition.session = None
+        del partitions[-_SWEEP:]
+        if not partitions:
+            self._ended.pop()
+            self.size_bytes -= size_bytes
 
     def _make_room(self, is_privileged: bool, partition_count: int, now_ms: int) -> bool:
         oldest = next(iter(self._sessions.values()), None)
@@ -155,7 +333,7 @@ class FetchSessionCache:
         return False
 
     def _evict(self, session: FetchSession) -> None:
-        del self._sessions[session.id]
+        self.remove(session.id)
         self._evictions.mark()
 
     def _new_id(self) -> int:
@@ -164,5 +342,18 @@ class FetchSessionCache:
         return session_id
 
 
+def size_bytes_of(name_bytes: int, partition_count: int) -> int:
+    """The estimate for the partitions of one topic."""
+    return (_PARTITION_BYTES + name_bytes) * partition_count
+
+
+def _size_bytes(key: SessionKey) -> int:
+    name = key[0]
+    return size_bytes_of(len(name) if isinstance(name, str) else 0, 1)
+
+
 def _weight(session: FetchSession) -> tuple[bool, int]:
     return session.is_privileged, len(session.partitions)
+
+
+place_of: Final = attrgetter("place")

@@ -131,6 +131,7 @@ class FetchSessionHandler:
         ]
 
     def _partition(self, state: PartitionFetchState) -> FetchPartition:
+        state.reported_log_start_offset = state.log.log_start_offset
         return FetchPartition(
             partition=state.tp.partition,
             current_leader_epoch=state.leader_epoch,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from klamm.replica.partition import Partition
 
 FIRST_DELAY_MS: Final = 10
+UNKNOWN_OFFSET: Final = -1
 UNKNOWN_LAG: Final = -1
 """Until the first answer of the leader. Kafka's metric shows it so."""
 
@@ -30,6 +31,7 @@ class PartitionFetchState:
         "leader_epoch",
         "log",
         "partition",
+        "reported_log_start_offset",
         "topic_id",
         "tp",
     )
@@ -44,6 +46,8 @@ class PartitionFetchState:
         self.fetch_offset = 0
         self.last_fetched_epoch = NO_EPOCH
         self.lag = UNKNOWN_LAG
+        self.reported_log_start_offset = UNKNOWN_OFFSET
+        """The log start that the last request to name the partition had."""
         self.due = 0.0
         """The time of the loop from which on it may be asked for again."""
         self.failures = 0

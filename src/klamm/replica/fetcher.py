@@ -304,9 +304,11 @@ class ReplicaFetcher:
                 quota.record(result.bytes)
             state.follow_log()
             self._session.put(state)
+        elif state.log.log_start_offset != state.reported_log_start_offset:
+            self._session.put(state)  # a DeleteRecords waits until the leader knows
         state.lag = max(0, data.high_watermark - state.fetch_offset)
-        if self._replicas.fetch_purgatory.size:
-            self._replicas.fetch_purgatory.check_and_complete(state.tp)
+        if self._replicas.fetch_path.woken:
+            self._replicas.fetch_path.complete_woken()
 
     # --- truncating ----------------------------------------------------------------------------------------------
 
@@ -319,6 +321,8 @@ class ReplicaFetcher:
         self._after_change(state, hosted.truncate_to(offset))
 
     def _after_change(self, state: PartitionFetchState, error: ErrorCode) -> None:
+        state.partition.changed()
+        self._replicas.fetch_path.complete_woken()
         if error != ErrorCode.NONE:
             self._fail(state, error)
             return

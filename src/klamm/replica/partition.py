@@ -6,7 +6,7 @@ waiting; errors are values. Reading lives in `partition_reader`, the pure rules 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from klamm.errors import ErrorCode
 from klamm.log.log import Checkable, Log
@@ -24,11 +24,19 @@ if TYPE_CHECKING:
     from klamm.protocol.messages.leader_and_isr import LeaderAndIsrPartitionState
 
 
+class PartitionReader(Protocol):
+    """A fetch, or a fetch session, that has read all there was of a partition."""
+
+    def on_change(self) -> None:
+        """Called once, at the first change. It must not read: the change may not be complete."""
+
+
 class Partition:
     """Before its first LeaderAndIsr it has leader epoch -1, so that any epoch of a controller is newer.
 
     It enters itself into `lagging` whenever an in-sync follower may have fallen behind; whoever looks for those takes
-    it out again.
+    it out again. Every change that a reader could see (log end, high watermark, log start, leader, epoch, ISR) is
+    reported to the `readers` by `changed`.
     """
 
     __slots__ = (
@@ -45,6 +53,7 @@ class Partition:
         "log",
         "partition_epoch",
         "pending_isr",
+        "readers",
         "remotes",
         "removing_replicas",
         "replicas",
@@ -79,6 +88,15 @@ class Partition:
         self.isr: tuple[int, ...] = ()
         self.pending_isr: tuple[int, ...] | None = None
         self.remotes: dict[int, RemoteReplica] = {}
+        self.readers: dict[PartitionReader, None] = {}
+        """Readers that wait for the next change. A reader that is notified has to register again."""
+
+    def changed(self) -> None:
+        """Notify the readers. Whoever changes the log without a method of this class calls it as well."""
+        if readers := self.readers:
+            self.readers = {}
+            for reader in readers:
+                reader.on_change()
 
     @property
     def is_leader(self) -> bool:
@@ -129,6 +147,7 @@ class Partition:
             self.leader_epoch_start_offset = log.log_end_offset
             self._reset_remotes(now_ms, forget_offsets=not was_leader)
         self._lagging[self] = None
+        self.changed()
         self.maybe_increment_high_watermark(now_ms)
         return is_new_epoch
 
@@ -140,6 +159,7 @@ class Partition:
         self._assign(state, topic_id, log)
         self.isr = ()
         self.leader_epoch_start_offset = None
+        self.changed()
         return is_new_epoch
 
     def _assign(self, state: LeaderAndIsrPartitionState, topic_id: UUID, log: Log) -> None:
@@ -196,6 +216,8 @@ class Partition:
         elif result.error == ErrorCode.NONE:
             self._lagging[self] = None
             self.maybe_increment_high_watermark(now_ms)
+        if self.readers:
+            self.changed()
         return result
 
     def check_enough_replicas(self, required_offset: int) -> ErrorCode | None:
@@ -220,6 +242,7 @@ class Partition:
         if candidate <= log.high_watermark:
             return False
         log.update_high_watermark(candidate)
+        self.changed()
         return True
 
     def on_follower_fetch(
@@ -251,6 +274,7 @@ class Partition:
         if result.error == ErrorCode.NONE:
             log.update_high_watermark(leader_high_watermark)
             log.increment_log_start_offset(min(leader_log_start_offset, log.high_watermark))
+        self.changed()
         return result
 
     def _append_around_start(self, log: Log, records: memoryview | bytes | bytearray) -> AppendResult:
@@ -303,6 +327,7 @@ class Partition:
         self.pending_isr = None
         self._lagging[self] = None
         self.maybe_increment_high_watermark(now_ms)
+        self.changed()
         return True
 
     def reject_isr(self) -> None:
@@ -330,4 +355,5 @@ class Partition:
             return ErrorCode.OFFSET_OUT_OF_RANGE
         if error := self.log.increment_log_start_offset(wanted):
             return error
+        self.changed()
         return wanted

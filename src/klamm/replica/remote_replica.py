@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from klamm.model import UNKNOWN_BROKER_EPOCH
 
 UNKNOWN_OFFSET: Final = -1
 
 
+class FollowerFetches(Protocol):
+    """The fetch session of a follower."""
+
+    @property
+    def last_fetch_ms(self) -> int:
+        """When the follower's last fetch arrived."""
+
+
 class RemoteReplica:
-    """Owned by its Partition. Offsets are unknown (-1) until the first fetch of this leadership."""
+    """Owned by its Partition. Offsets are unknown (-1) until the first fetch of this leadership.
+
+    A follower that has everything is not looked at again until the partition changes. Until then each fetch of its
+    session counts as a fetch of this replica (`follow_session`), without any work per partition.
+    """
 
     __slots__ = (
+        "_caught_up_ms",
+        "_session",
         "broker_epoch",
         "broker_id",
-        "last_caught_up_time_ms",
         "last_fetch_leader_log_end_offset",
         "last_fetch_time_ms",
         "last_sent_high_watermark",
@@ -26,15 +39,43 @@ class RemoteReplica:
     def __init__(self, broker_id: int) -> None:
         self.broker_id = broker_id
         self.broker_epoch = UNKNOWN_BROKER_EPOCH
+        self._session: FollowerFetches | None = None
+        self.last_fetch_time_ms = 0
         self.reset(0)
+
+    @property
+    def last_caught_up_time_ms(self) -> int:
+        session = self._session
+        return self._caught_up_ms if session is None else max(self._caught_up_ms, session.last_fetch_ms)
+
+    @last_caught_up_time_ms.setter
+    def last_caught_up_time_ms(self, time_ms: int) -> None:
+        self.leave_session()
+        self._caught_up_ms = time_ms
+
+    def follow_session(self, session: FollowerFetches) -> None:
+        """The follower has the whole log: it fetches whenever its session does."""
+        self._session = session
+
+    def leave_session(self) -> None:
+        """The partition is about to change: note the last fetch of the session as the last one of this replica."""
+        session = self._session
+        if session is None:
+            return
+        self._session = None
+        if session.last_fetch_ms > self.last_fetch_time_ms:
+            self._caught_up_ms = max(self._caught_up_ms, session.last_fetch_ms)
+            self.last_fetch_time_ms = session.last_fetch_ms
+            self.last_fetch_leader_log_end_offset = self.log_end_offset
 
     def reset(self, last_caught_up_time_ms: int) -> None:
         """A new leadership begins: what the follower has is unknown again."""
+        self._session = None
         self.log_end_offset = UNKNOWN_OFFSET
         self.log_start_offset = UNKNOWN_OFFSET
         self.last_fetch_leader_log_end_offset = 0
         self.last_fetch_time_ms = 0
-        self.last_caught_up_time_ms = last_caught_up_time_ms
+        self._caught_up_ms = last_caught_up_time_ms
         self.last_sent_high_watermark = UNKNOWN_OFFSET
 
     def on_fetch(
@@ -45,10 +86,12 @@ class RemoteReplica:
         Caught up now when it asks for the leader's end; caught up at its previous fetch when it asks for what was
         the leader's end then: so a follower under constant load that keeps pace stays in sync.
         """
+        if self._session is not None:
+            self.leave_session()
         if fetch_offset >= leader_log_end_offset:
-            self.last_caught_up_time_ms = max(self.last_caught_up_time_ms, now_ms)
+            self._caught_up_ms = max(self._caught_up_ms, now_ms)
         elif fetch_offset >= self.last_fetch_leader_log_end_offset:
-            self.last_caught_up_time_ms = max(self.last_caught_up_time_ms, self.last_fetch_time_ms)
+            self._caught_up_ms = max(self._caught_up_ms, self.last_fetch_time_ms)
         if broker_epoch != self.broker_epoch or fetch_offset < self.log_end_offset:  # it began anew
             self.last_sent_high_watermark = UNKNOWN_OFFSET
         self.log_end_offset = fetch_offset

@@ -32,7 +32,6 @@ from klamm.replica.state_change import StateChange, StateChangeResult, StopRepli
 
 if TYPE_CHECKING:
     from klamm.replica.delete_records import DeletedRecords
-    from klamm.replica.fetch_path import Fetches, FetchParams, Reads
     from klamm.replica.record_checks import AppendResults, RecordsBytes
     from klamm.replica.replica_selector import ReplicaSelector
 
@@ -80,6 +79,7 @@ class ReplicaManager:
     ) -> None:
         self.broker_id = broker_id
         self.logs = logs
+        logs.segments_deleted_listener = self.on_segments_deleted
         self.metadata = metadata
         self.clock = clock
         self.max_lag_ms = max_lag_ms
@@ -108,7 +108,7 @@ class ReplicaManager:
         self.isr_meters = gauges.IsrMeters(metrics)
         gauges.register(self)
         self._append_path = AppendPath(self)
-        self._fetch_path = FetchPath(self)
+        self.fetch_path = FetchPath(self)
         self._delete_path = DeleteRecordsPath(self)
         self._state_change = StateChange(self)
 
@@ -149,6 +149,7 @@ class ReplicaManager:
         self.counters.forget(tp)
         self.lagging.pop(partition, None)
         gauges.remove_partition(self.metrics, partition)
+        partition.changed()
         siblings = self._by_topic[tp.topic]
         del siblings[tp]
         if not siblings:
@@ -172,10 +173,6 @@ class ReplicaManager:
     def start_record_checks(self, worker: Executor) -> None:
         """From now on `worker` validates batches that would keep the loop for too long."""
         self._append_path.checks.start(worker)
-
-    def fetch_messages(self, params: FetchParams, fetches: Fetches) -> Reads | asyncio.Future[Reads]:
-        """See FetchPath.fetch_messages."""
-        return self._fetch_path.fetch_messages(params, fetches)
 
     def delete_records(
         self, offsets: Mapping[TopicPartition, int], timeout_ms: int
@@ -220,7 +217,15 @@ class ReplicaManager:
         """`min.insync.replicas` may have changed: counts and waiting produces look again."""
         for tp, partition in self._by_topic.get(topic, {}).items():
             self.counters.refresh(partition)
+            partition.changed()
             self.produce_purgatory.check_and_complete(tp)
+        self.fetch_path.complete_woken()
+
+    def on_segments_deleted(self, tp: TopicPartition) -> None:
+        """Retention moved the start of a log."""
+        if (partition := self.partitions.get(tp)) is not None:
+            partition.changed()
+            self.fetch_path.complete_woken()
 
     def on_log_dir_failure(self, log_dir: str) -> tuple[TopicPartition, ...]:
         """Takes the partitions of a failed directory offline; they stay so until the broker restarts."""
@@ -255,15 +260,15 @@ class ReplicaManager:
 
     def complete_after_append(self, tp: TopicPartition) -> None:
         """New records are on disk: followers may read them, consumers too where the high watermark moved."""
-        if self.fetch_purgatory.size:
-            self.fetch_purgatory.check_and_complete(tp)
+        if self.fetch_path.woken:
+            self.fetch_path.complete_woken()
         if self.produce_purgatory.size:
             self.produce_purgatory.check_and_complete(tp)
 
     def complete_after_high_watermark(self, tp: TopicPartition) -> None:
         """The high watermark or a follower's log start moved."""
         self.produce_purgatory.check_and_complete(tp)
-        self.fetch_purgatory.check_and_complete(tp)
+        self.fetch_path.complete_woken()
         self.delete_records_purgatory.check_and_complete(tp)
 
     def on_flushed(self, tp: TopicPartition, recovery_point: int) -> None:

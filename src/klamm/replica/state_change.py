@@ -206,6 +206,7 @@ class StateChange:
         if topic_id != ZERO_UUID and partition.topic_id == ZERO_UUID and partition.log is not None:
             if (error := partition.log.assign_topic_id(topic_id)) == ErrorCode.NONE:
                 partition.topic_id = topic_id
+                partition.changed()
             return error
         return ErrorCode.STALE_CONTROLLER_EPOCH
 

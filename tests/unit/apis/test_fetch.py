@@ -8,6 +8,7 @@ import pytest
 
 from klamm.apis import fetch, produce
 from klamm.errors import ErrorCode
+from klamm.log.log_config import LogConfig
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.network.request import RequestContext
 from klamm.protocol.compression import CompressionType
@@ -122,14 +123,25 @@ def test_clients_that_know_no_batches_are_told_so(one: OneBroker, version: int) 
     assert one.broker.replicas.topic_stats.all_topics.bytes_out.count == 0
 
 
-def test_zstd_needs_a_version_that_knows_it(one: OneBroker) -> None:
+def test_batches_of_zstd_are_served_to_old_clients(one: OneBroker) -> None:
+    """The client may know zstd although its Fetch does not say so (rskafka)."""
     one.lead("t", topic_id=ID)
     append(one, b"a")
     append(one, b"b", compression=CompressionType.ZSTD)
+    for version in (4, 9, 10):
+        data = only(one.ask(fetch.API, request(), version))
+        assert data.error_code == 0 and values(data) == [b"a", b"b"]
+
+
+def test_a_topic_of_zstd_needs_a_version_that_knows_it(one: OneBroker) -> None:
+    one.topic_configs["t"] = LogConfig(compression_type="zstd")
+    one.lead("t", topic_id=ID)
     for version in (4, 9):
         data = only(one.ask(fetch.API, request(), version))
         assert data.error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE and not data.records
-    assert values(only(one.ask(fetch.API, request(), 10))) == [b"a", b"b"]
+    append(one, b"a")
+    assert only(one.ask(fetch.API, request(), 9)).error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    assert values(only(one.ask(fetch.API, request(), 10))) == [b"a"]
 
 
 def test_a_failed_disk_is_told_to_old_clients_as_a_lost_leader(one: OneBroker) -> None:

@@ -130,6 +130,28 @@ def test_a_follower_from_before_the_leaders_first_record_starts_over(cluster: Br
 
 
 @BOTH
+@pytest.mark.parametrize("own_start", [0, 2, 3], ids=["none deleted", "as many", "more"])
+def test_deleting_records_of_an_idle_partition_ends_when_the_followers_have_done_it(
+    cluster: Brokers, own_start: int
+) -> None:
+    """The follower reports its log start also where it has nothing else to report."""
+    cluster.elect(1)
+    cluster.brokers[1].update_metadata({}, brokers=(1, 2))
+    for value in (b"a", b"b", b"c"):
+        cluster.append(value)
+    cluster.catch_up(2)
+    cluster.round(2)
+    cluster.round(2)
+    assert cluster.log(2).high_watermark == 3
+    cluster.log(2).increment_log_start_offset(own_start)  # its own retention, which no request has named
+    waiting = cluster.brokers[1].broker.replicas.delete_records({TP: 2}, 60_000)
+    assert isinstance(waiting, asyncio.Future)
+    for _ in range(3):
+        cluster.round(2)
+    assert waiting.done() and waiting.result() == {TP: (ErrorCode.NONE, 2)}
+
+
+@BOTH
 def test_a_log_start_within_a_batch_is_taken_over(cluster: Brokers) -> None:
     cluster.elect(1, isr=(1,))
     cluster.append(b"a", b"b", b"c")
