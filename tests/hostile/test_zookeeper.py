@@ -8,6 +8,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -107,14 +108,34 @@ def test_silent_connections_do_not_keep_others_out(tmp_path: Path) -> None:
 
 def test_silent_connections_end(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that send a part of a handshake; those that sent all of it stay."""
-    assert admission.HANDSHAKE_TIMEOUT_MS == 10_000
-    monkeypatch.setattr(admission, "HANDSHAKE_TIMEOUT_MS", 200)
+    assert admission.IDLE_TIMEOUT_MS == 10_000
+    monkeypatch.setattr(admission, "IDLE_TIMEOUT_MS", 200)
     with RawClient(server.port) as client, RawClient(server.port) as silent, RawClient(server.port) as slow:
         client.connect()
         slow.socket.sendall(struct.pack(">i", 45) + bytes(20))
         assert silent.is_closed()
         assert slow.is_closed()
         assert client.exists("/").error == Code.OK
+
+
+def test_dead_sessions_whose_clients_do_not_read(
+    server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their connections would wait for ever to send the last answers, and count against the host."""
+    monkeypatch.setattr(admission, "IDLE_TIMEOUT_MS", 200)
+    with RawClient(server.port) as client, ExitStack() as stack:
+        client.connect()
+        client.create("/large", b"x" * 1_000_000)
+        for _ in range(5):
+            dead = stack.enter_context(RawClient(server.port))
+            dead.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            dead.connect(100)
+            dead.send(OpCode.MULTI_READ, multi_read(OpCode.GET_DATA, ["/large"] * 10))
+        deadline = time.monotonic() + 60
+        while alive_connections(server.port) > 2:
+            assert time.monotonic() < deadline, "their connections are still there"
+            time.sleep(0.02)
+        assert client.exists("/large").error == Code.OK
 
 
 def test_a_large_first_frame_is_not_awaited(server: EmbeddedZooKeeperThread) -> None:

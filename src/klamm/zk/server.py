@@ -184,6 +184,9 @@ class EmbeddedZooKeeper:
         self.tree.identify_watcher(connection.number, connection.auth)
         return self._admission.admit(connection, self._monotonic_ms())
 
+    def on_closing(self, connection: Connection) -> None:
+        self._admission.on_closing(connection, self._monotonic_ms())
+
     def on_disconnected(self, connection: Connection) -> None:
         """Watches end with the connection, the session does not."""
         self.connections.pop(connection.number, None)
@@ -196,7 +199,7 @@ class EmbeddedZooKeeper:
         self.received += 1
         try:
             if connection.session_id is None:
-                self._admission.greeted(connection)
+                self._admission.on_handshake(connection)
                 self._connect(connection, jute.read_connect(frame))
                 return
             xid, opcode, body = jute.read_header(frame)
@@ -302,7 +305,7 @@ class EmbeddedZooKeeper:
                 session.deadline_ms += late_ms
         self._expire_sessions(now_ms)
         for connection in self._admission.overdue(now_ms):
-            log.info("closing the connection from %s: it sent no handshake in time", connection.host)
+            log.info("closing the connection from %s: it sent no handshake, or does not read", connection.host)
             connection.abort()
         if self._has_ended:
             return
