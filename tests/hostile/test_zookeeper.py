@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import re
 import socket
@@ -221,6 +222,27 @@ def test_access_lists_that_grow(server: EmbeddedZooKeeperThread) -> None:
         body = string_bytes("/a") + buffer_bytes(b"") + struct.pack(">i", 40_000) + rules + struct.pack(">i", 0)
         assert client.ask(OpCode.CREATE, body).error == Code.INVALID_ACL
         assert client.exists("/a").error == Code.NO_NODE
+
+
+def test_rules_by_address_are_parsed_once(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operation on the znode asks all of them, and a multi has thousands of operations."""
+    parsed = []
+    real = ipaddress.ip_network
+
+    def counted(address: str, strict: bool = True) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+        parsed.append(address)
+        return real(address, strict)
+
+    monkeypatch.setattr(ipaddress, "ip_network", counted)
+    addresses = [f"10.77.{number}.0/24" for number in range(63)] + ["127.0.0.0/8"]
+    rules = b"".join(struct.pack(">i", 31) + string_bytes("ip") + string_bytes(address) for address in addresses)
+    with RawClient(server.port) as client:
+        client.connect()
+        body = string_bytes("/a") + buffer_bytes(b"") + struct.pack(">i", 64) + rules + struct.pack(">i", 0)
+        assert client.ask(OpCode.CREATE, body).error == Code.OK
+        change = struct.pack(">i?i", OpCode.SET_DATA, False, -1) + string_bytes("/a") + buffer_bytes(b"")
+        assert client.ask(OpCode.MULTI, (change + struct.pack(">i", -1)) * 200 + MULTI_END).error == Code.OK
+        assert len(parsed) <= 66
 
 
 def test_those_who_do_not_read_end_first(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from klamm.zk.ops import OPEN_ACL, Acl, Id, InvalidAcl, NoAuth, Perms
@@ -68,6 +69,7 @@ def _matches(entry: Acl, who: Id) -> bool:
     return network is not None and address is not None and _covers(network, address)
 
 
+@lru_cache(4_096)  # every operation on a znode with such rules asks, and parsing takes longer than the operation
 def _network(text: str) -> tuple[bytes, int] | None:
     """Address bytes and prefix length of `address[/bits]`, or None when it is not one."""
     import ipaddress  # only access rules by address need it

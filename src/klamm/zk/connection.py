@@ -16,6 +16,7 @@ MAX_WAITING_BYTES: Final = 4 << 20
 """Replies that may wait for the disk before a connection is read no further."""
 FRAMES_PER_TURN: Final = 64
 BYTES_PER_TURN: Final = 128 << 10
+SECONDS_PER_TURN: Final = 0.005
 """Requests that are executed before other connections have their turn."""
 FLUSH_BYTES: Final = 64 << 10
 """Replies go to the socket at this size at the latest, so that a client that does not read is noticed."""
@@ -122,8 +123,10 @@ class Connection(asyncio.Protocol):
             self.close()
         count = 0
         is_done = True
+        now = asyncio.get_running_loop().time
+        until = now() + SECONDS_PER_TURN
         while not self._closing and not self._is_held and size - pos >= 4:
-            if count == FRAMES_PER_TURN or pos >= BYTES_PER_TURN:
+            if count == FRAMES_PER_TURN or pos >= BYTES_PER_TURN or (count and now() > until):
                 is_done = False
                 break
             length = _LENGTH.unpack_from(buffer, pos)[0]

@@ -26,7 +26,7 @@ MAX_CREDENTIALS: Final = 32
 MAX_CREDENTIAL_BYTES: Final = 4_096
 """Of all identities of a connection together. They stand in every record of the log."""
 MAX_PATH_BYTES: Final = 8_192
-MAX_ACL_ENTRIES: Final = 256
+MAX_ACL_ENTRIES: Final = 64
 """After `auth` was replaced by the identities of the connection."""
 MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_SESSIONS: Final = 20_000
