@@ -11,7 +11,7 @@ from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellSto
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.store import read_data
 from klamm.controller.topic_store import read_brokers
-from klamm.model import BrokerEndPoints
+from klamm.model import BrokerEndPoints, TopicPartition
 from klamm.zk import paths
 from klamm.zk.broker_znode import decode_broker
 from klamm.zk.znodes import ZnodeFormatError
@@ -104,6 +104,12 @@ def on_replicas_become_offline(ctx: ControllerContext, replicas: Sequence[Partit
         yield from deletion.fail(ctx, deleting)
     if not others and not outcome.elected:
         yield from tell_live_brokers(ctx)
+
+
+def on_replicas_come_back(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:
+    """Replicas on a directory that had failed can be used again: they may lead partitions that have no leader."""
+    yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=tps).send()
+    yield from partition_state_machine.trigger_online(ctx)
 
 
 def tell_live_brokers(ctx: ControllerContext, to: Iterable[int] | None = None) -> Steps[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from klamm.controller import reassignment, replica_state_machine, store
-from klamm.controller.broker_changes import on_replicas_become_offline
+from klamm.controller.broker_changes import on_replicas_become_offline, on_replicas_come_back
 from klamm.controller.context import ControllerContext, PartitionReplica
 from klamm.controller.deletion import is_current
 from klamm.controller.effects import Note, Reply, Steps
@@ -183,17 +183,21 @@ def on_leader_and_isr_response(ctx: ControllerContext, event: LeaderAndIsrRespon
         return
     offline = ctx.offline_dirs.setdefault(event.broker_id, set())
     lost = []
+    came_back = []
     for tp, error in event.partition_errors:
         if error == ErrorCode.KAFKA_STORAGE_ERROR and tp not in offline and ctx.has_assignment(tp):
             offline.add(tp)
             lost.append(PartitionReplica(tp, event.broker_id))
-        elif error == ErrorCode.NONE:
+        elif error == ErrorCode.NONE and tp in offline:
             offline.discard(tp)
+            came_back.append(tp)
     if not offline:
         del ctx.offline_dirs[event.broker_id]
     if lost:
         yield Note(f"broker {event.broker_id} lost the log directory of {', '.join(str(r.partition) for r in lost)}")
         yield from on_replicas_become_offline(ctx, lost)
+    if came_back:
+        yield from on_replicas_come_back(ctx, came_back)
 
 
 def on_update_metadata_response(event: UpdateMetadataResponseReceived) -> Steps[None]:

@@ -65,3 +65,12 @@ class CheckpointWriter:
 def _add(entries: _ByDir, offsets: LogOffsets) -> None:
     for log, offset in offsets:
         entries[log.log_dir][log.topic_partition] = offset
+
+
+def recovery_points(logs: Iterable[Log]) -> LogOffsets:
+    return ((log, log.recovery_point) for log in logs)
+
+
+def log_start_offsets(logs: Iterable[Log]) -> LogOffsets:
+    """Only starts that the names of the segments do not tell."""
+    return ((log, log.log_start_offset) for log in logs if log.log_start_offset > log.first_base_offset)

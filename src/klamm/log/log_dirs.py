@@ -101,6 +101,11 @@ class LogDirs:
         self.live = [d for d in self.live if d.path != path]
         return True
 
+    def revive(self, path: str) -> None:
+        """A directory that had failed can be used again."""
+        self.failures.pop(path, None)
+        self.live = [d for d in self._opened if d.path not in self.failures]
+
     def usage(self, path: str) -> tuple[int, int]:
         """(total bytes, usable bytes), -1 when the disk does not tell."""
         with contextlib.suppress(OSError):

@@ -8,7 +8,6 @@ its steps.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import threading
 from collections import Counter
@@ -22,12 +21,14 @@ from klamm.clock import Clock
 from klamm.errors import ErrorCode, KlammError, LogDirError
 from klamm.log import names
 from klamm.log.background import BackgroundWorker
-from klamm.log.checkpoint_writer import CheckpointWriter, LogOffsets
+from klamm.log.checkpoint_writer import CheckpointWriter, LogOffsets, log_start_offsets, recovery_points
 from klamm.log.checkpoints import MetaProperties
 from klamm.log.cleaner_manager import LogCleanerManager
+from klamm.log.deletion_queue import DeletionQueue
 from klamm.log.files import Files, OsFiles, is_exhausted
 from klamm.log.flush_queue import FlushQueue
-from klamm.log.jobs import FileJob, Job, unlink_job
+from klamm.log.full_disks import FullDisks, Suspended, is_full
+from klamm.log.jobs import Job
 from klamm.log.loader import LogEnvironment
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
@@ -62,6 +63,7 @@ class LogManager:
         producer_id_expiration_ms: int = _DAY_MS,
         max_open_segments: int = DEFAULT_MAX_OPEN,
         on_dir_failure: Callable[[str, str], None] = lambda log_dir, sentence: None,
+        on_dir_revival: Callable[[str], None] = lambda log_dir: None,
         on_flushed: Callable[[TopicPartition, int], None] = lambda tp, recovery_point: None,
     ) -> None:
         self.default_config = default_config or LogConfig()
@@ -70,6 +72,7 @@ class LogManager:
         self._clock = clock
         self._rng = rng
         self._on_dir_failure = on_dir_failure
+        self._on_dir_revival = on_dir_revival
         self._on_flushed = on_flushed
         self.segments_deleted_listener: Callable[[TopicPartition], None] | None = None
         """Called after retention has deleted segments of a partition: its log starts at another offset."""
@@ -82,8 +85,7 @@ class LogManager:
         self._by_topic: dict[str, dict[TopicPartition, Log]] = {}
         self._counts: Counter[str] = Counter()
         self._offline: dict[TopicPartition, str] = {}
-        self._deletions: list[tuple[int, int, Job]] = []
-        self._deletion_count = 0
+        self._deletions = DeletionQueue(self._files, clock, self.submit)
         self._cleaner = LogCleanerManager(
             self._files,
             submit=self.submit,
@@ -95,6 +97,7 @@ class LogManager:
             self._files, clock, rng, self, OpenSegments(max_open_segments), producer_id_expiration_ms
         )
         self._opener = LogOpener(self._env)
+        self._full_disks = FullDisks(self._files, self.submit, self._revive)
         self._summaries = SummaryWriter(self._files, self.dirs, clock, self)
 
     # starting and stopping
@@ -139,7 +142,7 @@ class LogManager:
                 continue
             path = f"{log_dir.path}/{info.name}"
             if mark == names.DELETE_DIR:
-                self._remove_later(log_dir.path, path, self.default_config.file_delete_delay_ms)
+                self._deletions.put_tree(log_dir.path, path, self.default_config.file_delete_delay_ms)
             elif mark:
                 _log.warning("%s is passed over: it is no log in use", path)
             elif (other := self._logs.get(tp)) is not None:
@@ -210,6 +213,10 @@ class LogManager:
             log.assign_topic_id(topic_id)
         return log
 
+    def is_offline(self, tp: TopicPartition) -> bool:
+        """Whether the log is, or may be, on a directory that has failed."""
+        return tp in self._offline or (bool(self.dirs.failures) and tp not in self._logs)
+
     def _create(self, tp: TopicPartition, *, is_new: bool) -> Log:
         if tp in self._offline:
             raise LogDirError(f"{tp} is on {self._offline[tp]}, which has failed")
@@ -272,7 +279,7 @@ class LogManager:
         except OSError as e:
             self.failed(log.log_dir, e, f"deleting {tp}")
             return ErrorCode.KAFKA_STORAGE_ERROR
-        self._remove_later(log.log_dir, path, log.config.file_delete_delay_ms)
+        self._deletions.put_tree(log.log_dir, path, log.config.file_delete_delay_ms)
         return ErrorCode.NONE
 
     def update_config(self, topic: str, config: LogConfig) -> None:
@@ -290,7 +297,7 @@ class LogManager:
         self._syncs.put(log_dir, *paths)
 
     def delete_later(self, log_dir: str, paths: Sequence[str], delay_ms: int) -> None:
-        self._schedule(unlink_job(self._files, log_dir, paths), delay_ms)
+        self._deletions.put_files(log_dir, paths, delay_ms)
 
     def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
         self._on_flushed(tp, recovery_point)
@@ -305,7 +312,7 @@ class LogManager:
     def failed(self, log_dir: str, error: OSError, doing: str) -> None:
         """Takes a directory offline: its logs answer KAFKA_STORAGE_ERROR until the broker starts again.
 
-        Too many open files are no failure of a directory.
+        One whose disk is full comes back when there is room. Too many open files are no failure of a directory.
         """
         if is_exhausted(error):
             _log.error("%s was given up in %s: raise the limit of open files", doing, log_dir)
@@ -317,13 +324,38 @@ class LogManager:
         if not self.dirs.fail(log_dir, sentence):
             return
         self._cleaner.give_up(log_dir)
-        _log.error("%s. Its partitions are offline until the broker is started again", sentence)
-        for log in list(self._logs_in(log_dir)):
+        until = "there is room again" if is_full(error) else "the broker is started again"
+        _log.error("%s. Its partitions are offline until %s", sentence, until)
+        logs = list(self._logs_in(log_dir))
+        if is_full(error):
+            self._full_disks.put(log_dir, [Suspended(log, log.is_failed) for log in logs])
+        for log in logs:
             log.is_failed = True
             log.close_handles()
             self._offline[log.topic_partition] = log_dir
             self._take_out(log.topic_partition)
         self._on_dir_failure(log_dir, sentence)
+
+    def revival_pass(self) -> int:
+        """Brings directories back whose disk was full and has room again; returns how many are looked at."""
+        return self._full_disks.probe()
+
+    def _revive(self, log_dir: str, suspended: list[Suspended]) -> None:
+        try:
+            logs = [self._opener.reload(log) if must_reload else log for log, must_reload in suspended]
+        except OSError as e:
+            _log.error("%s stays offline: %s", log_dir, e.strerror or e)
+            if is_full(e):
+                self._full_disks.put(log_dir, suspended)
+            return
+        self.dirs.revive(log_dir)
+        for log in logs:
+            log.is_failed = False
+            self.dirs.high_watermarks[log.topic_partition] = log.high_watermark
+            self._offline.pop(log.topic_partition, None)
+            self._add(log)
+        _log.info("%s has room again: its %d partitions come back", log_dir, len(logs))
+        self._on_dir_revival(log_dir)
 
     # periodic work
 
@@ -375,39 +407,27 @@ class LogManager:
 
     def deletion_pass(self, now_ms: int) -> int:
         """Removes the files and directories whose delay is over; returns how many removals were started."""
-        started = 0
-        while self._deletions and self._deletions[0][0] <= now_ms:
-            _, _, job = heapq.heappop(self._deletions)
-            self._worker.submit(job)
-            started += 1
-        return started
-
-    def _remove_later(self, log_dir: str, path: str, delay_ms: int) -> None:
-        self._schedule(FileJob(log_dir, lambda: self._files.remove_tree(path)), delay_ms)
-
-    def _schedule(self, job: Job, delay_ms: int) -> None:
-        self._deletion_count += 1
-        heapq.heappush(self._deletions, (self._clock.now_ms() + delay_ms, self._deletion_count, job))
+        return self._deletions.remove_due(now_ms)
 
     # checkpoints
 
     def checkpoint_recovery_points(self) -> None:
-        self._checkpoints.write(names.RECOVERY_POINT_CHECKPOINT, _recovery_points(self._logs.values()))
+        self._checkpoints.write(names.RECOVERY_POINT_CHECKPOINT, recovery_points(self._logs.values()))
 
     def recovery_point_pass(self) -> Iterator[None]:
         """`checkpoint_recovery_points`, slice by slice."""
-        return self._checkpoint_pass(names.RECOVERY_POINT_CHECKPOINT, _recovery_points)
+        return self._checkpoint_pass(names.RECOVERY_POINT_CHECKPOINT, recovery_points)
 
     def summary_pass(self) -> Iterator[None]:
         """Renews the record of the logs that are completely on the disk, slice by slice."""
         return self._summaries.write_in_slices(list(filter(self._is_in_use, part)) for part in self._slices())
 
     def checkpoint_log_start_offsets(self) -> None:
-        self._checkpoints.write(names.LOG_START_OFFSET_CHECKPOINT, _log_start_offsets(self._logs.values()))
+        self._checkpoints.write(names.LOG_START_OFFSET_CHECKPOINT, log_start_offsets(self._logs.values()))
 
     def log_start_offset_pass(self) -> Iterator[None]:
         """`checkpoint_log_start_offsets`, slice by slice."""
-        return self._checkpoint_pass(names.LOG_START_OFFSET_CHECKPOINT, _log_start_offsets)
+        return self._checkpoint_pass(names.LOG_START_OFFSET_CHECKPOINT, log_start_offsets)
 
     def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
         found = ((self._logs.get(tp), offset) for tp, offset in high_watermarks.items())
@@ -430,12 +450,3 @@ class LogManager:
 
     def _logs_in(self, log_dir: str) -> Iterator[Log]:
         return (log for log in self._logs.values() if log.log_dir == log_dir)
-
-
-def _recovery_points(logs: Iterable[Log]) -> LogOffsets:
-    return ((log, log.recovery_point) for log in logs)
-
-
-def _log_start_offsets(logs: Iterable[Log]) -> LogOffsets:
-    """Only starts that the names of the segments do not tell."""
-    return ((log, log.log_start_offset) for log in logs if log.log_start_offset > log.first_base_offset)

@@ -47,6 +47,20 @@ class LogOpener:
             recorded=recorded,
         ).load()
 
+    def reload(self, log: Log) -> Log:
+        """The log anew, recovered from its recovery point: a write to it has failed half-way."""
+        again = LogLoader(
+            self._env,
+            log.topic_partition,
+            log.log_dir,
+            log.config,
+            log_start_offset=log.log_start_offset,
+            recovery_point=log.recovery_point,
+        ).load()
+        again.cleaner_offset = min(log.cleaner_offset, again.log_end_offset)
+        again.update_high_watermark(log.high_watermark)
+        return again
+
     def _open(self, log: LazyLog, *, clean: bool) -> LogFiles:
         return LogLoader(
             self._env,

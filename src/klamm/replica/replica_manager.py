@@ -234,6 +234,10 @@ class ReplicaManager:
         self._state_change.take_offline(failed)
         return failed
 
+    def on_log_dir_revival(self) -> None:
+        """A failed directory can be used again: the controller may name its partitions anew."""
+        self.offline = {tp: None for tp in self.offline if self.logs.is_offline(tp)}
+
     # --- ISR ---------------------------------------------------------------------------------------------------
 
     def on_isr_change_wanted(self, partition: Partition, isr: tuple[int, ...]) -> None:

@@ -148,6 +148,7 @@ class KafkaServer:
             producer_id_expiration_ms=config.producer_id_expiration_ms,
             max_open_segments=file_limit.open_segments(),
             on_dir_failure=self._on_dir_failure,
+            on_dir_revival=self._on_dir_revival,
             on_flushed=self._on_flushed,
         )
         logs.load_logs(meta)
@@ -287,6 +288,7 @@ class KafkaServer:
             first_ms=min(first_ms, config.log_retention_check_interval_ms),
         )
         every("log-flusher", settings.flush_interval_ms(config), lambda: logs.flush_pass(now()))
+        every("log-dir-revival", 10_000, logs.revival_pass)
         every("file-deletion", 1_000, lambda: logs.deletion_pass(now()))
         if config.log_cleaner_enable:
             every("log-cleaner", config.log_cleaner_backoff_ms, lambda: logs.compaction_pass(now()))
@@ -344,6 +346,11 @@ class KafkaServer:
 
     def _take_dir_offline(self, log_dir: str) -> None:
         self.broker.replicas.on_log_dir_failure(log_dir)
+        self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))
+
+    def _on_dir_revival(self, log_dir: str) -> None:
+        """The controller answers the note with a LeaderAndIsr of all replicas here, as after a failure."""
+        self.broker.replicas.on_log_dir_revival()
         self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))
 
     def _allocate_producer_ids(self) -> asyncio.Future[ProducerIdBlock]:

@@ -15,7 +15,7 @@ from klamm.controller.events import (
     LogDirEventNotification,
 )
 from klamm.controller.replies import AlterPartitionResults
-from klamm.controller.requests import LeaderAndIsrRequest
+from klamm.controller.requests import LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.zk import paths
@@ -104,6 +104,30 @@ def test_a_replica_whose_directory_failed_does_not_join() -> None:
     core.drain()
     assert ask(core, (1, 2, 3)) == [ErrorCode.INELIGIBLE_REPLICA]
     assert isr(core) == (1, 2)
+
+
+def test_a_partition_gets_its_leader_back_when_a_directory_works_again() -> None:
+    """A full disk that has room again: the broker leaves the same note, and answers that its replicas are well."""
+    core = Core("brokers 2 3", "controller 1", "create t 3")
+    tp = TopicPartition("t", 0)
+
+    def tell(error: ErrorCode) -> None:
+        core.sent.clear()
+        core.tree.write(core.tools, Create(paths.log_dir_event_path(), encode_log_dir_event(3), sequential=True), 0)
+        core.queue.append(LogDirEventNotification())
+        core.drain()
+        told = [request for broker, request in core.sent if broker == 3 and isinstance(request, LeaderAndIsrRequest)]
+        core.queue.append(LeaderAndIsrResponseReceived(3, told[-1].head, ErrorCode.NONE, ((tp, error),)))
+        core.drain()
+
+    tell(ErrorCode.KAFKA_STORAGE_ERROR)
+    assert core.controller is not None
+    context = core.controller.context
+    assert context.leadership[tp].leader_and_isr.leader == -1 and context.offline_dirs == {3: {tp}}
+    tell(ErrorCode.NONE)
+    assert context.leadership[tp].leader_and_isr.leader == 3 and context.offline_dirs == {}
+    updates = [r for broker, r in core.sent if broker == 2 and isinstance(r, UpdateMetadataRequest)]
+    assert updates[-1].body.partitions[0].offline_replicas == ()
 
 
 def test_an_answer_of_another_life_or_term_is_not_believed() -> None:

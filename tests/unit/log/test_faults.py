@@ -83,6 +83,65 @@ def test_a_full_disk(partial: int, caplog: pytest.LogCaptureFixture) -> None:
     assert append(again.logs[TP], batch(b"x", producer=(7, 0, 3))).base_offset == 3
 
 
+class SmallDisk(MemoryFiles):
+    """Has the room that a test gives it."""
+
+    usable = 1 << 40
+
+    def disk_usage(self, path: str) -> tuple[int, int]:
+        return 1 << 40, self.usable
+
+
+@pytest.mark.parametrize("partial", [0, 20, 70])
+def test_a_full_disk_that_has_room_again_comes_back(partial: int) -> None:
+    files = SmallDisk()
+    revived: list[str] = []
+    manager = LogManager(
+        (DIR, "/other"), clock=Bench().clock, rng=Random(0), files=files, on_dir_revival=revived.append
+    )
+    manager.load_logs()
+    logs = [manager.get_or_create_log(TopicPartition("t", i), is_new=True) for i in range(4)]
+    full, idle = (log for log in logs if log.log_dir == DIR)
+    append(full, batch(b"kept", producer=(7, 0, 0)))
+    append(idle, batch(b"idle"))
+    full.update_high_watermark(1)
+    fault = Faults("pwrite", ".log")
+    fault.partial = partial
+    files.fault = fault
+    assert full.append_as_leader(batch(b"x", producer=(7, 0, 1)), 0).error == ErrorCode.KAFKA_STORAGE_ERROR
+    tp, other = full.topic_partition, idle.topic_partition
+    assert manager.get_log(tp) is None and manager.get_log(other) is None and manager.is_offline(tp)
+
+    files.usable = 0
+    assert manager.revival_pass() == 1 and manager.dirs.failures and not revived
+    files.fault = Faults("write", ".klamm-probe", code=errno.ENOSPC)
+    files.usable = 1 << 40
+    assert manager.revival_pass() == 1 and manager.dirs.failures and not revived
+    files.fault = None
+    assert manager.revival_pass() == 1
+    assert revived == [DIR] and not manager.dirs.failures and not manager.is_offline(tp)
+    assert ".klamm-probe" not in [i.name for i in files.list_dir(DIR)]
+    assert manager.revival_pass() == 0
+    again = manager.get_or_create_log(tp)
+    assert [v for _, v in read_values(again)] == [b"kept"] and manager.checkpointed_high_watermark(tp) == 1
+    assert append(again, batch(b"x", producer=(7, 0, 1))).base_offset == 1
+    assert append(manager.get_or_create_log(other), batch(b"more")).base_offset == 1
+    manager.shutdown()
+    assert files.exists(f"{DIR}/.kafka_cleanshutdown")
+
+
+def test_a_broken_disk_does_not_come_back() -> None:
+    files = MemoryFiles()
+    manager, failures = manager_with(files)
+    log = manager.get_or_create_log(TP)
+    files.fault = Faults("fsync", ".log")
+    append(log, batch(b"x"))
+    log.flush()
+    files.fault = None
+    assert len(failures) == 1
+    assert manager.revival_pass() == 0 and manager.is_offline(TP)
+
+
 def test_the_other_directories_go_on() -> None:
     files = MemoryFiles()
     manager, failures = manager_with(files, ("/a", "/b"))
