@@ -29,6 +29,7 @@ from klamm.cli.cluster_partitions import (
 )
 from klamm.cli.cluster_problems import find_problems
 from klamm.cli.output import fail, note, say, table
+from klamm.cli.replica_problems import PROBLEM_METRIC, ReplicaProblem, problem_row, replica_problems
 from klamm.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class ClusterStatus:
     unwell_partitions: list[PartitionStatus] = field(default_factory=list)
     moving_partitions: list[PartitionStatus] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    replica_problems: list[ReplicaProblem] = field(default_factory=list)
 
     @property
     def can_decide(self) -> bool:
@@ -213,6 +215,7 @@ def _status(
         broker.oldest_request_ms = told.get(f'{_AGE}{{broker_id="{broker.id}"}}')
         result.brokers.append(broker)
     result.controller_epoch = _whole(told.get(_EPOCH))
+    result.replica_problems = replica_problems(values)
     return result
 
 
@@ -255,7 +258,7 @@ def _read_metrics(
             lines = answer.read().decode().splitlines()
     except (OSError, urllib.error.URLError):
         return {}
-    named = (line.rsplit(" ", 1) for line in lines if line.startswith((_LAG, _AGE, _EPOCH)))
+    named = (line.rsplit(" ", 1) for line in lines if line.startswith((_LAG, _AGE, _EPOCH, PROBLEM_METRIC)))
     return {name: float(value) for name, value in named}
 
 
@@ -323,6 +326,9 @@ def _show(found: ClusterStatus) -> None:
     if notable := [*found.unwell_partitions, *moving]:
         say()
         _show_partitions(notable)
+    if found.replica_problems:
+        say()
+        table(("BROKER", "PARTITION", "PROBLEM", "REMEDY"), map(problem_row, found.replica_problems))
     if found.controller_problem is None and found.controller_epoch is None:
         note("The controller has no metrics, or they cannot be read: set klamm.metrics.port, 0 for any free port.")
 

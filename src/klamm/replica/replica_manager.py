@@ -24,9 +24,11 @@ from klamm.purgatory import DelayedOperationPurgatory
 from klamm.replica import gauges
 from klamm.replica.append_path import AppendPath
 from klamm.replica.counters import PartitionCounters
+from klamm.replica.damaged_logs import DamagedLogs
 from klamm.replica.delete_records import DeleteRecordsPath
 from klamm.replica.fetch_path import FetchPath
 from klamm.replica.partition import Partition
+from klamm.replica.problems import ReplicaProblems
 from klamm.replica.replication_quota import ReplicationQuotas
 from klamm.replica.state_change import StateChange, StateChangeResult, StopReplica, TopicPartitionStates
 
@@ -106,6 +108,8 @@ class ReplicaManager:
         self.leadership_listeners: list[LeadershipListener] = []
         self.isr_change_listener: Callable[[Partition, tuple[int, ...]], None] | None = None
         self.isr_meters = gauges.IsrMeters(metrics)
+        self.problems = ReplicaProblems(metrics)
+        self.damaged_logs = DamagedLogs(broker_id, metadata, self.problems)
         gauges.register(self)
         self._append_path = AppendPath(self)
         self.fetch_path = FetchPath(self)
@@ -144,6 +148,7 @@ class ReplicaManager:
     def drop(self, tp: TopicPartition) -> Partition | None:
         """Forgets the partition; its topic's meters go with the topic's last partition."""
         partition = self.partitions.pop(tp, None)
+        self.problems.clear(tp)
         if partition is None:
             return None
         self.counters.forget(tp)
@@ -202,6 +207,7 @@ class ReplicaManager:
     def on_metadata_change(self) -> None:
         """Leaders that were unknown may have an address now, and nobody waits for followers that are gone."""
         self.fetchers.on_metadata_change()
+        self.damaged_logs.on_metadata_change()
         brokers = self.metadata.snapshot.brokers
         if brokers is self._brokers:  # a snapshot shares them with the one before unless they changed
             return

@@ -16,8 +16,9 @@ from uuid import UUID
 
 from klamm.errors import ErrorCode, LogDirError
 from klamm.log.log import Log
-from klamm.model import EPOCH_DURING_DELETE, NO_EPOCH, ZERO_UUID, TopicPartition
+from klamm.model import EPOCH_DURING_DELETE, NO_EPOCH, ZERO_UUID, TopicPartition, encode_topic_id
 from klamm.replica.partition import Partition
+from klamm.replica.problems import Problem
 from klamm.replica.topic_names import is_valid_topic_name
 
 if TYPE_CHECKING:
@@ -169,6 +170,8 @@ class StateChange:
         hosted = self._log_for(tp, topic_id, is_new=state.is_new)
         if isinstance(hosted, ErrorCode):
             return hosted
+        if (hosted.damages or hosted.lost_tail) and (error := replicas.damaged_logs.accept(tp, state, hosted)):
+            return error
         if state.leader != replicas.broker_id:
             if partition.make_follower(state, topic_id, hosted):
                 followers.append(partition)
@@ -220,10 +223,25 @@ class StateChange:
             replicas.offline[tp] = None
             return ErrorCode.KAFKA_STORAGE_ERROR
         if topic_id != ZERO_UUID and (error := hosted.assign_topic_id(topic_id)):
+            self._report(tp, topic_id, hosted, error)
             return error
         if tp not in replicas.partitions:
             hosted.update_high_watermark(replicas.logs.checkpointed_high_watermark(tp))
         return hosted
+
+    def _report(self, tp: TopicPartition, topic_id: UUID, hosted: Log, error: ErrorCode) -> None:
+        """A directory of another topic of that name: it was restored, copied or left over."""
+        if error != ErrorCode.INCONSISTENT_TOPIC_ID or not self._replicas.problems.put(tp, Problem.TOPIC_ID):
+            return
+        log.error(
+            "%s: %s/partition.metadata has topic id %s, but the topic's id is %s. If the directory is of a deleted "
+            "topic, stop broker %d, move the directory away and start the broker: it copies the replica anew",
+            tp,
+            hosted.dir,
+            encode_topic_id(hosted.topic_id or ZERO_UUID),
+            encode_topic_id(topic_id),
+            self._replicas.broker_id,
+        )
 
     def _restart_fetchers(self, leaders: list[Partition], followers: list[Partition]) -> None:
         replicas = self._replicas

@@ -121,6 +121,7 @@ class KafkaServer:
         had_predecessor = await coordination.take_over([Path(d.path) for d in self._logs.dirs.live])
         self._broker = self._build(loop, broker_id, cluster_id, configs)
         self._replication = Replication(self._broker)
+        self._broker.replicas.damaged_logs.ask_again = self._ask_to_be_told
         MissedDeletions(self._broker, self._spawn)
         StrayReplicas(self._broker, self._spawn)
         self._control_log.start(self._broker)
@@ -346,12 +347,15 @@ class KafkaServer:
 
     def _take_dir_offline(self, log_dir: str) -> None:
         self.broker.replicas.on_log_dir_failure(log_dir)
+        self._ask_to_be_told()
+
+    def _ask_to_be_told(self) -> None:
+        """The controller answers the note with a LeaderAndIsr of all replicas here."""
         self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))
 
     def _on_dir_revival(self, log_dir: str) -> None:
-        """The controller answers the note with a LeaderAndIsr of all replicas here, as after a failure."""
         self.broker.replicas.on_log_dir_revival()
-        self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))
+        self._ask_to_be_told()
 
     def _allocate_producer_ids(self) -> asyncio.Future[ProducerIdBlock]:
         assert self._replication is not None

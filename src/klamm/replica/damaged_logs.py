@@ -1,0 +1,75 @@
+"""What becomes of a replica whose log was damaged while its broker was down.
+
+A follower cuts its log at the damage and fetches the rest again. A broker that should lead leaves the leadership to
+another replica that is in sync and alive: it answers KAFKA_STORAGE_ERROR, as for a failed directory, and asks to be
+told again once another broker leads. Only when there is no such replica does it lead with what it has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from klamm.errors import ErrorCode
+from klamm.metadata import MetadataCache
+from klamm.model import NO_LEADER, TopicPartition
+from klamm.replica.problems import Problem, ReplicaProblems
+
+if TYPE_CHECKING:
+    from klamm.log.log import Log
+    from klamm.protocol.messages.leader_and_isr import LeaderAndIsrPartitionState
+
+log = logging.getLogger("klamm.state_change")
+
+
+class DamagedLogs:
+    """Owner: the ReplicaManager. `ask_again` makes the controller send a LeaderAndIsr of all replicas here."""
+
+    def __init__(self, broker_id: int, metadata: MetadataCache, problems: ReplicaProblems) -> None:
+        self._broker_id = broker_id
+        self._metadata = metadata
+        self._problems = problems
+        self._refused: set[TopicPartition] = set()
+        self.ask_again: Callable[[], None] = lambda: None
+
+    def accept(self, tp: TopicPartition, state: LeaderAndIsrPartitionState, hosted: Log) -> ErrorCode:
+        """Called before the replica becomes leader or follower; an error keeps it from that."""
+        if state.leader != self._broker_id:
+            return self._cut(tp, state.leader, hosted) if state.leader != NO_LEADER else ErrorCode.NONE
+        others = [r for r in state.isr if r != self._broker_id and self._metadata.has_alive_broker(r)]
+        if others:
+            log.error("%s: not leading with a damaged log, since brokers %s have all records", tp, others)
+            self._refused.add(tp)
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        if self._problems.put(tp, Problem.DAMAGED):
+            for damage in [*hosted.damages, *([hosted.lost_tail] if hosted.lost_tail is not None else [])]:
+                log.error(
+                    "%s: leading although offsets %d to %d of %s are missing: no other replica has them",
+                    tp,
+                    damage.start_offset,
+                    damage.end_offset - 1,
+                    damage.path,
+                )
+        return ErrorCode.NONE
+
+    def _cut(self, tp: TopicPartition, leader: int, hosted: Log) -> ErrorCode:
+        self._refused.discard(tp)
+        self._problems.clear(tp)
+        start = min([d.start_offset for d in hosted.damages], default=hosted.log_end_offset)
+        log.warning("%s: fetching a damaged log again from offset %d on, from broker %d", tp, start, leader)
+        if hosted.damages and (error := hosted.truncate_to(start)):
+            return error
+        hosted.lost_tail = None
+        return ErrorCode.NONE
+
+    def on_metadata_change(self) -> None:
+        """Another broker leads what this one refused to lead: it can follow now."""
+        led = [tp for tp in self._refused if self._has_other_leader(tp)]
+        if led:
+            self._refused.difference_update(led)
+            self.ask_again()
+
+    def _has_other_leader(self, tp: TopicPartition) -> bool:
+        state = self._metadata.partition(*tp)
+        return state is not None and state.leader not in (NO_LEADER, self._broker_id)
