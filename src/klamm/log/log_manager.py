@@ -1,8 +1,7 @@
 """All logs of a broker: loading them, making and removing them, and the periodic work on them.
 
-Owner: the broker loop. The server calls the `*_pass` and `checkpoint_*` methods when their intervals say so; what takes
-long in them is handed to the background thread. A pass over all logs is an iterator: the loop serves others between
-its steps.
+Owner: the broker loop. The server calls the `*_pass` and `checkpoint_*` methods (`log_passes`) when their intervals say
+so; what takes long in them is handed to the background thread.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from klamm.clock import Clock
 from klamm.errors import ErrorCode, KlammError, LogDirError
 from klamm.log import names
 from klamm.log.background import BackgroundWorker
-from klamm.log.checkpoint_writer import CheckpointWriter, LogOffsets, log_start_offsets, recovery_points
+from klamm.log.checkpoint_writer import CheckpointWriter
 from klamm.log.checkpoints import MetaProperties
 from klamm.log.cleaner_manager import LogCleanerManager
 from klamm.log.deletion_queue import DeletionQueue
@@ -34,6 +33,7 @@ from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
 from klamm.log.log_dirs import LogDir, LogDirs
 from klamm.log.log_opener import LogOpener
+from klamm.log.log_passes import LogPasses
 from klamm.log.open_segments import DEFAULT_MAX_OPEN, OpenSegments
 from klamm.log.summary_writer import SummaryWriter
 from klamm.log.sync_queue import SyncQueue
@@ -41,11 +41,9 @@ from klamm.model import TopicPartition
 
 _log = logging.getLogger(__name__)
 _DAY_MS: Final = 86_400_000
-LOGS_A_SLICE: Final = 100
-"""How many logs periodic work looks at before the loop serves others: about a millisecond when little is due."""
 
 
-class LogManager:
+class LogManager(LogPasses):
     """`on_dir_failure(log_dir, sentence)` is called in the middle of what failed: it should post, not work.
 
     `on_flushed(tp, recovery_point)` tells that records before that offset are on the disk.
@@ -356,97 +354,6 @@ class LogManager:
             self._add(log)
         _log.info("%s has room again: its %d partitions come back", log_dir, len(logs))
         self._on_dir_revival(log_dir)
-
-    # periodic work
-
-    def retention_pass(self, now_ms: int) -> Iterator[int]:
-        """Removes old segments of every log that is not only compacted; how many, slice by slice."""
-        for part in self._slices():
-            deleted = 0
-            for log in filter(self._is_in_use, part):
-                was_open = log.is_open
-                deleted += self._delete_old_segments(log, now_ms)
-                if log.is_open and not was_open:
-                    yield deleted
-                    deleted = 0
-            yield deleted
-
-    def _delete_old_segments(self, log: Log, now_ms: int) -> int:
-        deleted = log.delete_old_segments(now_ms)
-        if deleted and self.segments_deleted_listener is not None:
-            self.segments_deleted_listener(log.topic_partition)
-        return deleted
-
-    def _slices(self) -> Iterator[list[Log]]:
-        """All logs in parts, between which the loop may do something else, also with logs that are yet to come."""
-        logs = list(self._logs.values())
-        return (logs[i : i + LOGS_A_SLICE] for i in range(0, len(logs), LOGS_A_SLICE))
-
-    def _is_in_use(self, log: Log) -> bool:
-        return self._logs.get(log.topic_partition) is log
-
-    def flush_pass(self, now_ms: int) -> None:
-        """`flush.ms` for the logs whose time it is."""
-        self._flushes.flush_due(now_ms)
-
-    def compaction_pass(self, now_ms: int) -> Iterator[bool]:
-        """Starts to clean the dirtiest compacted log, one at a time; True, in the last step, when there was one."""
-        return self._cleaner.compaction_pass(self._slices(), now_ms)
-
-    def _checkpoint_cleaner_offsets(self) -> None:
-        cleaned = ((log, log.cleaner_offset) for log in self._logs.values() if log.cleaner_offset)
-        self._checkpoints.write(names.CLEANER_CHECKPOINT, cleaned)
-
-    def producer_expiration_pass(self, now_ms: int) -> Iterator[None]:
-        """Forgets producers that have been silent for too long, slice by slice."""
-        for part in self._slices():
-            for log in part:
-                if log.is_open:
-                    log.producers.remove_expired(now_ms)
-            yield
-
-    def deletion_pass(self, now_ms: int) -> int:
-        """Removes the files and directories whose delay is over; returns how many removals were started."""
-        return self._deletions.remove_due(now_ms)
-
-    # checkpoints
-
-    def checkpoint_recovery_points(self) -> None:
-        self._checkpoints.write(names.RECOVERY_POINT_CHECKPOINT, recovery_points(self._logs.values()))
-
-    def recovery_point_pass(self) -> Iterator[None]:
-        """`checkpoint_recovery_points`, slice by slice."""
-        return self._checkpoint_pass(names.RECOVERY_POINT_CHECKPOINT, recovery_points)
-
-    def summary_pass(self) -> Iterator[None]:
-        """Renews the record of the logs that are completely on the disk, slice by slice."""
-        return self._summaries.write_in_slices(list(filter(self._is_in_use, part)) for part in self._slices())
-
-    def checkpoint_log_start_offsets(self) -> None:
-        self._checkpoints.write(names.LOG_START_OFFSET_CHECKPOINT, log_start_offsets(self._logs.values()))
-
-    def log_start_offset_pass(self) -> Iterator[None]:
-        """`checkpoint_log_start_offsets`, slice by slice."""
-        return self._checkpoint_pass(names.LOG_START_OFFSET_CHECKPOINT, log_start_offsets)
-
-    def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        found = ((self._logs.get(tp), offset) for tp, offset in high_watermarks.items())
-        self._checkpoints.write(names.HIGH_WATERMARK_CHECKPOINT, ((log, offset) for log, offset in found if log))
-
-    def high_watermark_pass(self, has_partition: Callable[[Log], bool]) -> Iterator[None]:
-        """Checkpoints the high watermarks of the logs that have a partition, slice by slice."""
-        return self._checkpoint_pass(
-            names.HIGH_WATERMARK_CHECKPOINT,
-            lambda logs: ((log, log.high_watermark) for log in logs if has_partition(log)),
-        )
-
-    def _checkpoint_pass(self, name: str, offsets: Callable[[Iterable[Log]], LogOffsets]) -> Iterator[None]:
-        slices = (offsets(filter(self._is_in_use, part)) for part in self._slices())
-        return self._checkpoints.write_in_slices(name, slices)
-
-    def checkpointed_high_watermark(self, tp: TopicPartition) -> int:
-        """What the checkpoint said when the logs were loaded; 0 when it did not name the partition."""
-        return self.dirs.high_watermarks.get(tp, 0)
 
     def _logs_in(self, log_dir: str) -> Iterator[Log]:
         return (log for log in self._logs.values() if log.log_dir == log_dir)

@@ -12,7 +12,7 @@ from klamm.errors import ErrorCode, KlammError
 from klamm.log import LogConfig, LogManager, checkpoint_writer
 from klamm.log.checkpoints import MetaProperties, read_meta_properties
 from klamm.log.jobs import Job
-from klamm.log.log_manager import LOGS_A_SLICE
+from klamm.log.log_passes import LOGS_A_SLICE
 from klamm.model import TopicPartition
 from tests.unit.log.harness import NOW, TP, Bench, append, batch
 
