@@ -28,11 +28,14 @@ from klamm.controller.replies import BrokerRegistration, EventReply
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
 from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH
+from klamm.zk.loop_pulse import LoopPulse
 from klamm.zk.session import SessionListener, ZkSession
 
 log = logging.getLogger(__name__)
 
 REGISTRATION_RETRY_S: Final = 0.1
+STALL_LIMIT_S: Final = 18.0
+"""How long the control loop may stand still: events of many partitions take seconds."""
 LONGEST_REGISTRATION_RETRY_S: Final = 5.0
 MIN_TIMEOUT_MS: Final = 1_000
 """Whoever will not wait for the outcome at all still hears at once why the controller refuses, as from Kafka."""
@@ -170,9 +173,12 @@ class ControllerRunner:
     async def _run(self, config: ControllerConfig, ready: threading.Event) -> None:
         manager, channels = self._open(config)
         ready.set()
+        pulse = LoopPulse.started("control", STALL_LIMIT_S)
+        self._zk.watch_loop(pulse)
         try:
             await manager.run()
         finally:
+            pulse.stop()
             await channels.shutdown()
 
     def _open(self, config: ControllerConfig) -> tuple[ControllerEventManager, ControllerChannelManager]:

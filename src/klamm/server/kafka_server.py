@@ -47,6 +47,7 @@ from klamm.server.replication import Replication
 from klamm.server.schedules import Scheduler
 from klamm.server.stray_replicas import StrayReplicas
 from klamm.zk import paths
+from klamm.zk.loop_pulse import LoopPulse
 from klamm.zk.ops import ZkError
 from klamm.zk.session import SessionState
 
@@ -79,6 +80,7 @@ class KafkaServer:
         self._control_log = ControlLogWriter(config, self._clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_joined = False
+        self._pulse: LoopPulse | None = None
 
     @property
     def broker(self) -> Broker:
@@ -269,6 +271,8 @@ class KafkaServer:
             raise KlammError(f"Broker {broker.id} cannot register: {registered.message}")
         broker.broker_epoch = registered.broker_epoch
         self._has_joined = True
+        self._pulse = LoopPulse.started("broker", broker.config.zookeeper_session_timeout_ms / 1000)
+        broker.zk.watch_loop(self._pulse)
         broker.groups.startup()
         self._sockets.start_processing(data=False)
         return next(e for e in advertised if e.listener == settings_of_controller.controller_listener)
@@ -365,6 +369,8 @@ class KafkaServer:
 
     async def stop(self) -> None:
         """A controlled shutdown: leaderships are handed over, what waits is answered, logs are flushed and marked."""
+        if self._pulse is not None:
+            self._pulse.stop()  # flushing logs may take long
         if self._scheduler is not None:
             self._scheduler.stop()
         if self._changes is not None:

@@ -22,6 +22,7 @@ from klamm.sim.network import Network
 from klamm.sim.zk_server import HOST, ZooKeeperServer
 from klamm.zk.client_connection import ConnectionState, OnState, Result
 from klamm.zk.client_requests import Read, Request, SetWatches, Watcher
+from klamm.zk.loop_pulse import LoopPulse
 from klamm.zk.ops import (
     ConnectionLoss,
     EventType,
@@ -87,6 +88,9 @@ class SimZkConnection:
         return self.state == EXPIRED
 
     # --- the wire --------------------------------------------------------------------------------------------------
+
+    def watch_loop(self, pulse: LoopPulse) -> None:
+        """Nothing to do: a simulated process stands still as a whole, and sends no pings then."""
 
     def _to_server(self, call: Callable[..., None], *args: Any) -> None:
         self._there_s = max(self._there_s, self._network.arrival_s(self._host, HOST)) + _STEP_S

@@ -27,6 +27,7 @@ from klamm.zk.chroot import Chroot, split_hosts
 from klamm.zk.client_connection import Connect, ConnectionState
 from klamm.zk.client_requests import Multi, MultiRead, Read, Request, SetWatches, Sync, Write
 from klamm.zk.handlers import WatchHandlers
+from klamm.zk.loop_pulse import LoopPulse
 from klamm.zk.ops import (
     Code,
     ConnectionLoss,
@@ -144,6 +145,10 @@ class ZkSession:
         """Cuts the TCP connection, as a fault would; the session goes on when a server answers in time."""
         self._connection.drop_connection()
 
+    def watch_loop(self, pulse: LoopPulse) -> None:
+        """Gives the session up if that loop stands still; the next one begins when it turns again."""
+        self._connection.watch_loop(pulse)
+
     @property
     def credentials(self) -> SessionCredentials:
         """What proves that this session is ours: a successor of a killed process ends it with them."""
@@ -214,17 +219,13 @@ class ZkSession:
         return [each for batch in found for each in batch]
 
     async def read_latest(self, paths: Sequence[str]) -> list[tuple[bytes | None, Stat] | None]:
-        """`read_many` of what the ensemble has committed by now: a server may lag behind the leader.
-
-        One round trip: the read follows its sync on the wire. A read that is repeated on another connection is as
-        fresh, because a server that knows less than this client has seen refuses it.
-        """
+        """`read_many` of what the ensemble has committed by now, in one round trip: a server may lag behind."""
         while True:
             syncing = self._submit(Sync(self._chroot.full(paths[0])))
             syncing.add_done_callback(lambda done: done.cancelled() or done.exception())
             found = await self.read_many(paths)
             try:
-                await syncing
+                await syncing  # a read that was repeated is as fresh: a server that knows less refuses this client
             except ConnectionLoss:
                 if self._closing:
                     raise

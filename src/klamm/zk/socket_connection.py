@@ -33,14 +33,17 @@ from klamm.zk.client_connection import ConnectionState, OnState, Result
 from klamm.zk.client_requests import Close, Read, Request, Watcher, set_watches
 from klamm.zk.heartbeat import CHECKS, Heartbeat
 from klamm.zk.jute import OpCode
+from klamm.zk.loop_pulse import LoopPulse, StallWatch
 from klamm.zk.ops import Code, ConnectionLoss, EventType, SessionExpired, WatchEvent, error_for
 from klamm.zk.predecessor import SessionCredentials
+from klamm.zk.socket_io import ConnectionBroken, read_exactly, send_some, shut
 
 log = logging.getLogger(__name__)
 
 _FIRST_DELAY_S: Final = 0.05
 _LONGEST_DELAY_S: Final = 1.0
 _STOP_LIMIT_S: Final = 10.0
+_LOOK_S: Final = 0.05
 _READ_BYTES: Final = 256 << 10
 _LARGEST_FRAME: Final = 1 << 30
 _CONNECT: Final = struct.Struct(">iiqiqi16s?")
@@ -58,10 +61,6 @@ class Phase(Enum):
     CONNECTED = "connected"
     EXPIRED = "expired"
     CLOSED = "closed"
-
-
-class _Lost(Exception):
-    """The connection cannot be used any more."""
 
 
 class SocketConnection:
@@ -96,6 +95,10 @@ class SocketConnection:
         self._data_watchers: dict[str, dict[Watcher, None]] = {}
         self._child_watchers: dict[str, dict[Watcher, None]] = {}
         self._last_sent_s = 0.0
+        self._pulses: list[LoopPulse] = []
+        self._stalled: LoopPulse | None = None
+        """The loop for which the session is being given up, or was; there is no other session before it beats again."""
+        self._stalled_at = 0
         self._stopping = threading.Event()
         self._is_confirmed = False
         self._thread = threading.Thread(target=self._run, name="zookeeper", daemon=True)
@@ -117,7 +120,7 @@ class SocketConnection:
             if self._phase is Phase.CONNECTED:
                 self._put(Close(), None)
             elif (connection := self._socket) is not None:
-                _shut(connection)
+                shut(connection)
         if self._thread.is_alive():
             self._thread.join(_STOP_LIMIT_S)
         return self._is_confirmed
@@ -125,7 +128,11 @@ class SocketConnection:
     def drop_connection(self) -> None:
         """Cuts the TCP connection, as a network fault would; the session goes on. For tests."""
         if (connection := self._socket) is not None:
-            _shut(connection)
+            shut(connection)
+
+    def watch_loop(self, pulse: LoopPulse) -> None:
+        """Gives the session up if that loop stands still."""
+        self._pulses.append(pulse)
 
     # --- requests, on any thread -------------------------------------------------------------------------------------
 
@@ -157,14 +164,14 @@ class SocketConnection:
             threading.Thread(target=self._write_rest, args=(connection,), name=name, daemon=True).start()
         except RuntimeError as error:
             log.warning("the connection with ZooKeeper is given up: %s", error)
-            _shut(connection)
+            shut(connection)
             self._free.put(connection)
 
     def _write(self, connection: socket.socket) -> bool:
         """Whether the kernel took all that there is. A broken connection takes all: the thread finds out about it."""
         while True:
             if self._unsent:
-                self._unsent = self._unsent[_send_some(connection, self._unsent) :]
+                self._unsent = self._unsent[send_some(connection, self._unsent) :]
                 self._last_sent_s = time.monotonic()
                 if self._unsent:
                     return False
@@ -236,6 +243,9 @@ class SocketConnection:
     def _run(self) -> None:
         delay_s = _FIRST_DELAY_S
         while not self._stopping.is_set():
+            if self._stalled is not None and self._waits_for_loop(self._stalled):
+                self._stopping.wait(_LOOK_S)
+                continue
             delay_s = _FIRST_DELAY_S if self._try_all() else min(delay_s * 2, _LONGEST_DELAY_S)
             self._stopping.wait(delay_s * random.uniform(0.5, 1.0))
         self._phase = Phase.CLOSED
@@ -249,7 +259,7 @@ class SocketConnection:
                 return False
             try:
                 connection, timeout_s = self._connect(address)
-            except (OSError, _Lost) as error:
+            except (OSError, ConnectionBroken) as error:
                 self._disconnect()
                 log.debug("no session with ZooKeeper at %s: %s", address, error)
                 continue
@@ -259,8 +269,28 @@ class SocketConnection:
                 return True
             self._latest = address
             self._serve(connection, timeout_s)
+            if self._stalled is not None and self._is_confirmed and not self._stopping.is_set():
+                self._is_confirmed = False
+                self._expire()
             return True
         return False
+
+    def _waits_for_loop(self, pulse: LoopPulse) -> bool:
+        """Whether there must be no other session yet. One that no server has ended is ended over a new connection."""
+        if pulse.is_stopped or pulse.beats != self._stalled_at:
+            self._stalled = None
+        return self._stalled is not None and self.session_id == 0
+
+    def _give_up(self, pulse: LoopPulse) -> None:
+        """Asks the server to end the session: others take over what this broker leads."""
+        log.error(
+            "session %#x with ZooKeeper is given up: the %s loop has not turned for %g s",
+            self.session_id,
+            pulse.name,
+            pulse.limit_s,
+        )
+        self._stalled, self._stalled_at = pulse, pulse.beats
+        self._put(Close(), None)
 
     def _connect(self, address: tuple[str, int]) -> tuple[socket.socket, float]:
         """With the timeout that the server grants, in seconds. Raises SessionExpired when there is no such session."""
@@ -269,13 +299,13 @@ class SocketConnection:
         self._socket = connection
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._stopping.is_set():
-            raise _Lost("it is not needed any more")
+            raise ConnectionBroken("it is not needed any more")
         hello = _CONNECT.pack(45, 0, self.last_zxid, self._timeout_ms, self.session_id, 16, self.password, False)
         connection.sendall(hello)
-        (size,) = _INT.unpack(_read_exactly(connection, 4))
+        (size,) = _INT.unpack(read_exactly(connection, 4))
         if not _CONNECTED.size <= size <= 1024:
-            raise _Lost(f"an answer of {size} bytes is not ZooKeeper's")
-        answer = _read_exactly(connection, size)
+            raise ConnectionBroken(f"an answer of {size} bytes is not ZooKeeper's")
+        answer = read_exactly(connection, size)
         _, timeout_ms, session_id, _ = _CONNECTED.unpack_from(answer)
         if timeout_ms <= 0:
             raise SessionExpired
@@ -294,12 +324,12 @@ class SocketConnection:
         self._flush()
         try:
             self._read(connection, timeout_s)
-        except (OSError, _Lost) as error:
+        except (OSError, ConnectionBroken) as error:
             log.debug("the connection with ZooKeeper is lost: %s", error)
         except Exception:  # whatever an answer did to us: another connection may do better
             log.exception("an answer of ZooKeeper could not be read")
         self._phase = Phase.CONNECTING
-        _shut(connection)  # who is writing now comes to an end
+        shut(connection)  # who is writing now comes to an end
         self._free.get()
         self._disconnect()
         self.fail_pending()
@@ -325,7 +355,9 @@ class SocketConnection:
     def _read(self, connection: socket.socket, timeout_s: float) -> None:
         """Until the session is closed, or the connection lost."""
         came = bytearray()
-        heartbeat = Heartbeat(timeout_s, time.monotonic())
+        heartbeat, watch = Heartbeat(timeout_s, time.monotonic()), StallWatch()
+        if self._stalled is not None:
+            self._put(Close(), None)
         while not self._is_confirmed:
             try:
                 chunk = connection.recv(_READ_BYTES)
@@ -337,9 +369,11 @@ class SocketConnection:
                 came += chunk
                 self._take_frames(came)
             elif chunk is not None:
-                raise _Lost("the server closed it")
+                raise ConnectionBroken("the server closed it")
             elif heartbeat.is_lost(now_s):
-                raise _Lost("nothing is heard from the server")
+                raise ConnectionBroken("nothing is heard from the server")
+            if self._stalled is None and (pulse := watch.stalled(self._pulses, now_s)) is not None:
+                self._give_up(pulse)
             if heartbeat.is_due(now_s, self._last_sent_s):
                 self._outbox.append((_PING, None, None))
                 self._flush()
@@ -350,7 +384,7 @@ class SocketConnection:
         while end - position >= 4:
             (size,) = _INT.unpack_from(came, position)
             if not _REPLY.size <= size <= _LARGEST_FRAME:
-                raise _Lost(f"a frame of {size} bytes is not ZooKeeper's")
+                raise ConnectionBroken(f"a frame of {size} bytes is not ZooKeeper's")
             if end - position - 4 < size:
                 break
             self._take(bytes(came[position + 4 : position + 4 + size]))
@@ -365,7 +399,7 @@ class SocketConnection:
             self._take_event(frame)
             return
         if not self._pending or self._pending[0][0] != xid:
-            raise _Lost(f"reply {xid} is to no request of ours")
+            raise ConnectionBroken(f"reply {xid} is to no request of ours")
         _, request, result = self._pending[0]
         if zxid > 0:
             self.last_zxid = zxid
@@ -399,30 +433,3 @@ class SocketConnection:
             watchers |= self._child_watchers.pop(path, {})
         for watcher in watchers if not self._stopping.is_set() else ():
             watcher(WatchEvent(EventType(kind), path))
-
-
-def _send_some(connection: socket.socket, data: bytes) -> int:
-    """How much of it the kernel takes at once. All of it when the connection is broken: the reader finds that out."""
-    try:
-        return connection.send(data, socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0))
-    except BlockingIOError:
-        return 0
-    except OSError:
-        return len(data)
-
-
-def _read_exactly(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            raise _Lost("the server closed it")
-        data += part
-    return data
-
-
-def _shut(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        log.debug("the connection was gone already")
