@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from klamm.log import LogConfig, LogManager, log_manager
+from klamm.log import LogConfig, LogManager, log_passes
 from klamm.log.checkpoints import read_offsets
 from klamm.log.names import HIGH_WATERMARK_CHECKPOINT, LOG_START_OFFSET_CHECKPOINT, RECOVERY_POINT_CHECKPOINT
 from klamm.model import TopicPartition
@@ -26,7 +26,7 @@ each_pass = pytest.mark.parametrize(("name", "begin"), PASSES, ids=[name for nam
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_manager, "LOGS_A_SLICE", 2)
+    monkeypatch.setattr(log_passes, "LOGS_A_SLICE", 2)
 
 
 def filled(bench: Bench, *tps: TopicPartition, log_dirs: tuple[str, ...] = (DIR,)) -> LogManager:
