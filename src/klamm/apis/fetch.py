@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from klamm.apis.fetch_context import SLICE, FetchContext, in_slices, open_context, run
+from klamm.apis.fetch_context import SLICE, FetchContext, consume, open_context, run
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.errors import ErrorCode
@@ -81,6 +81,9 @@ async def _handle_in_slices(broker: Broker, ctx: RequestContext, req: FetchReque
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, responses=())
     params = _params(broker, ctx, req)
+    for topic in req.topics:
+        for _ in consume(topic.partitions):
+            await asyncio.sleep(0)
     looked_at = context.begin(broker, params, ctx.api_version)
     return await _fetch_in_slices(broker, ctx, params, context, looked_at)
 
@@ -102,11 +105,9 @@ async def _fetch_in_slices(
     finally:
         delayed.close()
     response = FetchResponse(session_id=session.id, responses=[])
-    for part in in_slices(results):
+    for part in consume(results):
         _add(broker, ctx, params, context, path.answered(params, part), response)
-        if not session.id:
-            for partition, _ in part:
-                partition.unwatch()
+        delayed.release(part)
         await asyncio.sleep(0)
     return response
 
@@ -123,7 +124,7 @@ async def _read_in_slices(
     reads: Reads = []
     missing = params.min_bytes if params.max_wait_ms > 0 else 0
     limit = ReadLimit(params)
-    for part in in_slices(looked_at):
+    for part in consume(looked_at):
         more_refused, asked = _sort_out(broker, part, ctx.api_version)
         more = path.read_all(params, asked, limit)
         delayed.add(more)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -188,5 +188,12 @@ def _key(partition: SessionPartition, uses_ids: bool) -> SessionKey:
     return partition.tp.topic, partition.index
 
 
-def in_slices(items: list[T]) -> Iterable[list[T]]:
-    return (items[start : start + SLICE] for start in range(0, len(items), SLICE))
+def consume(items: Sequence[T]) -> Iterator[list[T]]:
+    """Slices of a list, which is empty afterwards: to free a long one at its end would hold the loop."""
+    if not isinstance(items, list):
+        items = list(items)
+    items.reverse()
+    while items:
+        part = items[: -SLICE - 1 : -1]
+        del items[-SLICE:]
+        yield part

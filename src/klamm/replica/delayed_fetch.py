@@ -78,6 +78,15 @@ class DelayedFetch:
             for partition in self._reads:
                 partition.unwatch()
 
+    def release(self, reads: Reads) -> None:
+        """A part of a large fetch is answered."""
+        is_ephemeral = not self._session.id
+        for partition, _ in reads:
+            self._reads.pop(partition, None)
+            self._baseline.pop(partition, None)
+            if is_ephemeral:
+                partition.unwatch()
+
     # --- while waiting ---------------------------------------------------------------------------------------------
 
     def on_change(self, partition: SessionPartition) -> None:

@@ -12,6 +12,7 @@ def run() -> int:
     from klamm.server.main import main
 
     gc.freeze()
+    gc.set_threshold(10_000, 10, 50)  # to look through the objects of all partitions takes long
     gc.enable()
     return main()
 
