@@ -42,6 +42,7 @@ _MIN_LIMIT_BYTES: Final = 1 << 20
 _MAX_COMPRESSION_RATIO: Final = 32
 _MAX_RECORD_ERRORS: Final = 1000
 _ZSTD: Final = 4
+_INT64_MIN: Final = -(1 << 63)
 
 
 class RecordError(NamedTuple):
@@ -194,7 +195,8 @@ def validate(
 
 
 def has_plausible_times(batch: RecordBatch, now_ms: int) -> bool:
-    return batch.base_timestamp <= batch.max_timestamp <= now_ms + MAX_CLOCK_SKEW_MS
+    newest = batch.max_timestamp
+    return batch.base_timestamp <= newest <= now_ms + MAX_CLOCK_SKEW_MS and newest >= NO_TIMESTAMP
 
 
 def prepare(
@@ -274,7 +276,9 @@ def _check_records(rows: Iterator[tuple[int, bool]], config: LogConfig, now_ms: 
     """The newest timestamp of the records, or why they are refused."""
     low = high = None
     if config.message_timestamp_type is TimestampType.CREATE_TIME:
-        low, high = now_ms - config.message_timestamp_before_max_ms, now_ms + config.message_timestamp_after_max_ms
+        before = config.message_timestamp_before_max_ms
+        low = now_ms - before if before != INT64_MAX else _INT64_MIN
+        high = now_ms + config.message_timestamp_after_max_ms
     needs_key = config.is_compacted
     newest = NO_TIMESTAMP
     errors: list[RecordError] = []

@@ -156,6 +156,33 @@ def test_times_that_cannot_be_true_are_taken_from_the_records(codec: int, said: 
     assert (found.timestamp, found.offset) == (NOW + 30, 1)
 
 
+@pytest.mark.parametrize("codec", [0, 1])
+@pytest.mark.parametrize(
+    ("timestamp", "stored_max"),
+    [(-5, -1), (-2, -1), (-(1 << 63), -1), (-1, -1), (0, 0), ((1 << 63) - 1, (1 << 63) - 1)],
+)
+def test_times_at_the_edges_are_stored_as_by_kafka(codec: int, timestamp: int, stored_max: int) -> None:
+    """Apache Kafka 3.9.2 accepts all of them; records before 1970 have no newest timestamp."""
+    log = Bench().open()
+    append(log, build_batch([Record(timestamp=timestamp, value=b"x")], compression=codec))
+    [stored] = read_batches(log)
+    assert (stored.base_timestamp, stored.max_timestamp) == (timestamp, stored_max)
+    assert stored.is_valid()
+    found = log.max_timestamp_offset()
+    assert not isinstance(found, ErrorCode) and found is not None
+    assert (found.timestamp, found.offset) == (stored_max, 0)
+
+
+@pytest.mark.parametrize("bit", [6, *range(7, 16)])
+def test_reserved_attributes_are_stored_as_by_kafka(bit: int) -> None:
+    """Apache Kafka 3.9.2 accepts and keeps them; consumers ignore them."""
+    attributes = (1 << bit) - (1 << 16 if bit == 15 else 0)
+    log = Bench().open()
+    append(log, raw_batch(small_records(3), 3, attributes=attributes))
+    [stored] = read_batches(log)
+    assert (stored.attributes, stored.is_valid()) == (attributes, True)
+
+
 def test_records_of_the_future_keep_their_times() -> None:
     log = Bench().open()
     later = NOW + 10 * 86_400_000
