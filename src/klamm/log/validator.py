@@ -153,7 +153,7 @@ def _not_a_batch(view: memoryview) -> Rejection:
         return Rejection(
             ErrorCode.INVALID_RECORD, f"message format {magic} is not supported: send record batches with magic 2"
         )
-    return Rejection(ErrorCode.CORRUPT_MESSAGE, f"{len(view)} bytes are too few for a record batch")
+    return Rejection(ErrorCode.INVALID_RECORD, f"{len(view)} bytes are too few for a record batch")
 
 
 def _wrong_length(batch_bytes: int, size: int) -> Rejection:

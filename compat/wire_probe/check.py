@@ -1,0 +1,185 @@
+"""Sends the same requests to a klamm broker and to a broker of Apache Kafka and compares the error codes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from compat.mixed_cluster.cluster import Kind, MixedCluster
+from compat.wire_probe.requests import BATCH, rows
+
+from klamm import apis
+from klamm.apis.registry import Api
+from klamm.errors import KlammError, ProtocolError
+from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from klamm.protocol.messages.produce import ProduceRequest
+from klamm.protocol.schema import Type, plan
+from klamm.protocol.wire import Message, encode_bytes
+from klamm.testing.ports import LOOPBACK
+from klamm.testing.wire_client import send_request
+
+TIMEOUT_S: Final = 30.0
+SETTINGS: Final = {
+    "offsets.topic.replication.factor": 1,
+    "offsets.topic.num.partitions": 1,
+    "transaction.state.log.replication.factor": 1,
+    "transaction.state.log.min.isr": 1,
+    "auto.create.topics.enable": "false",
+}
+LEAST: Final = {"string": "", "bytes": b"", "records": b"", "array": (), "bool": False, "uuid": None}
+NAMES: Final = ("name", "topic", "group_id", "resource_name", "index", "partition", "partition_index", "key")
+Codes = list[tuple[str, int]] | str
+
+
+def build(layout: Type, fields: dict[str, Any]) -> Any:
+    """A struct of this version from values by field name."""
+    values: dict[str, Any] = {}
+    for slot in layout.fields:
+        if not slot.present:
+            continue
+        if slot.name in fields:
+            values[slot.name] = _value(slot.type, fields[slot.name])
+        elif slot.default is None and not slot.type.nullable and slot.tag is None:
+            kind = slot.type.kind.name if slot.type.kind is not None else ""
+            if kind != "uuid":
+                values[slot.name] = build(slot.type, {}) if slot.type.struct is not None else LEAST.get(kind, 0)
+    assert layout.struct is not None
+    return layout.struct(**values)
+
+
+def _value(kind: Type, value: Any) -> Any:
+    if value is None:
+        return None
+    if kind.element is not None:
+        return [_value(kind.element, item) for item in value]
+    return build(kind, value) if kind.struct is not None else value
+
+
+def codes(layout: Type, value: Any, path: str = "") -> Iterator[tuple[str, int]]:
+    """All error codes of a response, each with the names around it."""
+    names = [str(getattr(value, s.name)) for s in layout.fields if s.present and s.name in NAMES]
+    path = "/".join([path, *names])
+    for slot in layout.fields:
+        inner = getattr(value, slot.name, None)
+        if not slot.present or inner is None:
+            continue
+        if slot.name == "error_code":
+            yield path, inner
+        elif slot.type.struct is not None:
+            yield from codes(slot.type, inner, path)
+        elif slot.type.element is not None and slot.type.element.struct is not None:
+            for item in inner:
+                yield from codes(slot.type.element, item, path)
+
+
+class Peer:
+    """One broker and the API versions that it and klamm have in common."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._cluster = MixedCluster({1: kind}, configs=SETTINGS)
+
+    def __enter__(self) -> Peer:
+        self._cluster.__enter__()
+        self._cluster.start(1)
+        self.address = (LOOPBACK, int(self._cluster.bootstrap_servers.split(":")[1]))
+        self._cluster.admin.create_topic("ta", 2, 1, {})
+        self._cluster.admin.create_topic("tc", 1, 1, {"cleanup.policy": "compact"})
+        record = {"name": "ta", "partition_data": [{"index": 0, "records": BATCH}]}
+        fields = {"acks": -1, "timeout_ms": 9000, "transactional_id": None, "topic_data": [record]}
+        self._cluster.wait(lambda: self._has_worked("Produce", fields), "the first record was not accepted")
+        self._cluster.wait(lambda: self._has_worked("FindCoordinator", {"key": "g"}, 1), "there is no coordinator")
+        partition = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
+        commit = {
+            "group_id": "g",
+            "generation_id_or_member_epoch": -1,
+            "topics": [{"name": "ta", "partitions": [partition]}],
+        }
+        self._cluster.wait(lambda: self._has_worked("OffsetCommit", commit, 3), "the first offset was not committed")
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._cluster.close()
+
+    def versions(self) -> dict[int, range]:
+        request = ApiVersionsRequest(client_software_name="probe", client_software_version="1")
+        found = send_request(self.address, request, 0, ApiVersionsResponse, TIMEOUT_S)
+        return {api.api_key: range(api.min_version, api.max_version + 1) for api in found.api_keys}
+
+    def ask(self, api: Api[Any, Any], request: Message, version: int) -> Codes:
+        if isinstance(request, ProduceRequest) and request.acks == 0:
+            return "no answer"
+        try:
+            answer = send_request(self.address, request, version, api.response, TIMEOUT_S)
+        except TimeoutError:
+            return "no answer"
+        except OSError:
+            return "closed"
+        except KlammError as error:
+            return str(error)
+        return sorted(codes(plan(api.response, version), answer))
+
+    def _has_worked(self, name: str, fields: dict[str, Any], version: int = 7) -> bool:
+        api = API_BY_NAME[name]
+        found = self.ask(api, build(plan(api.request, version), fields), version)
+        return not isinstance(found, str) and all(code == 0 for _, code in found)
+
+
+class Known:
+    """The lines of known-differences.txt, and which of them were needed."""
+
+    def __init__(self) -> None:
+        lines = (Path(__file__).parent / "known-differences.txt").read_text().splitlines()
+        rows = [line.split(" | ") for line in lines if line and not line.startswith("#")]
+        self._patterns = [(api.strip(), re.compile(pattern.strip().replace(r"\|", "|"))) for api, pattern, _ in rows]
+        self._needed: set[tuple[str, str]] = set()
+
+    def has(self, api: str, line: str) -> bool:
+        found = [pattern for name, pattern in self._patterns if name == api and pattern.search(line)]
+        self._needed |= {(api, pattern.pattern) for pattern in found}
+        return bool(found)
+
+    def unneeded(self) -> list[str]:
+        return [f"{name} | {p.pattern}" for name, p in self._patterns if (name, p.pattern) not in self._needed]
+
+
+API_BY_NAME: Final = {api.name: api for api in apis.ALL}
+
+
+def run() -> int:
+    """Prints a line per API, and one per request with another answer."""
+    with ThreadPoolExecutor(2) as pool, Peer("klamm") as klamm, Peer("kafka") as kafka:
+        ours, theirs = klamm.versions(), kafka.versions()
+        count: dict[str, int] = {}
+        wrong: dict[str, list[str]] = {}
+        for name, what, fields in rows():
+            api = API_BY_NAME[name]
+            for version in ours[api.key]:
+                if version not in theirs.get(api.key, ()):
+                    continue
+                try:
+                    request = build(plan(api.request, version), fields)
+                    encode_bytes(request, version)
+                except (ProtocolError, TypeError, ValueError):
+                    continue  # this version cannot say it
+                one, two = pool.map(lambda peer: peer.ask(api, request, version), (klamm, kafka))  # noqa: B023
+                count[name] = count.get(name, 0) + 1
+                if one != two:
+                    wrong.setdefault(name, []).append(f"v{version} {what}: klamm {one}, kafka {two}")
+    known = Known()
+    for name in count:
+        lines = [line for line in wrong.get(name, []) if not known.has(name, line)]
+        print(f"not ok {name}: {len(lines)} of {count[name]} requests differ" if lines else f"ok {name}", flush=True)
+        for line in lines:
+            print(f"  {name} {line}", flush=True)
+    unneeded = known.unneeded()
+    print(f"not ok known differences: not needed {unneeded}" if unneeded else "ok known differences", flush=True)
+    print(f"{sum(count.values())} requests", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run())
