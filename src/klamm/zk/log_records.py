@@ -22,6 +22,7 @@ MAX_IDENTITIES: Final = 255
 """The count of identities in a log record is one byte."""
 _FRAME: Final = struct.Struct(">II")
 _RECORD: Final = struct.Struct(">qqqiB")
+_ZXID: Final = struct.Struct(">q")
 MIN_RECORD_BYTES: Final = _FRAME.size + _RECORD.size
 _MAX_TORN_ZEROS: Final = 4_096
 """Zero bytes at the end of a log that a lost write may leave behind: one page."""
@@ -113,7 +114,16 @@ def is_torn_end(content: bytes, position: int, last_zxid: int) -> bool:
     if not any(rest):
         return len(rest) <= _MAX_TORN_ZEROS
     length, _ = _FRAME.unpack_from(rest)
-    return _FRAME.size + length >= len(rest) and next_record(content, position, last_zxid) is None
+    missing = _FRAME.size + length - len(rest)
+    if missing < 0 or (missing > 0 and not _is_begun_record(rest, last_zxid)):
+        return False
+    return next_record(content, position, last_zxid) is None
+
+
+def _is_begun_record(rest: bytes, last_zxid: int) -> bool:
+    """Whether the bytes are the beginning of the next record; an unfinished write leaves its beginning intact."""
+    zxid = rest[_FRAME.size : _FRAME.size + _ZXID.size]
+    return fits(_FRAME.unpack_from(rest)[0]) and _ZXID.pack(last_zxid + 1).startswith(zxid)
 
 
 def next_record(content: bytes, position: int, last_zxid: int) -> tuple[int, int] | None:

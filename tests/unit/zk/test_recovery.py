@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import stat
 from pathlib import Path
 
 import pytest
 
 from klamm.zk import log_records
+from klamm.zk.inspection import inspect
 from klamm.zk.jute import OpCode
 from klamm.zk.log_records import MAGIC, LogRecord, decode_record, encode_record, frame, frames
 from klamm.zk.ops import Id, RequestTooLarge
@@ -131,6 +133,16 @@ def test_two_damaged_records_at_the_end_are_not_a_torn_write(tmp_path: Path) -> 
         recovered(tmp_path)
 
 
+@pytest.mark.parametrize("length", [b"\x7f\xff\xff\xff", b"\x00\x10\x00\x00"])
+def test_garbage_over_two_records_is_not_a_torn_write(tmp_path: Path, length: bytes) -> None:
+    """It looks like a record that the file does not hold completely; an unfinished write begins as it should."""
+    whole = MAGIC + session_record() + record(2) + record(3)
+    start = len(whole) - 2 * len(record(3))
+    log_path(tmp_path, 1).write_bytes(whole[:start] + length + b"\xa5" * (len(record(3)) + 20) + whole[-60:])
+    with pytest.raises(DamagedError, match="behind change 0x1,"):
+        recovered(tmp_path)
+
+
 def test_a_log_with_a_damaged_head_is_not_emptied(tmp_path: Path) -> None:
     path = log_path(tmp_path, 1)
     path.write_bytes(b"klammzk2" + session_record() + record(2))
@@ -236,3 +248,26 @@ def test_files_of_the_first_format(tmp_path: Path, snapshot: str) -> None:
     (owner,) = tree.sessions
     assert tree.nodes["/mine/s-0000000000"].ephemeral_owner == owner
     assert [acl.scheme for acl in tree.nodes["/mine"].acl] == ["digest"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_damage_is_recovered_from_or_refused(tmp_path: Path, seed: int) -> None:
+    """One damaged place anywhere costs at most the last record of the last log; nothing is cut off without need."""
+    rng = random.Random(seed)
+    three_snapshots(tmp_path)
+    log_path(tmp_path, 8).write_bytes(MAGIC + b"".join(record(zxid, rng.randbytes(90)) for zxid in range(8, 30)))
+    path = rng.choice(sorted(tmp_path.glob("*.0*")))
+    content = bytearray(path.read_bytes())
+    start = rng.randrange(len(content))
+    size = rng.choice((1, 1, 16, 200))
+    block = rng.choice((bytes, rng.randbytes))(len(content[start : start + size]))
+    content[start : start + size] = block
+    path.write_bytes(content)
+    try:
+        tree = recovered(tmp_path)
+    except DamagedError as error:
+        assert error.problem in inspect(tmp_path).problem
+        assert path.read_bytes() == content
+    else:
+        assert tree.last_zxid >= 28
+        assert {f"/n{zxid}" for zxid in range(2, 29)} <= set(tree.nodes)
