@@ -79,7 +79,7 @@ def read_metadata(client: socket.socket) -> MetadataResponse:
     return answer
 
 
-def update(port: int, broker_epoch: int = -1) -> UpdateMetadataRequest:
+def update(port: int, broker_epoch: int) -> UpdateMetadataRequest:
     endpoint = UpdateMetadataEndpoint(port=port, host=LOOPBACK, listener="PLAINTEXT", security_protocol=0)
     return UpdateMetadataRequest(
         controller_id=ANOTHER,
@@ -96,11 +96,13 @@ def test_clients_wait_for_the_first_update(zookeeper: KazooClient, tmp_path: Pat
             socket.create_connection((LOOPBACK, port), TIMEOUT_S) as controller,
         ):
             ask_metadata(client)
+            broker_epoch = zookeeper.exists("/brokers/ids/1").czxid
             # updates for an earlier life of this broker are refused, and show that the client's request has been read
             for _ in range(3):
                 refused = exchange(controller, update(port, broker_epoch=0), VERSION, UpdateMetadataResponse)
                 assert refused.error_code == ErrorCode.STALE_BROKER_EPOCH
-            assert exchange(controller, update(port), VERSION, UpdateMetadataResponse).error_code == ErrorCode.NONE
+            told = exchange(controller, update(port, broker_epoch), VERSION, UpdateMetadataResponse)
+            assert told.error_code == ErrorCode.NONE
             answer = read_metadata(client)
         assert [(each.node_id, each.port) for each in answer.brokers] == [(1, port)]
         assert answer.controller_id == ANOTHER

@@ -42,6 +42,7 @@ INJECTED = {
     "overtaken deletion",
     "pause",
     "reassignment",
+    "registration deleted",
     "slow link",
     "zookeeper down",
     "zookeeper loses connections",

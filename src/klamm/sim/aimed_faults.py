@@ -15,9 +15,12 @@ from klamm.protocol.frames import decode_request_header
 from klamm.protocol.messages.stop_replica import StopReplicaRequest
 from klamm.protocol.wire import decode
 from klamm.replica.partition import Partition
+from klamm.sim.checkers import require
 from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster, SimNode
 from klamm.sim.operator import reassign
+from klamm.zk import paths
+from klamm.zk.ops import Delete
 
 T = TypeVar("T")
 LOOK_S: Final = 0.001
@@ -40,16 +43,40 @@ class AimedFaults:
     @staticmethod
     def kind_of(seed: int) -> str | None:
         """The kind is the seed's: most have none. Of the latter, followers must learn high watermarks late."""
-        return {3: "lonely coordinator", 5: "overtaken deletion", 6: "late high watermark"}.get(seed % 8)
+        return {
+            1: "registration deleted",
+            3: "lonely coordinator",
+            5: "overtaken deletion",
+            6: "late high watermark",
+        }.get(seed % 8)
 
     async def run(self, kind: str) -> None:
         faults = {
+            "registration deleted": self._delete_registration,
             "lonely coordinator": self._leave_coordinator_alone,
             "overtaken deletion": self._overtake_deletion,
             "late high watermark": self._lose_leader,
         }
         if await faults[kind]():
             self._cluster.counts[kind] += 1
+
+    async def _delete_registration(self) -> bool:
+        """Somebody deletes the znode of a running broker: it must be back without the end of its session."""
+        zookeeper = self._cluster.zookeeper
+        node = self._cluster.rng.choice(list(self._cluster.nodes.values()))
+        path = paths.broker_path(node.id)
+        znode = zookeeper.tree.nodes.get(path)
+        if node.broker is None or znode is None or not zookeeper.operate(Delete(path)):
+            return False
+        self._note(f"the registration of broker {node.id} is deleted")
+        owner = znode.ephemeral_owner
+
+        def is_back() -> bool | None:
+            found = zookeeper.tree.nodes.get(path)
+            return (found is not None and found.ephemeral_owner == owner) or None
+
+        require(await self._moment(is_back) is not None, f"broker {node.id} does not register again")
+        return True
 
     async def _leave_coordinator_alone(self) -> bool:
         """The group's coordinator dies with what it has written and no follower has got."""

@@ -79,6 +79,12 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     "not_registered_again": Mutant(
         "klamm.controller.runner", "        self._register(self._zk.session_id, 1)\n", "        pass\n", first=1
     ),
+    "deleted_registration_is_accepted": Mutant(
+        "klamm.controller.controller",
+        "                if broker_id == self.context.config.broker_id:\n",
+        "                if False:\n",
+        first=1,
+    ),
     "failed_disk_is_kept_secret": Mutant(
         "klamm.server.kafka_server",
         "        self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))\n",
