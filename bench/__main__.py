@@ -1,4 +1,7 @@
-"""`make bench`: one broker beside its ceiling, the control plane, Spark; with `--peer kafka` beside Apache Kafka."""
+"""`make bench`: one broker beside its ceiling, idle partitions, the control plane, Spark.
+
+With `--peer kafka`: klamm beside Apache Kafka.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Final
 
 from bench import one_broker, peer
 
-PROGRAMS: Final = ("bench.control_plane", "bench.spark")
+PROGRAMS: Final = ("bench.idle_partitions", "bench.control_plane", "bench.spark")
 """Run after the broker's own, each in a process of its own; one that fails does not keep the others from running."""
 
 

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from confluent_kafka import Producer
 
-from bench import data_plane, report
+from bench import data_plane, idle_partitions, report
 from bench.clusters import HEAP, BenchCluster, KafkaCluster, KlammCluster
 from bench.kafka_distribution import VERSION, libraries
 from bench.report import Row
@@ -27,7 +27,7 @@ T = TypeVar("T")
 Side = type[KlammCluster] | type[KafkaCluster]
 
 SECTION: Final = "beside-kafka"
-PARTS: Final = ("start", "control", "data")
+PARTS: Final = ("start", "control", "data", "idle")
 ROUNDS: Final = 3
 START_GOAL: Final = 0.2
 SIDES: Final[tuple[Side, ...]] = (KlammCluster, KafkaCluster)
@@ -108,6 +108,13 @@ def run_control_plane(bench: Bench) -> None:
         for number in bench.rounds_in_time(scenario.rounds, begun + CONTROL_LIMIT_S):
             for side in _in_turn(SIDES, number):
                 bench.record(side.name, scenario.name, partial(_on_fresh_cluster, scenario, side, bench.quick))
+
+
+def run_idle_partitions(bench: Bench) -> None:
+    """Last, and once: it takes the longest."""
+    for side in SIDES:
+        measure = partial(_on_fresh_cluster, idle_partitions.SCENARIO, side, bench.quick)
+        bench.record(side.name, idle_partitions.SCENARIO.name, measure)
 
 
 def control_plane_scenarios() -> Sequence[Scenario]:
@@ -193,7 +200,12 @@ def run(quick: bool, parts: Sequence[str] = PARTS, *, write: bool = True) -> int
     libraries()
     load_at_start = report.load_average()
     bench = Bench(quick)
-    runs = {"start": run_starts, "control": run_control_plane, "data": run_data_plane}
+    runs = {
+        "start": run_starts,
+        "control": run_control_plane,
+        "data": run_data_plane,
+        "idle": run_idle_partitions,
+    }
     for part in parts:
         print(f"# {part}", flush=True)
         runs[part](bench)

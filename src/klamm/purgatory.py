@@ -105,6 +105,11 @@ class DelayedOperationPurgatory:
                 completed += 1
         return completed
 
+    def check_all(self) -> None:
+        """Like `check_and_complete` for every key that something waits under."""
+        for key in list(self._watchers):
+            self.check_and_complete(key)
+
     def shutdown(self) -> None:
         """Answers everything that still waits as if its time had run out."""
         for operation in {op: None for ops in self._watchers.values() for op in ops}:

@@ -221,3 +221,14 @@ def test_a_broken_gauge_is_reported_not_fatal() -> None:
         await server.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_name_with_many_members_comes_in_pieces() -> None:
+    """A broker has six gauges per partition: a scrape gives way to other work in between."""
+    registry = MetricsRegistry(ManualClock())
+    for number in range(2_500):
+        registry.gauge("kafka.cluster", "Partition", "InSyncReplicasCount", lambda: 3, {"partition": str(number)})
+        registry.meter("kafka.server", "BrokerTopicMetrics", "BytesInPerSec", {"topic": str(number)})
+    pieces = list(registry.families())
+    assert max(piece.count("\n") for piece in pieces) <= 1_001 and len(pieces) >= 6
+    assert "".join(pieces).count("# TYPE") == 2 and len(samples(registry)) == 5_000

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 from klamm.metrics.instruments import (
@@ -31,6 +31,8 @@ Tags: TypeAlias = tuple[tuple[str, str], ...]
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _UNSAFE: Final = re.compile(r"[^a-zA-Z0-9:]+")
+_PIECE: Final = 1_000
+"""Members per piece. Only meters and gauges have so many: one per partition or topic."""
 _QUANTILES: Final = tuple(f"0.{p}" for p in PERCENTILES)
 
 
@@ -39,22 +41,29 @@ def base_name(group: str, type_: str, name: str) -> str:
     return _UNSAFE.sub("_", f"{group}_{type_}_{name}").lower()
 
 
-def render_family(group: str, type_: str, name: str, members: Mapping[Tags, Metric]) -> str:
-    """All members of one name as text; they are of one kind."""
+def render_family(group: str, type_: str, name: str, members: Mapping[Tags, Metric]) -> Iterator[str]:
+    """All members of one name as text; they are of one kind. Many members come in pieces."""
     items = list(members.items())
-    if not items:
-        return ""
     base = base_name(group, type_, name)
+    has_head = False
+    for start in range(0, len(items), _PIECE):
+        lines = _render(base, items[start : start + _PIECE])
+        if lines and has_head and isinstance(items[0][1], Meter | Gauge):
+            del lines[0]
+        has_head |= bool(lines)
+        yield "".join(lines)
+
+
+def _render(base: str, items: list[tuple[Tags, Metric]]) -> list[str]:
     match items[0][1]:
         case Meter():
-            lines = _counters(_total_name(base), ((t, m.count) for t, m in items if isinstance(m, Meter)))
+            return _counters(_total_name(base), ((t, m.count) for t, m in items if isinstance(m, Meter)))
         case Gauge():
-            lines = _gauges(base, ((t, m.value) for t, m in items if isinstance(m, Gauge)))
+            return _gauges(base, ((t, m.value) for t, m in items if isinstance(m, Gauge)))
         case BusyRatio():
-            lines = _percents(base, [(t, m) for t, m in items if isinstance(m, BusyRatio)])
+            return _percents(base, [(t, m) for t, m in items if isinstance(m, BusyRatio)])
         case _:
-            lines = _summaries(base, [(t, m) for t, m in items if isinstance(m, Histogram | HistogramColumn | Timer)])
-    return "".join(lines)
+            return _summaries(base, [(t, m) for t, m in items if isinstance(m, Histogram | HistogramColumn | Timer)])
 
 
 def _total_name(base: str) -> str:

@@ -67,9 +67,9 @@ class MetricsRegistry:
         return sum(len(members) for members in list(self._families.values()))
 
     def families(self) -> Iterator[str]:
-        """The exposition in pieces, one a name, so that a scrape can give way to other work in between."""
+        """The exposition in pieces, so that a scrape can give way to other work in between."""
         for (group, type_, name), members in list(self._families.items()):
-            yield render_family(group, type_, name, members)
+            yield from render_family(group, type_, name, members)
 
     def exposition(self) -> str:
         return "".join(self.families())

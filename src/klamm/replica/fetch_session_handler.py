@@ -42,9 +42,8 @@ class FetchSessionHandler:
     def __len__(self) -> int:
         return len(self._active)
 
-    def states(self) -> list[PartitionFetchState]:
-        """What is asked for now."""
-        return list(self._active.values())
+    def is_asked_for(self, state: PartitionFetchState) -> bool:
+        return self._active.get(state.tp) is state
 
     def put(self, state: PartitionFetchState) -> None:
         """The partition is new, or what to ask of it has changed."""

@@ -81,6 +81,8 @@ class ReplicaFetcher:
         self._truncating: dict[TopicPartition, PartitionFetchState] = {}
         self._out_of_range: dict[TopicPartition, PartitionFetchState] = {}
         self._throttled: dict[TopicPartition, PartitionFetchState] = {}
+        self._behind: dict[TopicPartition, PartitionFetchState] = {}
+        """Partitions that lag, or whose lag is not known yet."""
         self._connection: LeaderConnection | None = None
         self._connection_failures = 0
         self._wake = asyncio.Event()
@@ -91,7 +93,7 @@ class ReplicaFetcher:
         for state in states:
             tp = state.tp
             self.remove((tp,))
-            self.states[tp] = state
+            self.states[tp] = self._behind[tp] = state
             gauges.register_lag(self._replicas.metrics, self.name, state)
             if state.is_truncating:
                 self._truncating[tp] = state
@@ -105,8 +107,8 @@ class ReplicaFetcher:
             if self.states.pop(tp, None) is not None:
                 gauges.remove_lag(self._replicas.metrics, self.name, tp)
                 self._session.remove(tp)
-                for waiting in (self._delayed, self._truncating, self._out_of_range, self._throttled):
-                    waiting.pop(tp, None)
+                for some in (self._delayed, self._truncating, self._out_of_range, self._throttled, self._behind):
+                    some.pop(tp, None)
 
     def wake(self) -> None:
         """Ends a rest: there is something new to do."""
@@ -129,7 +131,7 @@ class ReplicaFetcher:
 
     @property
     def max_lag(self) -> int:
-        return max((max(state.lag, 0) for state in self.states.values()), default=0)
+        return max((max(state.lag, 0) for state in self._behind.values()), default=0)
 
     # --- the task ------------------------------------------------------------------------------------------------
 
@@ -222,8 +224,8 @@ class ReplicaFetcher:
             self._resume(state)
         if not is_exceeded:
             return
-        for state in self._session.states():
-            if state.lag != 0 and quota.is_throttled(state.tp):
+        for state in self._behind.values():
+            if quota.is_throttled(state.tp) and self._session.is_asked_for(state):
                 self._session.remove(state.tp)
                 self._throttled[state.tp] = state
 
@@ -307,6 +309,10 @@ class ReplicaFetcher:
         elif state.log.log_start_offset != state.reported_log_start_offset:
             self._session.put(state)  # a DeleteRecords waits until the leader knows
         state.lag = max(0, data.high_watermark - state.fetch_offset)
+        if state.lag:
+            self._behind[state.tp] = state
+        else:
+            self._behind.pop(state.tp, None)
         if self._replicas.fetch_path.woken:
             self._replicas.fetch_path.complete_woken()
 

@@ -300,11 +300,16 @@ class Partition:
         return (*self.isr, replica_id)
 
     def has_lagging_follower(self) -> bool:
-        """Whether an in-sync follower has not got everything, so that the time may come to take it out."""
+        """Whether an in-sync follower has not got everything, so that the time may come to take it out.
+
+        A follower that only holds the high watermark back counts as well.
+        """
         if not self.is_leader or self.log is None:
             return False
         end = self.log.log_end_offset
-        return any(r.log_end_offset != end and r.broker_id in self.maximal_isr for r in self.remotes.values())
+        return self.log.high_watermark < end or any(
+            r.log_end_offset != end and r.broker_id in self.maximal_isr for r in self.remotes.values()
+        )
 
     def isr_to_shrink_to(self, now_ms: int) -> tuple[int, ...] | None:
         """The ISR without those that lag for too long, if there are any and no other change is in flight."""

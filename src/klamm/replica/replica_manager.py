@@ -94,7 +94,7 @@ class ReplicaManager:
         self._last_shrink_ms = clock.now_ms()
         self.offline: dict[TopicPartition, None] = {}
         self.lagging: dict[Partition, None] = {}
-        """Partitions some in-sync follower of which may have fallen behind since it was last looked for."""
+        """Partitions that may have an in-sync follower that fell behind, or records that are not committed."""
         self._by_topic: dict[str, dict[TopicPartition, Partition]] = {}
         self.counters = PartitionCounters()
         self.topic_stats = BrokerTopicStats(metrics)
@@ -213,11 +213,10 @@ class ReplicaManager:
             return
         self._brokers = brokers
         now_ms = self.clock.now_ms()
-        for tp, partition in self.partitions.items():
+        for partition in list(self.lagging):
             if partition.maybe_increment_high_watermark(now_ms):
-                self.complete_after_high_watermark(tp)
-            if self.delete_records_purgatory.size:
-                self.delete_records_purgatory.check_and_complete(tp)
+                self.complete_after_high_watermark(partition.topic_partition)
+        self.delete_records_purgatory.check_all()
 
     def on_topic_config_change(self, topic: str) -> None:
         """`min.insync.replicas` may have changed: counts and waiting produces look again."""

@@ -101,6 +101,11 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "        self.maybe_increment_high_watermark(now_ms)\n        return is_new_epoch\n",
         "        log.update_high_watermark(log.log_end_offset)\n        return is_new_epoch\n",
     ),
+    "changes_do_not_reach_fetch_sessions": Mutant(
+        _R + "partition",
+        "            for reader in readers:\n                reader.on_change()\n",
+        "            pass\n",
+    ),
     "end_is_told_before_it_is_known": Mutant(
         _R + "partition_reader",
         "    epoch_start = partition.leader_epoch_start_offset\n",

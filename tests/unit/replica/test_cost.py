@@ -110,6 +110,87 @@ class TestShrinking:
         assert not leader.broker.replicas.lagging
 
 
+class TestBrokersThatComeAndGo:
+    def test_only_partitions_with_records_that_are_not_committed_are_looked_at(
+        self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        leader.clock.elapsed_ms += 15_001
+        leader.broker.replicas.shrink_isrs()
+        append(leader, 3)
+        looked_at = count_calls(monkeypatch, Partition, "maybe_increment_high_watermark")
+        leader.update_metadata({}, brokers=(1,))
+        assert looked_at == [partition(leader, 3)]
+
+    def test_nobody_waits_for_a_follower_that_is_gone(self, leader: OneBroker) -> None:
+        """It is not in sync, but was about to be: it held the high watermark back."""
+        append(leader, 3)
+        partition(leader, 3).commit_isr((1,), 0, 1, leader.clock.now_ms())
+        log = partition(leader, 3).log
+        assert log is not None and (log.high_watermark, log.log_end_offset) == (0, 1)
+        for _ in range(2):
+            leader.clock.elapsed_ms += 1_000
+            leader.broker.replicas.shrink_isrs()
+        assert log.high_watermark == 0
+        leader.update_metadata({}, brokers=(1,))
+        assert log.high_watermark == 1
+
+    def test_deletions_of_records_do_not_wait_for_it_either(self, leader: OneBroker) -> None:
+        append(leader, 3)
+        leader.ask(fetch.API, request({3: 1}, replica_id=2, log_start_offset=0), 12)
+        waiting = leader.broker.replicas.delete_records({TopicPartition("t", 3): 1}, 60_000)
+        assert isinstance(waiting, asyncio.Future) and not waiting.done()
+        leader.update_metadata({}, brokers=(1,))
+        assert waiting.done()
+
+
+class TestFetchSessions:
+    """Partitions that stand still cost a session nothing, whether its reader waits or not."""
+
+    @pytest.mark.parametrize("replica_id", [2, -1], ids=["follower", "consumer"])
+    def test_a_fetch_looks_at_what_changed(
+        self, leader: OneBroker, replica_id: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def ask(epoch: int, offsets: dict[int, int], session_id: int, **fields: Any) -> Any:
+            asked = request(offsets, replica_id=replica_id, session_id=session_id, session_epoch=epoch, **fields)
+            return leader.dispatch(fetch.API, asked, 12)
+
+        session_id = ask(0, dict.fromkeys(range(MANY), 0), 0).session_id
+        read = count_calls(monkeypatch, fetch_path.FetchPath, "_read")
+        looked_at = count_calls(monkeypatch, delayed_fetch, "readable_log")
+        waiting = ask(1, {}, session_id, max_wait_ms=60_000)
+        assert isinstance(waiting, asyncio.Future) and read == []
+        assert leader.broker.replicas.fetch_purgatory.watched == 1, "not one watcher per partition"
+        append(leader, 17)
+        partition(leader, 17).on_follower_fetch(2, 1, 0, leader.clock.now_ms(), -1)
+        leader.broker.replicas.complete_after_high_watermark(TopicPartition("t", 17))
+        leader.spin()
+        assert waiting.done() and len(read) == 1 and 1 <= len(looked_at) <= 2
+        assert not isinstance(ask(2, {17: 1}, session_id), asyncio.Future)
+        assert len(read) == 2
+        ask(3, {}, session_id)
+        assert len(read) <= 3, "at most the one that was named before"
+        ask(4, {}, session_id)
+        assert len(read) <= 3
+
+    def test_a_follower_in_sync_stays_so_by_the_fetches_of_its_session(self, leader: OneBroker) -> None:
+        asked = request(dict.fromkeys(range(MANY), 0), replica_id=2, session_epoch=0, log_start_offset=0)
+        session_id = leader.ask(fetch.API, asked, 12).session_id
+        wanted: list[int] = []
+        leader.broker.replicas.isr_change_listener = lambda p, isr: wanted.append(p.topic_partition.partition)
+        for epoch in range(1, 8):
+            leader.clock.elapsed_ms += 10_000
+            leader.ask(fetch.API, request({}, replica_id=2, session_id=session_id, session_epoch=epoch), 12)
+            leader.broker.replicas.shrink_isrs()
+        last_ms = leader.clock.now_ms()
+        append(leader, 5)
+        leader.clock.elapsed_ms += 20_000
+        leader.broker.replicas.shrink_isrs()
+        assert wanted == [] and partition(leader, 5).remotes[2].last_caught_up_time_ms == last_ms
+        leader.clock.elapsed_ms += 20_000
+        leader.broker.replicas.shrink_isrs()
+        assert wanted == [5], "its last fetch was before the append"
+
+
 class TestCaughtUpFollowers:
     def ask(self, leader: OneBroker, offsets: dict[int, int], **fields: Any) -> Any:
         return leader.ask(fetch.API, request(offsets, replica_id=2, **fields), 12)
