@@ -71,6 +71,25 @@ def test_every_codec_comes_back_as_sent(servers: str, name: Name, codec: str | N
     consumer.close()
 
 
+@pytest.mark.parametrize("api_version", [(0, 9), (0, 10, 0)], ids=["format 0", "format 1"])
+def test_clients_of_old_message_formats(servers: str, name: Name, api_version: tuple[int, ...]) -> None:
+    """A client of that age writes and reads message sets; the broker converts them, for newer clients too."""
+    topic = name("old")
+    make_topic(servers, topic)
+    old: dict[str, Any] = {"api_version": api_version}
+    values: list[bytes | None] = [b"%d" % n for n in range(60)]
+    for first, codec in ((0, None), (20, "gzip")):
+        settings = {**old, "compression_type": codec, "linger_ms": 20, "enable_idempotence": False}
+        offsets = produce_all(servers, topic, values[first : first + 20], **settings)
+        assert offsets == list(range(first, first + 20))
+    assert produce_all(servers, topic, values[40:], compression_type="zstd", linger_ms=20) == list(range(40, 60))
+    for settings in (old, {}):
+        consumer = reader(servers, **settings)
+        consumer.assign([TopicPartition(topic, 0)])
+        assert [(m.offset, m.value) for m in take(consumer, 60)] == list(enumerate(values))
+        consumer.close()
+
+
 def test_keys_headers_timestamps_null_and_empty_values(servers: str, name: Name) -> None:
     topic = name("shapes")
     make_topic(servers, topic)

@@ -7,8 +7,8 @@ v16; replica directory v17 (read and not used).
 From v11 on a follower answers consumers as well, up to its own high watermark: an offset between that and the end of
 its log is no error but an empty answer, one beyond the end is OFFSET_OUT_OF_RANGE (1), on which clients ask the leader.
 With `replica.selector.class` a leader sends a consumer of another rack to an in-sync follower there.
-The first batch is always whole, whatever the limits. Clients of v0-3 know no record batches, and records are not
-converted for them: a partition with something to read is UNSUPPORTED_VERSION (35). Below v10 a partition of a topic
+The first batch is always whole, whatever the limits. Clients of v0-3 do not know record batches: records are converted
+to message format 0 (v0-1) or 1 (v2-3), without their headers. Below v10 a partition of a topic
 with `compression.type=zstd` is UNSUPPORTED_COMPRESSION_TYPE (76); batches that a producer compressed with zstd are
 served as they are. A fetch with a broker's id as replica id reports that follower's progress.
 A Fetch of a session costs what changed since the last one. A Fetch of many partitions is served in slices.
@@ -21,6 +21,7 @@ import asyncio
 from typing import Final
 
 from klamm.apis.fetch_context import SLICE, FetchContext, consume, open_context, run
+from klamm.apis.fetch_conversion import convert
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.errors import ErrorCode
@@ -50,6 +51,11 @@ _MAX_WAIT_MS: Final = 600_000
 
 
 def handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse | asyncio.Future[FetchResponse]:
+    answer = _handle(broker, ctx, req)
+    return answer if ctx.api_version >= _FIRST_WITH_BATCHES else convert(broker, ctx.api_version, req, answer)
+
+
+def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse | asyncio.Future[FetchResponse]:
     if sum(len(topic.partitions) for topic in req.topics) > SLICE:
         return broker.loop.create_task(_handle_in_slices(broker, ctx, req))
     context = run(open_context(broker, ctx.api_version, req))
@@ -226,9 +232,7 @@ def _add(
 
 
 def _for_old_client(broker: Broker, partition: SessionPartition, read: PartitionRead, version: int) -> PartitionRead:
-    """The answer for a client that does not know batches, topics of zstd or failed disks."""
-    if read.size_bytes and version < _FIRST_WITH_BATCHES:
-        return PartitionRead(ErrorCode.UNSUPPORTED_VERSION)
+    """The answer for a client that does not know topics of zstd or failed disks."""
     if read.error == ErrorCode.KAFKA_STORAGE_ERROR and version < _FIRST_WITH_STORAGE_ERROR:
         return PartitionRead(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     hosted = broker.replicas.fetch_path.hosted(partition.tp)

@@ -2,8 +2,8 @@
 
 v0-11: append time v2; transactional id v3; KAFKA_STORAGE_ERROR v4 (before it NOT_LEADER_OR_FOLLOWER); log start offset
 v5; zstd v7 (before it UNSUPPORTED_COMPRESSION_TYPE, 76); record errors and messages v8; the current leader and its
-endpoint when this broker is not it v10. v0-2 carry the message formats of old (v0, v1): the log refuses these batch by
-batch with INVALID_RECORD (87), the versions stay for the clients that look for them.
+endpoint when this broker is not it v10. v0-2 carry messages of the formats 0 and 1, which become record batches; from
+v3 on they are INVALID_RECORD (87).
 acks=0 gets no response, and a failure then closes the connection, because nothing else could tell the client. acks
 other than -1, 0 and 1 is INVALID_REQUIRED_ACKS (21). Transactions are left out: a transactional id is answered with
 INVALID_TXN_STATE (48), as for a partition that is in no transaction; transactional records without such an id are
@@ -42,6 +42,7 @@ from klamm.replica.append_path import failed
 from klamm.replica.record_checks import AppendResults, RecordsBytes
 
 ADMIN_CLIENT_ID: Final = "__admin_client"
+_FIRST_WITH_BATCHES: Final = 3
 _FIRST_WITH_ZSTD: Final = 7
 _FLAGS: Final = ATTRIBUTES_POSITION + 1
 """The byte of a batch's attributes that has all the bits in use."""
@@ -98,7 +99,10 @@ def _append_old(
     }
     accepted = {tp: records for tp, records in entries.items() if tp not in refused}
     is_admin = ctx.client_id == ADMIN_CLIENT_ID
-    done = broker.replicas.append_records(req.acks, is_admin, AppendOrigin.CLIENT, accepted, req.timeout_ms)
+    is_converted = ctx.api_version < _FIRST_WITH_BATCHES
+    done = broker.replicas.append_records(
+        req.acks, is_admin, AppendOrigin.CLIENT, accepted, req.timeout_ms, convert=is_converted
+    )
 
     def in_order(results: AppendResults) -> AppendResults:
         return {tp: _as_told(refused.get(tp) or results[tp], ctx.api_version) for tp in order}

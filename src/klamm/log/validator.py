@@ -5,7 +5,7 @@ record is parsed, because a batch that consumers cannot unpack would stop them f
 records are inspected only for compacted topics, bounded timestamps, a broker-side codec or implausible header times.
 No objects are created per record, and `max.message.bytes` bounds the unpacked size. A broken batch is INVALID_RECORD;
 Kafka answers UNKNOWN_SERVER_ERROR if the codec itself fails, which tells a producer less. Old formats (magic 0 and 1)
-are INVALID_RECORD, as in Kafka from Produce v3 on.
+are INVALID_RECORD here, as in Kafka from Produce v3 on; `protocol/message_set.py` converts those of older requests.
 """
 
 from __future__ import annotations

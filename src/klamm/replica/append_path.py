@@ -52,14 +52,17 @@ class AppendPath:
         origin: AppendOrigin,
         records: Mapping[TopicPartition, RecordsBytes],
         timeout_ms: int = 30_000,
+        *,
+        convert: bool = False,
     ) -> AppendResults | asyncio.Future[AppendResults]:
         """Appends every partition's records. With acks=-1 the answer waits until all in-sync replicas have them.
 
-        Each partition has its own result; one failing does not touch the others.
+        Each partition has its own result; one failing does not touch the others. With `convert` messages of the
+        formats 0 and 1 are accepted and become record batches.
         """
-        if origin is AppendOrigin.CLIENT and self.checks.are_needed(records):
+        if convert or (origin is AppendOrigin.CLIENT and self.checks.are_needed(records)):
             append = partial(self._append_all, required_acks, internal_topics_allowed, origin, records, timeout_ms)
-            return self.checks.run(records, append)
+            return self.checks.run(records, append, convert=convert)
         return self._append_all(required_acks, internal_topics_allowed, origin, records, timeout_ms, {})
 
     def _append_all(

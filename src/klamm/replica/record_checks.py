@@ -13,19 +13,22 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
-from klamm.errors import ErrorCode
+from klamm.errors import ErrorCode, ProtocolError
 from klamm.log.log_config import LogConfig
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
-from klamm.log.validator import Checked, Rejection, is_plain, validate
+from klamm.log.validator import Checked, Rejection, is_plain, max_unpacked_bytes, validate
 from klamm.model import TopicPartition
+from klamm.protocol.compression import UnpackedTooLargeError
+from klamm.protocol.message_set import CorruptMessageError, is_message_set, to_batch
 from klamm.protocol.record_batch import ATTRIBUTES_POSITION, COMPRESSION_MASK, RECORD_BATCH_OVERHEAD
 
 if TYPE_CHECKING:
     from klamm.replica.replica_manager import ReplicaManager
 
+T = TypeVar("T")
 AppendResults: TypeAlias = dict[TopicPartition, AppendResult]
 RecordsBytes: TypeAlias = "memoryview | bytes | bytearray"
 Append: TypeAlias = "Callable[[Mapping[TopicPartition, Checked]], AppendResults | asyncio.Future[AppendResults]]"
@@ -61,6 +64,14 @@ class RecordChecks:
         self._busy: Counter[TopicPartition] = Counter()
         self._waiting_bytes = 0
 
+    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run work of the same kind (a pure function of bytes) in the worker."""
+        if self._worker is None:
+            done: asyncio.Future[T] = self._replicas.loop.create_future()
+            done.set_result(work())
+            return done
+        return asyncio.wrap_future(self._worker.submit(work), loop=self._replicas.loop)
+
     def start(self, worker: Executor) -> None:
         self._worker = worker
 
@@ -83,9 +94,12 @@ class RecordChecks:
         return False
 
     def run(
-        self, records: Mapping[TopicPartition, RecordsBytes], append: Append
+        self, records: Mapping[TopicPartition, RecordsBytes], append: Append, *, convert: bool = False
     ) -> AppendResults | asyncio.Future[AppendResults]:
-        """Validate compressed and large batches, then call `append` with the results; at once if nothing takes long."""
+        """Validate compressed and large batches, then call `append` with the results; at once if nothing takes long.
+
+        With `convert` messages of formats 0 and 1 become record batches first.
+        """
         now_ms = self._replicas.clock.now_ms()
         checked: dict[TopicPartition, Checked] = {}
         heavy: dict[TopicPartition, Callable[[], Checked]] = {}
@@ -93,6 +107,9 @@ class RecordChecks:
         for tp, data in records.items():
             partition = self._replicas.partitions.get(tp)
             log = partition.log if partition is not None and partition.is_leader else None
+            if log is not None and convert and is_message_set(data):
+                heavy[tp] = partial(_convert, memoryview(data), log.config, now_ms)
+                continue
             if log is None or len(data) <= RECORD_BATCH_OVERHEAD:
                 continue
             is_packed = bool(data[_FLAGS] & COMPRESSION_MASK)
@@ -107,6 +124,8 @@ class RecordChecks:
                 heavy[tp] = partial(_check, view, log.config, now_ms)
                 cost = 0
             budget -= cost
+        if self._worker is None:
+            return append(checked | _check_all(heavy))
         if not heavy and not any(tp in self._busy for tp in records):
             return append(checked)
         return self._wait(records, checked, heavy, append)
@@ -162,6 +181,18 @@ def _check(view: memoryview, config: LogConfig, now_ms: int) -> Checked:
     checked = validate(view, config, AppendOrigin.CLIENT, now_ms, is_plain=is_plain(config))
     assert checked is not None, "only a limit of the caller's own leaves a batch unchecked"
     return checked
+
+
+def _convert(view: memoryview, config: LogConfig, now_ms: int) -> Checked:
+    """Runs in the worker: a message set of an old client becomes a record batch."""
+    try:
+        return _check(memoryview(to_batch(view, max_unpacked_bytes(config))), config, now_ms)
+    except CorruptMessageError as e:
+        return Rejection(ErrorCode.CORRUPT_MESSAGE, str(e))
+    except UnpackedTooLargeError as e:
+        return Rejection(ErrorCode.MESSAGE_TOO_LARGE, str(e))
+    except ProtocolError as e:
+        return Rejection(ErrorCode.INVALID_RECORD, str(e))
 
 
 def _check_all(heavy: Mapping[TopicPartition, Callable[[], Checked]]) -> dict[TopicPartition, Checked]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from klamm.clock import Clock
 from klamm.errors import ErrorCode
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Leadership: TypeAlias = Sequence[tuple[TopicPartition, int]]
 LeadershipListener: TypeAlias = Callable[[Leadership, Leadership], None]
 """Called with (became leader, became follower or stopped), each as (partition, leader epoch)."""
@@ -171,9 +172,17 @@ class ReplicaManager:
         origin: AppendOrigin,
         records: Mapping[TopicPartition, RecordsBytes],
         timeout_ms: int = 30_000,
+        *,
+        convert: bool = False,
     ) -> AppendResults | asyncio.Future[AppendResults]:
         """See AppendPath.append_records."""
-        return self._append_path.append_records(required_acks, internal_topics_allowed, origin, records, timeout_ms)
+        return self._append_path.append_records(
+            required_acks, internal_topics_allowed, origin, records, timeout_ms, convert=convert
+        )
+
+    def run_record_work(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a pure function of record bytes in the thread that validates large batches."""
+        return self._append_path.checks.submit(work)
 
     def start_record_checks(self, worker: Executor) -> None:
         """From now on `worker` validates batches that would keep the loop for too long."""

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
 import pytest
+from kafka.record.memory_records import MemoryRecords
 
 from klamm.apis import fetch, produce
 from klamm.errors import ErrorCode
@@ -112,15 +114,24 @@ def test_the_first_batch_comes_whole_and_the_limits_hold_for_the_rest(one: OneBr
     assert [len(values(data)) for data in response.responses[0].partitions] == [2, 0]
 
 
+@pytest.mark.parametrize("has_worker", [False, True])
 @pytest.mark.parametrize("version", range(0, 4))
-def test_clients_that_know_no_batches_are_told_so(one: OneBroker, version: int) -> None:
+def test_records_are_converted_for_clients_that_know_no_batches(one: OneBroker, version: int, has_worker: bool) -> None:
+    if has_worker:
+        one.broker.replicas.start_record_checks(ThreadPoolExecutor(1))
     one.lead("t", 2, topic_id=ID)
-    append(one, b"a" * 1000)
-    response = one.ask(fetch.API, request({0: 0, 1: 0}, partition_max_bytes=10), version)
+    append(one, b"a" * 1000, b"b")
+    append(one, b"c", b"d", compression=CompressionType.ZSTD)
+    response = one.ask(fetch.API, request({0: 1, 1: 0}), version)
     data, empty = response.responses[0].partitions
-    assert data.error_code == ErrorCode.UNSUPPORTED_VERSION and not data.records
-    assert (empty.error_code, empty.high_watermark) == (0, 0)
-    assert one.broker.replicas.topic_stats.all_topics.bytes_out.count == 0
+    assert isinstance(data.records, bytes | memoryview)
+    found = []
+    sets = MemoryRecords(bytes(data.records))
+    while (batch := sets.next_batch()) is not None:
+        found += [(r.offset, r.value, r.timestamp is None) for r in batch]
+    assert found == [(offset, value, version < 2) for offset, value in ((1, b"b"), (2, b"c"), (3, b"d"))]
+    assert (data.error_code, empty.error_code, empty.high_watermark) == (0, 0, 0)
+    assert not empty.records
 
 
 def test_batches_of_zstd_are_served_to_old_clients(one: OneBroker) -> None:

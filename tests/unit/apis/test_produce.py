@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
 
@@ -18,7 +19,9 @@ from klamm.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
+from klamm.protocol.record_batch import batches, records
 from tests.support.one_broker import OneBroker, batch
+from tests.unit.protocol.test_message_set import ROWS, message_set
 
 
 def request(
@@ -297,3 +300,38 @@ def test_what_goes_in_is_metered(one: OneBroker) -> None:
         assert stats.messages_in.count == 2
         assert stats.bytes_in.count == len(records)
         assert stats.total_produce_requests.count == 1
+
+
+@pytest.mark.parametrize("has_worker", [False, True])
+@pytest.mark.parametrize("version", range(0, 3))
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", [0, 1])
+def test_messages_of_old_formats_become_batches(
+    one: OneBroker, version: int, magic: int, codec: int, has_worker: bool
+) -> None:
+    if has_worker:
+        one.broker.replicas.start_record_checks(ThreadPoolExecutor(1))
+    one.lead("t")
+    answer = only(one.ask(produce.API, request(message_set(magic, codec)), version))
+    assert (answer.error_code, answer.base_offset) == (0, 0)
+    log = one.broker.replicas.leader_log(TopicPartition("t", 0))
+    assert not isinstance(log, ErrorCode)
+    read = log.read(0, 1 << 20, max_offset=log.log_end_offset)
+    assert not isinstance(read, ErrorCode)
+    [stored] = batches(memoryview(read.records))
+    assert (stored.magic, stored.compression, stored.is_valid()) == (2, codec, True)
+    assert [(r.offset, r.key, r.value) for r in records(stored)] == [(i, *row) for i, row in enumerate(ROWS)]
+
+
+@pytest.mark.parametrize("version", [2, 3, 9])
+def test_messages_of_old_formats_that_are_refused(one: OneBroker, version: int) -> None:
+    one.lead("t")
+    broken = bytearray(message_set(1))
+    broken[-1] ^= 1
+    answers = [only(one.ask(produce.API, request(data), version)) for data in (bytes(broken), message_set(1)[:-1])]
+    expected = [ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD] if version < 3 else [ErrorCode.INVALID_RECORD] * 2
+    assert [a.error_code for a in answers] == expected
+    if version >= 3:
+        assert only(one.ask(produce.API, request(message_set(1)), version)).error_code == ErrorCode.INVALID_RECORD
+    log = one.broker.replicas.leader_log(TopicPartition("t", 0))
+    assert not isinstance(log, ErrorCode) and log.log_end_offset == 0

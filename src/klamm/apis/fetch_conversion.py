@@ -1,0 +1,63 @@
+"""Fetch v0-v3: record batches become messages of the format that the client knows, 0 in v0-v1 and 1 in v2-v3.
+
+The conversion runs in the thread that validates large batches. A partition's answer ends with the batch with which it
+reaches the size that was read, so that it grows by one batch at most; clients fetch the rest with the next request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Final
+
+from klamm.apis.registry import Broker, then
+from klamm.errors import ErrorCode, ProtocolError
+from klamm.model import TopicPartition
+from klamm.protocol.message_set import from_batches
+from klamm.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
+
+_log = logging.getLogger(__name__)
+_FIRST_WITH_TIMESTAMPS: Final = 2
+
+
+def convert(
+    broker: Broker, version: int, req: FetchRequest, answer: FetchResponse | asyncio.Future[FetchResponse]
+) -> FetchResponse | asyncio.Future[FetchResponse]:
+    """The answer in the format of this version."""
+    offsets = {
+        TopicPartition(topic.topic, partition.partition): partition.fetch_offset
+        for topic in req.topics
+        for partition in topic.partitions
+    }
+    magic = 1 if version >= _FIRST_WITH_TIMESTAMPS else 0
+    if isinstance(answer, asyncio.Future):
+        return then(answer, lambda response: _convert(broker, magic, offsets, response))
+    return _convert(broker, magic, offsets, answer)
+
+
+def _convert(
+    broker: Broker, magic: int, offsets: dict[TopicPartition, int], response: FetchResponse
+) -> FetchResponse | asyncio.Future[FetchResponse]:
+    work = [
+        (data, offsets.get(TopicPartition(topic.topic, data.partition_index), 0))
+        for topic in response.responses
+        for data in topic.partitions
+        if data.records
+    ]
+    if not work:
+        return response
+    done = broker.replicas.run_record_work(partial(_convert_all, magic, work))
+    return then(done, lambda _: response)
+
+
+def _convert_all(magic: int, work: list[tuple[PartitionData, int]]) -> None:
+    """Runs in the thread; nobody else uses the response meanwhile."""
+    for data, offset in work:
+        parts = data.records if isinstance(data.records, tuple) else (data.records or b"",)
+        sent = b"".join(parts)
+        try:
+            data.records = from_batches(memoryview(sent), magic, offset, len(sent))
+        except ProtocolError as e:
+            _log.warning("records at offset %d cannot be converted to message format %d: %s", offset, magic, e)
+            data.records, data.error_code = b"", ErrorCode.CORRUPT_MESSAGE
