@@ -104,8 +104,10 @@ class OneBroker:
         properties: Mapping[str, str] | None = None,
         broker_id: int = 1,
         files: Files | None = None,
+        log_dirs: Sequence[str] = ("logs",),
     ) -> None:
         self.files = files
+        self.log_dirs = [str(tmp_path / name) for name in log_dirs]
         self.loop = asyncio.new_event_loop()
         self.clock = ManualClock()
         self.tmp_path = tmp_path
@@ -123,7 +125,7 @@ class OneBroker:
         metrics = MetricsRegistry(self.clock)
         metadata = MetadataCache(broker_id)
         logs = LogManager(
-            [str(self.tmp_path / "logs")],
+            self.log_dirs,
             clock=self.clock,
             rng=Random(1),
             topic_config=lambda topic: self.topic_configs.get(topic, LogConfig()),

@@ -1,7 +1,8 @@
 """DescribeLogDirs (35): the log directories of this broker and the true sizes of the logs in them.
 
 v0-4: a top-level error v3; total and usable bytes of the volume v4. Null topics means all. A directory that has
-failed is listed with KAFKA_STORAGE_ERROR (56). Replicas are never moved between directories: `is_future_key` is false.
+failed is listed with KAFKA_STORAGE_ERROR (56). A replica that is moved between directories is listed in both: the copy
+has `is_future_key` and the number of records that it is behind.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def handle(broker: Broker, ctx: RequestContext, req: DescribeLogDirsRequest) -> 
     by_dir: dict[str, list[Log]] = {}
     for log in _asked_logs(broker, req):
         by_dir.setdefault(log.log_dir, []).append(log)
+        if (future := broker.logs.futures.logs.get(log.topic_partition)) is not None:
+            by_dir.setdefault(future.log_dir, []).append(future)
     results = [_live(broker, log_dir.path, by_dir.get(log_dir.path, [])) for log_dir in broker.logs.dirs.live]
     results += [
         DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=log_dir, topics=())
@@ -43,7 +46,7 @@ def _asked_logs(broker: Broker, req: DescribeLogDirsRequest) -> Iterable[Log]:
 def _live(broker: Broker, log_dir: str, logs: list[Log]) -> DescribeLogDirsResult:
     topics: dict[str, list[DescribeLogDirsPartition]] = {}
     for log in logs:
-        topics.setdefault(log.topic_partition.topic, []).append(_partition(log))
+        topics.setdefault(log.topic_partition.topic, []).append(_partition(broker, log))
     total_bytes, usable_bytes = broker.logs.dirs.usage(log_dir)
     return DescribeLogDirsResult(
         error_code=ErrorCode.NONE,
@@ -54,12 +57,15 @@ def _live(broker: Broker, log_dir: str, logs: list[Log]) -> DescribeLogDirsResul
     )
 
 
-def _partition(log: Log) -> DescribeLogDirsPartition:
+def _partition(broker: Broker, log: Log) -> DescribeLogDirsPartition:
+    in_use = broker.logs.get_log(log.topic_partition)
+    is_future = in_use is not log
+    end = in_use.log_end_offset if is_future and in_use is not None else log.high_watermark
     return DescribeLogDirsPartition(
         partition_index=log.topic_partition.partition,
         partition_size=log.size_bytes,
-        offset_lag=max(0, log.high_watermark - log.log_end_offset),
-        is_future_key=False,
+        offset_lag=max(0, end - log.log_end_offset),
+        is_future_key=is_future,
     )
 
 

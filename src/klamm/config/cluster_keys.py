@@ -112,6 +112,13 @@ class ReplicaKeys:
         "How often high watermarks are written.",
         importance=HIGH,
     )
+    replica_alter_log_dirs_io_max_bytes_per_second = int64(
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+        LONG_MAX,
+        "Bytes a second that this broker copies from one of its log directories to another.",
+        check=at_least(0),
+        update=UpdateMode.PER_BROKER,
+    )
     leader_replication_throttled_rate = int64(
         "leader.replication.throttled.rate",
         LONG_MAX,

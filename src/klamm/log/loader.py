@@ -67,6 +67,7 @@ class LogLoader:
         had_clean_shutdown: bool = False,
         is_intact: bool = False,
         recorded: LogSummary | None = None,
+        dir_name: str | None = None,
     ) -> None:
         """`is_intact`: everything is on the disk, although the last run did not stop cleanly.
 
@@ -76,7 +77,7 @@ class LogLoader:
         self._files = env.files
         self._tp = topic_partition
         self._log_dir = log_dir
-        self._dir = f"{log_dir}/{names.dir_name(topic_partition)}"
+        self._dir = f"{log_dir}/{dir_name or names.dir_name(topic_partition)}"
         self._config = config
         self._start_checkpoint = log_start_offset
         self._recovery_point = recovery_point

@@ -42,6 +42,11 @@ class LocalLog(LazyLog):
         self._flush(base_offset)
         return segment
 
+    def _skip_to(self, offset: int) -> None:
+        """Ends the log at `offset`, although no record is right before it. A segment that begins there says so."""
+        self.log_end_offset = offset
+        self._roll(offset)
+
     def _new_segment(self, base_offset: int) -> LogSegment:
         config = self._config
         jitter_ms = min(config.segment_jitter_ms, config.segment_ms)

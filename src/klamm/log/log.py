@@ -405,6 +405,10 @@ class Log(LocalLog):
         """Removes everything; the next record gets `offset`."""
         return self._done("truncating", lambda: self._truncate_fully_and_start_at(offset, log_start_offset))
 
+    def skip_to(self, offset: int) -> ErrorCode:
+        """The next record gets `offset`, which is after the end of the log."""
+        return self._done("rolling", lambda: self._skip_to(offset))
+
     def roll(self) -> ErrorCode:
         """Starts a new segment at the end of the log."""
         return self._done("rolling", lambda: self._roll(self.log_end_offset))

@@ -27,6 +27,7 @@ from klamm.log.deletion_queue import DeletionQueue
 from klamm.log.files import Files, OsFiles, is_exhausted
 from klamm.log.flush_queue import FlushQueue
 from klamm.log.full_disks import FullDisks, Suspended, is_full
+from klamm.log.future_logs import FutureLogs, swap
 from klamm.log.jobs import Job
 from klamm.log.loader import LogEnvironment
 from klamm.log.log import Log
@@ -83,6 +84,7 @@ class LogManager(LogPasses):
         self._by_topic: dict[str, dict[TopicPartition, Log]] = {}
         self._counts: Counter[str] = Counter()
         self._offline: dict[TopicPartition, str] = {}
+        self._found_deleted: set[TopicPartition] = set()
         self._deletions = DeletionQueue(self._files, clock, self.submit)
         self._cleaner = LogCleanerManager(
             self._files,
@@ -95,6 +97,9 @@ class LogManager(LogPasses):
             self._files, clock, rng, self, OpenSegments(max_open_segments), producer_id_expiration_ms
         )
         self._opener = LogOpener(self._env)
+        self.futures = FutureLogs(self._opener, self._deletions, rng)
+        self.preferred_dirs: dict[TopicPartition, str] = {}
+        """Where a partition that is not there yet shall be created."""
         self._full_disks = FullDisks(self._files, self.submit, self._revive)
         self._summaries = SummaryWriter(self._files, self.dirs, clock, self)
 
@@ -119,6 +124,8 @@ class LogManager(LogPasses):
                 self._load_dir(log_dir)
             except OSError as e:
                 self._take_offline(log_dir.path, e, "loading its logs")
+        if not self.dirs.failures:
+            self._adopt_complete_copies()
         if not self.dirs.live:
             raise LogDirError("no log directory can be used: " + "; ".join(self.dirs.failures.values()))
 
@@ -130,6 +137,7 @@ class LogManager(LogPasses):
             raise
 
     def _load_dir(self, log_dir: LogDir) -> None:
+        futures: list[tuple[TopicPartition, str]] = []
         for info in self._files.list_dir(log_dir.path):
             if not info.is_dir:
                 continue
@@ -140,14 +148,26 @@ class LogManager(LogPasses):
                 continue
             path = f"{log_dir.path}/{info.name}"
             if mark == names.DELETE_DIR:
+                self._found_deleted.add(tp)
                 self._deletions.put_tree(log_dir.path, path, self.default_config.file_delete_delay_ms)
+            elif mark == names.FUTURE_DIR:
+                futures.append((tp, info.name))
             elif mark:
                 _log.warning("%s is passed over: it is no log in use", path)
             elif (other := self._logs.get(tp)) is not None:
                 raise LogDirError(f"{tp} is in {other.log_dir} and in {log_dir.path}: remove one of them")
             else:
                 self._add(self._opener.get(tp, log_dir, self._config_of(tp.topic)))
+        for tp, name in futures:
+            self.futures.load(tp, log_dir, name, self._config_of(tp.topic))
         log_dir.forget_start_state()
+
+    def _adopt_complete_copies(self) -> None:
+        """A swap was interrupted after the log in use had got its new name: the copy is the log now."""
+        for tp, future in list(self.futures.logs.items()):
+            if tp not in self._logs and tp in self._found_deleted:
+                future.rename_dir(f"{future.log_dir}/{names.dir_name(tp)}")
+                self._add(self.futures.take(tp))
 
     def _config_of(self, topic: str) -> LogConfig:
         """All logs of a topic share one value; `update_config` keeps it true."""
@@ -174,7 +194,7 @@ class LogManager(LogPasses):
         self._summaries.write_all(log_dir, self._logs_in(log_dir.path))
 
     def _close_logs(self, log_dir: LogDir) -> None:
-        for log in self._logs_in(log_dir.path):
+        for log in (*self._logs_in(log_dir.path), *self.futures.in_dir(log_dir.path)):
             log.close()
 
     def _guard_dir(self, log_dir: LogDir, action: Callable[[LogDir], object]) -> None:
@@ -187,7 +207,7 @@ class LogManager(LogPasses):
         """Lets go of everything without completing it, as a killed process does."""
         self._syncs.forget()
         self._worker.stop()
-        for log in self._logs.values():
+        for log in (*self._logs.values(), *self.futures.logs.values()):
             log.close_handles()
         self.dirs.release()
 
@@ -222,7 +242,8 @@ class LogManager(LogPasses):
             raise LogDirError(f"{tp} may be on {', '.join(self.dirs.failures)}, which has failed")
         if not self.dirs.live:
             raise LogDirError("no log directory is left")
-        log_dir = min(self.dirs.live, key=lambda d: self._counts[d.path])
+        preferred = self.preferred_dirs.pop(tp, None)
+        log_dir = min(self.dirs.live, key=lambda d: (d.path != preferred, self._counts[d.path]))
         try:
             log = self._opener.get(tp, log_dir, self._config_of(tp.topic))
         except OSError as e:
@@ -266,11 +287,11 @@ class LogManager(LogPasses):
     def _delete(self, tp: TopicPartition) -> ErrorCode:
         if tp in self._offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
+        self.futures.remove(tp)
         log = self._take_out(tp)
         if log is None:
             return ErrorCode.NONE
-        unique_id = f"{self._rng.getrandbits(128):032x}"
-        path = f"{log.log_dir}/{names.marked_dir_name(tp, unique_id, names.DELETE_DIR)}"
+        path = f"{log.log_dir}/{self._delete_name(tp)}"
         try:
             log.close_handles()
             log.rename_dir(path)
@@ -279,6 +300,20 @@ class LogManager(LogPasses):
             return ErrorCode.KAFKA_STORAGE_ERROR
         self._deletions.put_tree(log.log_dir, path, log.config.file_delete_delay_ms)
         return ErrorCode.NONE
+
+    def _delete_name(self, tp: TopicPartition) -> str:
+        return names.marked_dir_name(tp, f"{self._rng.getrandbits(128):032x}", names.DELETE_DIR)
+
+    def swap_with_future(self, tp: TopicPartition) -> Log:
+        """The copy takes the place of the log in use, which is removed later. OSError when a disk refuses."""
+        current, future = self._logs[tp], self.futures.logs[tp]
+        swap(current, future, self._delete_name(tp))
+        self._take_out(tp)
+        self._add(self.futures.take(tp))
+        self._deletions.put_tree(current.log_dir, current.dir, current.config.file_delete_delay_ms)
+        self.checkpoint_recovery_points()
+        self.checkpoint_log_start_offsets()
+        return future
 
     def update_config(self, topic: str, config: LogConfig) -> None:
         """Gives every log of a topic another configuration."""
@@ -322,6 +357,7 @@ class LogManager(LogPasses):
         if not self.dirs.fail(log_dir, sentence):
             return
         self._cleaner.give_up(log_dir)
+        self.futures.fail(log_dir)
         until = "there is room again" if is_full(error) else "the broker is started again"
         _log.error("%s. Its partitions are offline until %s", sentence, until)
         logs = list(self._logs_in(log_dir))

@@ -47,6 +47,11 @@ class LogOpener:
             recorded=recorded,
         ).load()
 
+    def get_future(self, tp: TopicPartition, log_dir: LogDir, name: str, config: LogConfig) -> Log:
+        """A copy of a log under the name of a future log, new or of the last run."""
+        clean = log_dir.had_clean_shutdown
+        return LogLoader(self._env, tp, log_dir.path, config, had_clean_shutdown=clean, dir_name=name).load()
+
     def reload(self, log: Log) -> Log:
         """The log anew, recovered from its recovery point: a write to it has failed half-way."""
         again = LogLoader(

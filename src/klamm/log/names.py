@@ -33,7 +33,7 @@ LOCK: Final = ".lock"
 DELETE_DIR: Final = "-delete"
 FUTURE_DIR: Final = "-future"
 STRAY_DIR: Final = "-stray"
-_MAX_NAME: Final = 255
+MAX_NAME: Final = 255
 _MARKED_DIR = re.compile(r"^(\S+)-(\S+)\.(\S+)(-delete|-future|-stray)$")
 _OFFSET_FILE = re.compile(r"^(\d{20})(\.[a-z]+)(\.deleted|\.cleaned|\.swap)?$")
 
@@ -56,7 +56,7 @@ def dir_name(tp: TopicPartition) -> str:
 def marked_dir_name(tp: TopicPartition, unique_id: str, mark: str) -> str:
     """`<topic>-<partition>.<unique id>-delete`; a long topic is cut so that the file system takes the name."""
     suffix = f"-{tp.partition}.{unique_id}{mark}"
-    return tp.topic[: _MAX_NAME - len(suffix)] + suffix
+    return tp.topic[: MAX_NAME - len(suffix)] + suffix
 
 
 def parse_dir_name(name: str) -> tuple[TopicPartition, str]:

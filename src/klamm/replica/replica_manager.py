@@ -27,6 +27,7 @@ from klamm.replica.counters import PartitionCounters
 from klamm.replica.damaged_logs import DamagedLogs
 from klamm.replica.delete_records import DeleteRecordsPath
 from klamm.replica.fetch_path import FetchPath
+from klamm.replica.log_dir_moves import LogDirMoves
 from klamm.replica.partition import Partition
 from klamm.replica.problems import ReplicaProblems
 from klamm.replica.replication_quota import ReplicationQuotas
@@ -111,6 +112,7 @@ class ReplicaManager:
         self.isr_meters = gauges.IsrMeters(metrics)
         self.problems = ReplicaProblems(metrics)
         self.damaged_logs = DamagedLogs(broker_id, metadata, self.problems)
+        self.log_dir_moves = LogDirMoves(self)
         gauges.register(self)
         self._append_path = AppendPath(self)
         self.fetch_path = FetchPath(self)
@@ -313,6 +315,7 @@ class ReplicaManager:
 
     def shutdown(self) -> None:
         """Answers all that waits and leaves the high watermarks on disk."""
+        self.log_dir_moves.stop()
         if self.changing is not None:
             self.changing.cancel()
         self.fetchers.remove(list(self.partitions))

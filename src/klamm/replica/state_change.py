@@ -125,6 +125,8 @@ class StateChange:
     def _complete(self, leaders: list[Partition], followers: list[Partition]) -> None:
         self._restart_fetchers(leaders, followers)
         self._tell_listeners(leaders, followers)
+        if self._replicas.logs.futures.logs:
+            self._replicas.log_dir_moves.resume((*leaders, *followers))
 
     def _change_or_refuse(
         self,

@@ -14,7 +14,11 @@ from klamm.log import LogConfig
 from klamm.replica.replication_quota import throttled_partitions
 
 _UNCLEAN: Final = "unclean.leader.election.enable"
-_RATES: Final = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
+_RATES: Final = (
+    "leader.replication.throttled.rate",
+    "follower.replication.throttled.rate",
+    "replica.alter.log.dirs.io.max.bytes.per.second",
+)
 
 
 def follow_topic_configs(broker: Broker, controller: ControllerHandle) -> None:
@@ -54,6 +58,7 @@ def follow_throttles(broker: Broker) -> None:
     def on_rates(_: KafkaConfig, new: KafkaConfig) -> None:
         quotas.leader.limit = new.leader_replication_throttled_rate
         quotas.follower.limit = new.follower_replication_throttled_rate
+        broker.replicas.log_dir_moves.max_bytes_per_s = new.replica_alter_log_dirs_io_max_bytes_per_second
 
     broker.configs.on_topic_change(on_topic)
     broker.configs.on_change(_RATES, on_rates)

@@ -1,0 +1,40 @@
+"""AlterReplicaLogDirs (34): moves replicas between the log directories of this broker.
+
+v0-2: tagged fields v2. The answer says that the move has begun; DescribeLogDirs shows the copy with `is_future_key` and
+how far it is behind. A move to the directory where the replica is cancels one that is under way. A directory that is
+not configured is LOG_DIR_NOT_FOUND (57), one that has failed KAFKA_STORAGE_ERROR (56). A replica that is not here yet
+is REPLICA_NOT_AVAILABLE (9), and is created in that directory later.
+"""
+
+from __future__ import annotations
+
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.model import TopicPartition
+from klamm.protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+)
+
+
+def handle(broker: Broker, ctx: RequestContext, req: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
+    targets = {
+        TopicPartition(topic.name, index): log_dir.path
+        for log_dir in req.dirs
+        for topic in log_dir.topics
+        for index in topic.partitions
+    }
+    results: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
+    for tp, path in targets.items():
+        error = broker.replicas.log_dir_moves.alter(tp, path)
+        results.setdefault(tp.topic, []).append(
+            AlterReplicaLogDirPartitionResult(partition_index=tp.partition, error_code=error)
+        )
+    return AlterReplicaLogDirsResponse(
+        throttle_time_ms=0,
+        results=[AlterReplicaLogDirTopicResult(topic_name=name, partitions=each) for name, each in results.items()],
+    )
+
+
+API = Api(AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse, versions=(0, 2), plane=Plane.DATA, handle=handle)

@@ -1,0 +1,183 @@
+"""AlterReplicaLogDirs: replicas are copied into another directory of this broker, and change over when caught up.
+
+One task copies, a chunk of one partition at a time, so that clients are served in between. The last chunk and the
+change to the copy happen in one step of the loop: nothing can be appended between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from klamm.errors import ErrorCode
+from klamm.log import future_logs
+from klamm.log.results import ReadResult
+from klamm.model import TopicPartition
+from klamm.protocol.record_batch import batches
+from klamm.replica.truncation import truncation_for
+
+if TYPE_CHECKING:
+    from klamm.log.log import Log
+    from klamm.replica.partition import Partition
+    from klamm.replica.replica_manager import ReplicaManager
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES: Final = 256 * 1024
+_IDLE_S: Final = 0.05
+
+
+class LogDirMoves:
+    """Owner: the ReplicaManager, on the broker loop. `max_bytes_per_s` may change at any time."""
+
+    def __init__(self, replicas: ReplicaManager) -> None:
+        self._replicas = replicas
+        self.max_bytes_per_s = 1 << 63
+        self._moving: dict[TopicPartition, int] = {}
+        """Partitions that are copied, with the truncations of the log in use that the copy has followed."""
+        self._task: asyncio.Task[None] | None = None
+
+    def alter(self, tp: TopicPartition, path: str) -> ErrorCode:
+        """Begins to move a replica to the directory `path`, or cancels a move by naming where the replica is."""
+        logs = self._replicas.logs
+        path = path.rstrip("/") or "/"
+        if error := future_logs.is_possible(tp):
+            return error
+        if path not in logs.dirs.paths:
+            return ErrorCode.LOG_DIR_NOT_FOUND
+        log_dir = next((d for d in logs.dirs.live if d.path == path), None)
+        if log_dir is None or tp in self._replicas.offline:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        partition = self._replicas.partitions.get(tp)
+        if partition is None or partition.log is None:
+            known = self._replicas.metadata.partition(*tp) is not None
+            logs.preferred_dirs[tp] = path
+            return ErrorCode.REPLICA_NOT_AVAILABLE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        future = logs.futures.logs.get(tp)
+        if future is not None and future.log_dir != path:
+            self._cancel(tp)
+            future = None
+        if partition.log.log_dir == path:
+            return ErrorCode.NONE
+        if future is None:
+            try:
+                logs.futures.create(partition.log, log_dir)
+            except OSError as failure:
+                logs.failed(path, failure, f"creating a future log of {tp}")
+                return ErrorCode.KAFKA_STORAGE_ERROR
+            log.info("%s: moving from %s to %s", tp, partition.log.log_dir, path)
+        self.resume((partition,))
+        return ErrorCode.NONE
+
+    def resume(self, partitions: Iterable[Partition]) -> None:
+        """Copies go on, also those of an earlier run, once it is known who leads the partition."""
+        futures = self._replicas.logs.futures.logs
+        for partition in partitions:
+            if partition.topic_partition in futures:
+                self._moving.setdefault(partition.topic_partition, -1)
+        if self._moving and self._task is None:
+            self._task = self._replicas.loop.create_task(self._run(), name="log-dir-moves")
+
+    def _cancel(self, tp: TopicPartition) -> None:
+        self._moving.pop(tp, None)
+        self._replicas.logs.futures.remove(tp)
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        while self._moving:
+            copied = 0
+            for tp in list(self._moving):
+                step = self._step(tp)
+                copied += step
+                await self._keep_to_limit(step)
+            if not copied and self._moving:
+                await asyncio.sleep(_IDLE_S)
+        self._task = None
+
+    async def _keep_to_limit(self, copied: int) -> None:
+        """Lets others have their turn, and as much time go by as the limit wants; a new limit holds within a second."""
+        owed = float(copied)
+        while True:
+            limit = max(self.max_bytes_per_s, 1)
+            wait_s = min(owed / limit, 1.0)
+            await asyncio.sleep(wait_s)
+            owed -= wait_s * limit
+            if owed < 1:
+                return
+
+    def _step(self, tp: TopicPartition) -> int:
+        """Copies a chunk, and changes over when there is nothing left; returns the bytes that were copied."""
+        partition = self._replicas.partitions.get(tp)
+        future = self._replicas.logs.futures.logs.get(tp)
+        if partition is None or partition.log is None or future is None:
+            self._moving.pop(tp, None)
+            return 0
+        copied = self._copy(tp, partition.log, future)
+        if isinstance(copied, ErrorCode):
+            log.error("%s: the move to %s is given up: %s", tp, future.log_dir, copied.name)
+            self._cancel(tp)
+            return 0
+        if future.log_end_offset == partition.log.log_end_offset:
+            self._change_over(partition, future)
+        return copied
+
+    def _copy(self, tp: TopicPartition, current: Log, future: Log) -> int | ErrorCode:
+        if self._moving[tp] != current.truncation_count:
+            if error := _follow_truncation(current, future):
+                return error
+            self._moving[tp] = current.truncation_count
+        start = current.log_start_offset
+        if future.log_end_offset < start and (error := future.truncate_fully_and_start_at(start)):
+            return error
+        end = current.log_end_offset
+        if future.log_end_offset == end:
+            return 0
+        found = current.read(future.log_end_offset, CHUNK_BYTES, max_offset=end)
+        if not isinstance(found, ReadResult):
+            return found
+        if not found.records:  # the log was cut within a batch: there is nothing before its end
+            return future.skip_to(end) or 0
+        first, at = next(batches(memoryview(found.records))).base_offset, future.log_end_offset
+        # the log may start within a batch (DeleteRecords): the copy gets that batch as a whole
+        if first < at and (error := future.truncate_fully_and_start_at(first, at)):
+            return error
+        result = future.append_as_follower(found.records)
+        if result.error != ErrorCode.NONE:
+            return result.error
+        future.update_high_watermark(current.high_watermark)
+        return len(found.records)
+
+    def _change_over(self, partition: Partition, future: Log) -> None:
+        replicas, tp = self._replicas, partition.topic_partition
+        future.update_high_watermark(partition.log.high_watermark if partition.log is not None else 0)
+        if partition.log is not None:
+            future.increment_log_start_offset(partition.log.log_start_offset)
+        replicas.fetchers.remove([tp])
+        try:
+            partition.log = replicas.logs.swap_with_future(tp)
+        except OSError as failure:
+            replicas.logs.failed(future.log_dir, failure, f"changing over to {future.dir}")
+        else:
+            log.info("%s: moved to %s", tp, future.log_dir)
+        self._moving.pop(tp, None)
+        if not partition.is_leader:
+            replicas.fetchers.add([partition])
+
+
+def _follow_truncation(current: Log, future: Log) -> ErrorCode:
+    """Cuts the copy where it parts from the log in use, by leader epochs as a follower does."""
+    while (epoch := future.latest_epoch) is not None:
+        truncation = truncation_for(future, current.end_offset_for_epoch(epoch))
+        if error := future.truncate_to(min(truncation.offset, current.log_end_offset)):
+            return error
+        if truncation.is_complete or future.latest_epoch == epoch:
+            break
+    if future.log_end_offset > current.log_end_offset:
+        return future.truncate_to(current.log_end_offset)
+    return ErrorCode.NONE
