@@ -19,7 +19,16 @@ import typer
 
 from klamm.cli.client import admin_client, cluster_metadata, default_servers, parse_pairs
 from klamm.cli.output import fail, note, say, table
-from klamm.cli.spark_session import Conf, Master, Ship, require_spark, shipped, spark_log, spark_session
+from klamm.cli.spark_session import (
+    AppendToExisting,
+    Conf,
+    Master,
+    Ship,
+    require_spark,
+    shipped,
+    spark_log,
+    spark_session,
+)
 
 if TYPE_CHECKING:
     from klamm.spark.pipeline.model import PipelineSpec, Trigger
@@ -44,6 +53,7 @@ def run(
     ] = None,
     conf: Conf = [],  # noqa: B006
     ship: Ship = False,
+    append_to_existing: AppendToExisting = False,
     bootstrap_server: Annotated[
         str | None,
         typer.Option(
@@ -62,12 +72,14 @@ def run(
     from klamm.spark.pipeline.run import run as run_pipeline
 
     settings = {**(shipped() if ship else {}), **parse_pairs(conf, "--conf")}
-    check_checkpoint(spec)
+    check_checkpoint(spec, append_to_existing)
     servers = bootstrap_server or spec.bootstrap_servers or default_servers()
     _check_topics(spec, servers)
     with _progress(watch, progress_file, prometheus_port) as sinks:
         log = str(spark_log(f"klamm pipeline {spec.name}"))
-        options = RunOptions(servers, trigger, master, settings, _tell, sinks, spark_session, log)
+        options = RunOptions(
+            servers, trigger, master, settings, _tell, sinks, spark_session, log, append_to_existing=append_to_existing
+        )
         run_pipeline(spec, options)
 
 
@@ -253,9 +265,11 @@ def reset(
 
     A pipeline that is reset as a whole is not in the list of `klamm pipeline status` any more.
     """
+    from klamm.spark.locations import local_path
     from klamm.spark.pipeline.problems import suggestion
     from klamm.spark.pipeline.shape import ShapeFile
-    from klamm.spark.pipeline.state import RunFile, local_path, refuse_if_running
+    from klamm.spark.pipeline.state import RunFile, refuse_if_running
+    from klamm.spark.tables.existing import allow_append, has_begun
 
     spec = _loaded(file)
     names = [item.name for item in spec.sinks]
@@ -266,7 +280,7 @@ def reset(
     root = local_path(spec.checkpoint)
     if root is None:
         fail(f"The checkpoint {spec.checkpoint} is not on this machine: delete it with the tools of its storage.")
-    chosen = [name for name in list(sink) or names if (root / name).exists()]
+    chosen = [name for name in list(sink) or names if has_begun(root / name)]
     run_file = RunFile(spec.name, spec.checkpoint)
     if not chosen:
         if not sink:
@@ -280,6 +294,9 @@ def reset(
             fail("Nothing was deleted; --yes does not ask.")
     for name in chosen:
         shutil.rmtree(root / name, ignore_errors=True)
+    for item in spec.sinks:
+        if item.name in chosen and item.table is not None:
+            allow_append(root / item.name)  # the person has agreed to it just now
     ShapeFile(spec.checkpoint).forget(chosen)
     if not sink:
         run_file.remove()

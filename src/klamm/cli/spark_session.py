@@ -30,6 +30,13 @@ Conf = Annotated[
 Ship = Annotated[
     bool, typer.Option("--ship", help="Send klamm's own source to executors that do not have it installed.")
 ]
+AppendToExisting = Annotated[
+    bool,
+    typer.Option(
+        "--append-to-existing",
+        help="With a new checkpoint, append also to tables that have rows of another query.",
+    ),
+]
 
 
 def shipped() -> dict[str, str]:

@@ -12,7 +12,7 @@ import typer
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_pairs
 from klamm.cli.output import fail, note, say, table
 from klamm.cli.schema import SAMPLE, Sample, infer_topic
-from klamm.cli.spark_session import Conf, Master, require_spark, spark_session
+from klamm.cli.spark_session import AppendToExisting, Conf, Master, require_spark, spark_session
 
 if TYPE_CHECKING:
     from klamm.spark.progress import Progress
@@ -102,6 +102,7 @@ def sync(
         str | None,
         typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT,...", help="In place of those of `create`."),
     ] = None,
+    append_to_existing: AppendToExisting = False,
     master: Master = "local[*]",
     conf: Conf = [],  # noqa: B006
 ) -> None:
@@ -124,7 +125,14 @@ def sync(
         from klamm.spark.tables.sync import sync
 
         before = [row_count(table) for table in tables]
-        query = sync(spark, path, bootstrap_servers=bootstrap_server, trigger=trigger, options=options)
+        query = sync(
+            spark,
+            path,
+            bootstrap_servers=bootstrap_server,
+            trigger=trigger,
+            append_to_existing=append_to_existing,
+            options=options,
+        )
         read = _follow(query)
         good, bad = (_more(*counts) for counts in zip(before, map(row_count, tables), strict=True))
     also = f", {bad} bad ones into {tables[1]}" if bad else ""

@@ -48,7 +48,7 @@ READ: Final = (
     "valueSchemaFile",
 )
 WRITE: Final = ("checkpointLocation", "guarantee", "includeHeaders", "topic")
-TABLE: Final = ("badRecords", "checkpointLocation", "compactEvery", "partitionByDate", "path")
+TABLE: Final = ("appendToExisting", "badRecords", "checkpointLocation", "compactEvery", "partitionByDate", "path")
 _OF_SPARK: Final = ("path",)
 _KAFKA: Final = "kafka."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import klamm.spark as ks
 from klamm.errors import KlammError
+from klamm.spark.tables.existing import allow_append
 from klamm.spark.tables.maintenance import compact, history, vacuum
 from klamm.spark.tables.read import table_files
 from klamm.testing import LocalCluster
@@ -154,6 +156,31 @@ def test_what_a_table_cannot_take_is_refused(sync: Sync) -> None:
     sync.run()
     assert ids(sync.path) == [*range(8)]
     assert {str(file) for file in sync.path.glob("*.parquet")} == {*table_files(sync.path)}
+
+
+def test_a_checkpoint_that_does_not_fit_the_table_is_refused(sync: Sync, tmp_path: Path) -> None:
+    """Put back from a copy that is one batch older, and deleted."""
+    produce(sync.cluster, sync.topic, orders(0, 4))
+    sync.run()
+    shutil.copytree(sync.checkpoint, tmp_path / "copy")
+    produce(sync.cluster, sync.topic, orders(4, 8))
+    sync.run()
+    newest = sync.checkpoint.rename(tmp_path / "newest")
+    (tmp_path / "copy").rename(sync.checkpoint)
+    produce(sync.cluster, sync.topic, orders(8, 12))
+    with pytest.raises(StreamingQueryException, match=r"CheckpointError: The table has batch 1 .* with other records"):
+        sync.run()
+    assert ids(sync.path) == [*range(8)]
+    shutil.rmtree(sync.checkpoint)
+    with pytest.raises(KlammError, match=r"is gone or new.* append_to_existing"):
+        sync.run()
+    newest.rename(sync.checkpoint)
+    sync.run()
+    assert ids(sync.path) == [*range(12)]
+    shutil.rmtree(sync.checkpoint)
+    allow_append(sync.checkpoint)  # as `klamm pipeline reset` does
+    sync.run()
+    assert ids(sync.path) == sorted([*range(12)] * 2)
 
 
 def test_aggregates_replace_the_table_in_mode_complete(sync: Sync, spark: SparkSession) -> None:

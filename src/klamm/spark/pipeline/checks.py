@@ -14,7 +14,7 @@ from klamm.spark.pipeline.options import SET_ELSEWHERE, Columns, sink_problems, 
 from klamm.spark.pipeline.problems import PipelineError, Problem, suggestion
 from klamm.spark.sql_names import SqlTextError, relations
 
-_TABLE_ONLY: Final = ("partition_by_date", "compact_every", "bad_records")
+_TABLE_ONLY: Final = ("partition_by_date", "compact_every", "bad_records", "append_to_existing")
 _TOPIC_ONLY: Final = ("key", "value")
 
 

@@ -107,6 +107,8 @@ def failure_of(error: BaseException, file: str, sink: str) -> Failure:
     if "DataLossError: " in text:
         # Records that are gone do not come back, and a start anew may not notice that they are.
         return Failure(f"{reason} That is an option of the source; {reset} starts over with what there is.", True)
+    if "CheckpointError: " in text:
+        return Failure(reason, True)
     return Failure(reason, "AnalysisException" in text, _batch(text) if _is_mistake(text, reason, file) else "")
 
 

@@ -134,6 +134,7 @@ class Sink:
     partition_by_date: str | None = None
     compact_every: int | None = None
     bad_records: str | None = None
+    append_to_existing: bool | None = None
     group: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)

@@ -27,6 +27,7 @@ SET_ELSEWHERE: Final = {
     "topic": "topic",
     "checkpointLocation": "checkpoint of the pipeline",
     "badRecords": "bad_records",
+    "appendToExisting": "append_to_existing",
     "compactEvery": "compact_every",
     "partitionByDate": "partition_by_date",
     "path": "table",

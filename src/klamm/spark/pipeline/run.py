@@ -17,11 +17,13 @@ from klamm.clock import Clock, SystemClock
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
 from klamm.spark.pipeline.model import PipelineSpec, Trigger
-from klamm.spark.pipeline.runner import PipelineRunner, SparkQuery
+from klamm.spark.pipeline.runner import PipelineRunner, SparkQuery, sink_checkpoint
 from klamm.spark.pipeline.shape import ShapeFile, shape_of
 from klamm.spark.pipeline.state import CheckpointLock, RunFile, identity, refuse_if_running
 from klamm.spark.progress import Progress, Sink, parse_progress
 from klamm.spark.supervise import State, Supervised, Supervisor
+from klamm.spark.tables import delta
+from klamm.spark.tables.existing import may_append, refuse_new_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,18 +60,27 @@ class RunOptions:
     progress: Sequence[Sink] = ()
     session: Callable[[str, str, Mapping[str, str]], AbstractContextManager[SparkSession]] = _plain_session
     log: str = ""
+    append_to_existing: bool = False
 
 
-def check_checkpoint(spec: PipelineSpec) -> None:
-    """Refuses, without Spark, a checkpoint that is in use or belongs to other sources, tables or output modes."""
+def check_checkpoint(spec: PipelineSpec, append_to_existing: bool = False) -> None:
+    """Refuses, without Spark, a checkpoint that is in use or belongs to other sources, tables or output modes.
+
+    So is a new checkpoint for a table that has rows of another query, unless the person asks for it.
+    """
     refuse_if_running(spec.checkpoint)
+    for sink in spec.sinks:
+        if sink.table is not None and sink.format == "delta" and not (append_to_existing or sink.append_to_existing):
+            checkpoint = sink_checkpoint(spec, sink)
+            if not may_append(checkpoint):
+                refuse_new_query(delta.local_path(sink.table), checkpoint)
     ShapeFile(spec.checkpoint).check(spec.file, {sink.name: shape_of(spec, sink) for sink in spec.sinks})
 
 
 def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> None:
     """Runs until the queries are done, one fails for good, or SIGTERM or SIGINT asks for the end."""
     clock = clock or SystemClock()
-    check_checkpoint(spec)
+    check_checkpoint(spec, options.append_to_existing)
     conf = {**spec.settings, **options.conf}
     with CheckpointLock(spec.checkpoint, spec.name, clock.now_ms()):
         story = _Story(spec, options, clock)
@@ -79,7 +90,7 @@ def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> 
 
 
 def _built(spec: PipelineSpec, options: RunOptions, spark: SparkSession) -> PipelineRunner:
-    runner = PipelineRunner(spec, spark, options.bootstrap_servers, options.trigger)
+    runner = PipelineRunner(spec, spark, options.bootstrap_servers, options.trigger, options.append_to_existing)
     runner.build()
     now = runner.shapes()
     shapes = ShapeFile(spec.checkpoint)

@@ -29,8 +29,16 @@ _WAITS: Final = "Getting offsets from"
 class PipelineRunner:
     """Builds what the pipeline describes, once, and starts its queries as often as asked."""
 
-    def __init__(self, spec: PipelineSpec, spark: SparkSession, bootstrap_servers: str, trigger: Trigger) -> None:
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        spark: SparkSession,
+        bootstrap_servers: str,
+        trigger: Trigger,
+        append_to_existing: bool = False,
+    ) -> None:
         self.spec = spec
+        self._append_to_existing = append_to_existing
         self._spark = spark
         self._servers = bootstrap_servers
         self._trigger = trigger
@@ -114,13 +122,15 @@ class PipelineRunner:
             "compact_every": sink.compact_every,
             "bad_records": sink.bad_records,
         }
+        if sink.format == "delta":
+            given["append_to_existing"] = sink.append_to_existing or self._append_to_existing
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         query: StreamingQuery = ks.to_table(frame, sink.table, format=sink.format, **chosen, **self._common(sink))
         return query
 
     def _common(self, sink: Sink) -> dict[str, Any]:
         return {
-            "checkpoint": f"{self.spec.checkpoint.rstrip('/')}/{sink.name}",
+            "checkpoint": sink_checkpoint(self.spec, sink),
             "trigger": spark_trigger(self._trigger),
             "name": f"{self.spec.name}.{sink.name}",
             **sink.options,
@@ -133,6 +143,11 @@ def _finished(frame: Any, step: Source | View) -> Any:
     if step.deduplicate:
         frame = frame.dropDuplicatesWithinWatermark(list(step.deduplicate))
     return frame
+
+
+def sink_checkpoint(spec: PipelineSpec, sink: Sink) -> str:
+    """Where the query of a sink keeps its offsets and state."""
+    return f"{spec.checkpoint.rstrip('/')}/{sink.name}"
 
 
 def spark_trigger(trigger: Trigger) -> dict[str, Any]:

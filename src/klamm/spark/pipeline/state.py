@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
-from urllib.parse import unquote, urlsplit
 
 from klamm.errors import KlammError
+from klamm.spark.locations import local_path
 
 STATE_VARIABLE: Final = "KLAMM_STATE_DIR"
 _LOCK: Final = ".klamm-lock"
@@ -30,14 +30,6 @@ def state_directory(environment: Mapping[str, str] = os.environ) -> Path:
         return Path(given)
     base = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(base, "klamm")
-
-
-def local_path(location: str) -> Path | None:
-    """The directory of a location on this machine; None for hdfs://, s3a:// and their like."""
-    parts = urlsplit(location)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    return Path(location) if not parts.scheme or not re.match(r"[a-z0-9+.-]+://", location) else None
 
 
 def home_of(checkpoint: str, environment: Mapping[str, str] = os.environ) -> Path:

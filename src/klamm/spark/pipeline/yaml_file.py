@@ -58,6 +58,7 @@ _SINK: Final = (
     "partition_by_date",
     "compact_every",
     "bad_records",
+    "append_to_existing",
     "group",
     "options",
 )
@@ -189,6 +190,7 @@ def _sink(name: str, tree: Table, line: int, problems: list[Problem]) -> Sink:
         partition_by_date=fields.text("partition_by_date"),
         compact_every=fields.count("compact_every", None),
         bad_records=fields.text("bad_records"),
+        append_to_existing=fields.flag("append_to_existing") if fields.has("append_to_existing") else None,
         group=fields.text("group"),
         options=fields.options("options"),
         lines=fields.lines(),

@@ -1,7 +1,9 @@
-"""Files into a Delta table, on the driver: one commit a batch, with the query's id and the batch's number in it.
+"""Files into a Delta table, on the driver: one commit per batch, with the query's id, the batch's number and offsets.
 
-Delta keeps the highest batch number of every application id. A batch of that number was committed before, by a run that
-died before Spark knew: its files are removed again, and the table stays as it is.
+Delta keeps the highest batch number of every application id. A batch of that number and with the same offsets was
+committed before, by a run that died before Spark knew: its files are removed again, and the table stays as it is. A
+batch of that number with other offsets comes from a checkpoint that is older than the table, and is refused: to take it
+for committed would lose its records.
 """
 
 from __future__ import annotations
@@ -19,15 +21,21 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from klamm.errors import KlammError
+from klamm.spark.tables.batch_offsets import BatchOffsets, from_metadata
+from klamm.spark.tables.existing import QUERY, CheckpointError, refuse_other_queries
 from klamm.spark.tables.files import DATE_COLUMN, DataFile, remove, sync_log, sync_names
 
 _CONFLICTS: Final = 4
 """How often a commit is tried again."""
+_BATCH: Final = "klamm.batch.id"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOfFiles:
-    """What the tasks of one batch wrote for one table. Without `app_id` the commit is not recognised again."""
+    """What the tasks of one batch wrote for one table. Without `app_id` the commit is not recognised again.
+
+    Without `append_to_existing` the first commit of a query is refused where other queries have written the table.
+    """
 
     schema: pa.Schema
     files: Sequence[DataFile]
@@ -35,6 +43,8 @@ class BatchOfFiles:
     app_id: str | None = None
     batch_id: int = 0
     overwrite: bool = False
+    offsets: BatchOffsets | None = None
+    append_to_existing: bool = True
 
 
 def commit(path: Path, batch: BatchOfFiles) -> bool:
@@ -46,7 +56,7 @@ def commit(path: Path, batch: BatchOfFiles) -> bool:
         try:
             return _commit(path, batch)
         except CommitFailedError:
-            if DeltaTable(str(path)).transaction_version(str(batch.app_id)) == batch.batch_id:
+            if is_committed(DeltaTable(str(path)), batch):
                 # Somebody with this checkpoint was faster, or this commit did come through: its files must stay.
                 return False
     return _commit(path, batch)
@@ -59,7 +69,7 @@ def _commit(path: Path, batch: BatchOfFiles) -> bool:
     table = DeltaTable(str(path))
     before = table.version()
     try:
-        if is_committed(table, batch.app_id, batch.batch_id):
+        if not _is_new(table, path, batch):
             remove(path, list(batch.files))
             return False
         evolve(table, batch.schema, batch.is_partitioned)
@@ -93,15 +103,59 @@ def create(path: Path, batch: BatchOfFiles) -> None:
     sync_names(path, path.parent)
 
 
-def is_committed(table: DeltaTable, app_id: str | None, batch_id: int) -> bool:
-    """Whether the table has this batch. KlammError when it has later ones: then it cannot be known what is missing."""
-    version = table.transaction_version(app_id) if app_id is not None else None
-    if version is not None and version > batch_id:
-        raise KlammError(
-            f"The table has batch {version} of this query already, and the checkpoint goes on with batch {batch_id}: "
-            "it is older than the table. Put the newer checkpoint back, or begin with a new one and a new table."
+def check(path: Path, batch: BatchOfFiles) -> None:
+    """Raises CheckpointError for a batch that `commit` would refuse."""
+    if batch.app_id is not None and DeltaTable.is_deltatable(str(path)):
+        _is_new(DeltaTable(str(path)), path, batch)
+
+
+def _is_new(table: DeltaTable, path: Path, batch: BatchOfFiles) -> bool:
+    """Whether the batch is still to be committed."""
+    if is_committed(table, batch):
+        return False
+    may_append = batch.append_to_existing or batch.overwrite or not batch.files
+    if batch.app_id is not None and not may_append and table.transaction_version(batch.app_id) is None:
+        refuse_other_queries(table, path, batch.app_id)
+    return True
+
+
+def is_committed(table: DeltaTable, batch: BatchOfFiles) -> bool:
+    """Whether the table has this batch. CheckpointError when it has later ones, or other records under this number.
+
+    A commit without offsets, of an older version or cleaned out of the table's log, is known by its number alone.
+    """
+    version = table.transaction_version(batch.app_id) if batch.app_id is not None else None
+    if version is None or version < batch.batch_id:
+        return False
+    if version > batch.batch_id:
+        raise CheckpointError(
+            f"The table has batch {version} of this query already, and the checkpoint goes on with batch "
+            f"{batch.batch_id}: it is older than the table. {_way_out(_committed_offsets(table, batch, version))}"
         )
-    return version == batch_id
+    known = _committed_offsets(table, batch, version)
+    if known is not None and batch.offsets is not None and not known.is_same(batch.offsets):
+        raise CheckpointError(
+            f"The table has batch {version} of this query with other records: offsets {known} in the table, "
+            f"{batch.offsets} in the checkpoint, which is older than the table. {_way_out(known)}"
+        )
+    return True
+
+
+def _committed_offsets(table: DeltaTable, batch: BatchOfFiles, version: int) -> BatchOffsets | None:
+    wanted = (batch.app_id, str(version))
+    commits = (entry for entry in table.history() if (entry.get(QUERY), entry.get(_BATCH)) == wanted)
+    return next((from_metadata(entry) for entry in commits), None)
+
+
+def _way_out(known: BatchOffsets | None) -> str:
+    """What to do about a checkpoint that is older than its table, without losing or repeating records if possible."""
+    advice = "Put the newer checkpoint back, or begin with a new checkpoint and a new table"
+    if known is None or (offsets := known.starting_offsets()) is None:
+        return f"{advice}."
+    return (
+        f"{advice}. A query without state can go on in this table: with a new checkpoint, startingOffsets "
+        f"'{offsets}' and append_to_existing."
+    )
 
 
 def evolve(table: DeltaTable, schema: pa.Schema, is_partitioned: bool) -> list[str]:
@@ -163,7 +217,8 @@ def _actions(batch: BatchOfFiles) -> list[Any]:
 def _properties(batch: BatchOfFiles) -> CommitProperties | None:
     if batch.app_id is None:
         return None
+    offsets = batch.offsets.to_metadata() if batch.offsets is not None else {}
     return CommitProperties(
         app_transactions=[Transaction(batch.app_id, batch.batch_id)],
-        custom_metadata={"klamm.query.id": batch.app_id, "klamm.batch.id": str(batch.batch_id)},
+        custom_metadata={QUERY: batch.app_id, _BATCH: str(batch.batch_id), **offsets},
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -29,6 +29,8 @@ from klamm.spark.worker import prepare
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from klamm.spark.tables.commits import BatchOfFiles
+
 NAME: Final = "klamm_delta"
 ERROR: Final = "_error"
 RAW: Final = "_raw"
@@ -38,12 +40,14 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """`date_column` is the timestamp or date whose day partitions the table."""
+    """`date_column` is the timestamp or date whose day partitions the table. `checkpoint` is that of the query."""
 
     path: Path
     bad_path: Path
     date_column: str | None
     compact_every: int
+    append_to_existing: bool = False
+    checkpoint: str | None = None
 
 
 def parse_options(options: Mapping[str, str]) -> TableOptions:
@@ -61,6 +65,8 @@ def parse_options(options: Mapping[str, str]) -> TableOptions:
         bad_path=bad_path,
         date_column=given.get("partitionbydate") or None,
         compact_every=_count(given.get("compactevery", "0")),
+        append_to_existing=_flag("appendToExisting", given.get("appendtoexisting", "false")),
+        checkpoint=given.get("checkpointlocation"),
     )
 
 
@@ -86,6 +92,12 @@ def _count(text: str) -> int:
     if not text.strip().isdecimal():
         raise KlammError(f"Option 'compactEvery' is a number of batches, or 0 for never, not {text!r}.")
     return int(text)
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise KlammError(f"Option {name!r} is true or false, not {text!r}.")
+    return text.strip().lower() == "true"
 
 
 @dataclass
@@ -168,16 +180,46 @@ class TableLayout:
 
     def commit(self, messages: list[Any], batch_id: int = 0) -> None:
         """What the driver does with the files of all tasks: bad records first, so that the table tells of both."""
-        from klamm.spark.tables.commits import BatchOfFiles, commit
+        from klamm.spark.tables.commits import check, commit
+
+        good, bad = self.batches(messages, batch_id)
+        if bad.files:
+            try:
+                check(self.options.path, good)  # both or none
+            except KlammError:
+                remove(self.options.path, list(good.files))
+                remove(self.options.bad_path, list(bad.files))
+                raise
+            commit(self.options.bad_path, bad)
+        commit(self.options.path, good)
+
+    def batches(self, messages: list[Any], batch_id: int) -> tuple[BatchOfFiles, BatchOfFiles]:
+        """What all tasks wrote, for the table and for the table of bad records."""
+        from klamm.spark.tables.batch_offsets import batch_offsets
+        from klamm.spark.tables.commits import BatchOfFiles
 
         query_id = next((message.query_id for message in messages), None)
-        bad_files = [file for message in messages for file in message.bad_files]
-        if bad_files:
-            commit(self.options.bad_path, BatchOfFiles(self.bad, bad_files, False, query_id, batch_id))
-        files = [file for message in messages for file in message.files]
-        is_partitioned = self.options.date_column is not None
-        batch = BatchOfFiles(self.rows, files, is_partitioned, query_id, batch_id, self.overwrite)
-        commit(self.options.path, batch)
+        good = BatchOfFiles(
+            schema=self.rows,
+            files=[file for message in messages for file in message.files],
+            is_partitioned=self.options.date_column is not None,
+            app_id=query_id,
+            batch_id=batch_id,
+            overwrite=self.overwrite,
+            offsets=batch_offsets(self.options.checkpoint, batch_id) if query_id is not None else None,
+            append_to_existing=self.options.append_to_existing,
+        )
+        # Several queries may share a table of bad records, unless it is the one that belongs to the table.
+        is_shared = self.options.bad_path != default_bad_path(self.options.path)
+        bad = replace(
+            good,
+            schema=self.bad,
+            files=[file for message in messages for file in message.bad_files],
+            is_partitioned=False,
+            overwrite=False,
+            append_to_existing=good.append_to_existing or is_shared or self.overwrite,
+        )
+        return good, bad
 
     def abort(self, messages: list[Any]) -> None:
         """Removes the files of a job whose tasks did not all end well; a task that did not has no message.

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from klamm.errors import KlammError
 from klamm.spark.tables.definition import TableDefinition, checkpoint_of, load_definition
-from klamm.spark.tables.read import open_table
 from klamm.spark.tables.write import COMPACT_EVERY, to_table
 from klamm.spark.topics import topic
 from klamm.spark.triggers import Trigger
@@ -27,11 +25,14 @@ def sync(
     bootstrap_servers: str | None = None,
     trigger: Trigger = "available_now",
     compact_every: int = COMPACT_EVERY,
+    append_to_existing: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> StreamingQuery:
-    """Starts the query that goes on where the last sync of this table ended. `options` are those of the reading."""
+    """Starts the query that goes on where the last sync of this table ended. `options` are those of the reading.
+
+    Without its checkpoint a query would begin anew, under another id: refused unless `append_to_existing`.
+    """
     definition = load_definition(path)
-    _check_checkpoint(path)
     frame = _frame(spark, definition, bootstrap_servers or definition.bootstrap_servers, options or {})
     return to_table(
         frame,
@@ -40,6 +41,7 @@ def sync(
         partition_by_date=definition.partition_by_date,
         bad_records=definition.bad_records,
         compact_every=compact_every,
+        append_to_existing=append_to_existing,
         trigger=trigger,
         name=f"sync of {path.name}",
     )
@@ -62,14 +64,3 @@ def _frame(spark: SparkSession, definition: TableDefinition, servers: str, optio
 
     columns = [F.col(name).alias(_RENAMED.get(name, name)) for name in ("value", "key", *_RENAMED)]
     return read.select(*columns)
-
-
-def _check_checkpoint(path: Path) -> None:
-    """Without its checkpoint a query would begin anew, under another id, and every row would come twice."""
-    if (checkpoint_of(path) / "metadata").exists():
-        return
-    if any("klamm.query.id" in commit for commit in open_table(path).history()):
-        raise KlammError(
-            f"The table {path} has rows, but its checkpoint {checkpoint_of(path)} is gone: a sync would write every "
-            "record again. Put the checkpoint back, or make a new table."
-        )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from klamm.errors import KlammError
 from klamm.spark.tables import delta
+from klamm.spark.tables.existing import may_append, refuse_new_query
 from klamm.spark.topics import start
 from klamm.spark.triggers import Trigger
 
@@ -27,6 +28,7 @@ def to_table(
     partition_by_date: str | bool | None = None,
     compact_every: int = COMPACT_EVERY,
     bad_records: str | Path | None = None,
+    append_to_existing: bool = False,
     trigger: Trigger = None,
     mode: str = "append",
     name: str | None = None,
@@ -38,6 +40,9 @@ def to_table(
     the timestamp whose day, in UTC, becomes the partition `_date`; True is the record's own, `_timestamp`. Every
     `compact_every` batches small files are merged; 0 is never. `format="parquet"` is Spark's own file sink: exactly
     once only for those who read it with Spark, and wrong rows stay among the others.
+
+    A Delta table that another query has written is refused where the checkpoint is new, because every record could be
+    there twice; `append_to_existing` appends all the same.
     """
     if not df.isStreaming:
         raise KlammError(f'to_table() wants a streaming DataFrame; a batch is df.write.format("{delta.NAME}").')
@@ -52,12 +57,16 @@ def to_table(
         return start(_parquet(df, path, date_column).options(**_texts(options)), checkpoint, trigger, name)
     if "://" not in f"{path}{checkpoint}":
         delta.check_apart(Path(path).absolute(), Path(checkpoint).absolute(), "The checkpoint")
+    append_to_existing = append_to_existing or may_append(checkpoint) or mode == "complete"
+    if not append_to_existing and "://" not in str(path):
+        refuse_new_query(Path(path).absolute(), checkpoint)
     register_tables(df.sparkSession)
     given: dict[str, object] = {
         "path": Path(path).absolute() if "://" not in str(path) else path,
         "compactEvery": compact_every,
         "badRecords": bad_records,
         "partitionByDate": date_column,
+        "appendToExisting": str(append_to_existing).lower(),
         **options,
     }
     writer = df.writeStream.format(delta.NAME).outputMode(mode).options(**_texts(given))

@@ -1,0 +1,86 @@
+"""Whether a table has rows of another query: one that starts from nothing would write their records a second time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from klamm.errors import KlammError
+from klamm.spark.locations import local_path
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+QUERY: Final = "klamm.query.id"
+"""The entry of a commit that names the streaming query."""
+_MARK: Final = "klamm-append-to-existing"
+_ASK: Final = (
+    "Restore the checkpoint, or write to a new table. To append all the same, pass --append-to-existing, or set "
+    "append_to_existing of the sink."
+)
+
+
+class CheckpointError(KlammError):
+    """The checkpoint of a query does not fit its table: records would be lost or written twice."""
+
+
+def refuse_new_query(path: Path, checkpoint: str | Path) -> None:
+    """Refuses a query without a checkpoint whose table has rows of another query. CheckpointError says what to do."""
+    from deltalake import DeltaTable
+
+    if has_begun(checkpoint) or not DeltaTable.is_deltatable(str(path)):
+        return
+    if queries_of(DeltaTable(str(path))):
+        raise CheckpointError(
+            f"The table {path} has rows of a streaming query, and the checkpoint {checkpoint} is gone or new: "
+            f"the query would write every record again. {_ASK}"
+        )
+
+
+def refuse_other_queries(table: DeltaTable, path: Path, query_id: str) -> None:
+    """Refuses the first commit of a query into a table that other queries have written."""
+    if others := queries_of(table) - {query_id}:
+        raise CheckpointError(
+            f"The table {path} has rows of another streaming query, {min(others)}, and none of this one, {query_id}: "
+            f"with a new checkpoint every record would be written again. {_ASK}"
+        )
+
+
+def queries_of(table: DeltaTable) -> set[str]:
+    """The streaming queries that have written the table, from its log and the checkpoint of that log."""
+    found = {str(commit[QUERY]) for commit in table.history() if QUERY in commit}
+    return found | _queries_in_checkpoint(local_path(table.table_uri))
+
+
+def _queries_in_checkpoint(root: Path | None) -> set[str]:
+    """Commits older than the log's retention are gone; their transactions are kept in the log's checkpoint."""
+    import pyarrow.parquet as pq
+
+    if root is None:
+        return set()
+    log = root / "_delta_log"
+    try:
+        version = int(json.loads((log / "_last_checkpoint").read_text())["version"])
+        rows = pq.read_table(log / f"{version:020}.checkpoint.parquet", columns=["txn"]).column("txn").to_pylist()
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+    return {str(row["appId"]) for row in rows if row is not None and row.get("appId")}
+
+
+def has_begun(checkpoint: str | Path) -> bool:
+    """Whether a query has started from this checkpoint. Elsewhere than on this machine that is not known: then True."""
+    root = local_path(str(checkpoint))
+    return root is None or (root / "metadata").exists()
+
+
+def allow_append(checkpoint: Path) -> None:
+    """Notes in a checkpoint that was reset that its query shall write everything again."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / _MARK).touch()
+
+
+def may_append(checkpoint: str | Path) -> bool:
+    """Whether `allow_append` was called for this checkpoint; the note goes when the checkpoint is deleted."""
+    root = local_path(str(checkpoint))
+    return root is not None and (root / _MARK).exists()
