@@ -269,7 +269,7 @@ def reset(
     from klamm.spark.pipeline.problems import suggestion
     from klamm.spark.pipeline.shape import ShapeFile
     from klamm.spark.pipeline.state import RunFile, refuse_if_running
-    from klamm.spark.tables.existing import allow_append, has_begun
+    from klamm.spark.tables.existing import allow_append, is_reset
 
     spec = _loaded(file)
     names = [item.name for item in spec.sinks]
@@ -280,7 +280,7 @@ def reset(
     root = local_path(spec.checkpoint)
     if root is None:
         fail(f"The checkpoint {spec.checkpoint} is not on this machine: delete it with the tools of its storage.")
-    chosen = [name for name in list(sink) or names if has_begun(root / name)]
+    chosen = [name for name in list(sink) or names if (root / name).exists() and not is_reset(root / name)]
     run_file = RunFile(spec.name, spec.checkpoint)
     if not chosen:
         if not sink:

@@ -80,6 +80,11 @@ def allow_append(checkpoint: Path) -> None:
     (checkpoint / _MARK).touch()
 
 
+def is_reset(checkpoint: Path) -> bool:
+    """Whether a checkpoint was reset and no query has started from it since."""
+    return [entry.name for entry in checkpoint.iterdir()] == [_MARK]
+
+
 def may_append(checkpoint: str | Path) -> bool:
     """Whether `allow_append` was called for this checkpoint; the note goes when the checkpoint is deleted."""
     root = local_path(str(checkpoint))
