@@ -1,7 +1,8 @@
 """Which tables a SQL query names, without Spark: so that only these topics are read, and a wrong name is told at once.
 
-This is a reader of tokens, not a parser: it follows FROM and JOIN through subqueries and leaves out the names that WITH
-defines, table functions, and the FROM of EXTRACT, TRIM and their like. Spark still has the last word on a query.
+A parser of SQL finds them (`sql_parser`). For what it does not understand there is a reader of tokens: it follows FROM
+and JOIN through subqueries and leaves out the names that WITH defines, table functions, and the FROM of EXTRACT, TRIM
+and their like. Spark still has the last word on a query.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from klamm.errors import KlammError
+from klamm.spark.sql_parser import parsed_tables
 
 _TOKEN: Final = re.compile(
     r"""
@@ -166,6 +168,9 @@ def renamed(sql: str, names: Mapping[tuple[str, ...], str]) -> str:
 
 def _all_relations(sql: str) -> Iterator[Relation]:
     words = tokens(sql)
+    if (parsed := parsed_tables(sql)) is not None:
+        yield from (Relation(*found) for found in parsed)
+        return
     defined = list(_defined(words))
     for index, relation in _Reader(words).read():
         if len(relation.parts) > 1 or not any(name.is_meant(relation.parts[0], index) for name in defined):
@@ -289,7 +294,7 @@ class _Reader:
 
         Where nothing follows that such a word could belong to, it is a table's name, as Spark sees it.
         """
-        if self._ends_table(self._index + 1):
+        if self._ends_table(self._index + 1) and not self._begins_query(word):
             return False
         if word.keyword in ("SELECT", "VALUES", "WITH", "FROM"):
             frame.expects = False
@@ -297,6 +302,15 @@ class _Reader:
             self._keyword(word.keyword, frame)
             return True
         return word.keyword in _BEFORE_A_TABLE
+
+    def _begins_query(self, word: Token) -> bool:
+        """`(SELECT window.start ...`: the column has the name of a clause."""
+        return (
+            word.keyword in ("SELECT", "VALUES", "WITH", "FROM")
+            and self._text(self._index - 1) == "("
+            and self._text(self._index + 1) not in (")", ",")
+            and self._index + 1 < len(self._words)
+        )
 
     def _ends_table(self, index: int) -> bool:
         return index >= len(self._words) or self._text(index) in (")", ",") or self._word(index) in _AFTER_A_TABLE

@@ -9,6 +9,7 @@ import pytest
 from klamm.errors import KlammError
 from klamm.spark.sql import refuse_files_of_tables
 from klamm.spark.sql_names import SqlTextError, relations, renamed, statements
+from klamm.spark.sql_parser import parsed_tables
 
 
 @pytest.mark.parametrize(
@@ -58,10 +59,38 @@ from klamm.spark.sql_names import SqlTextError, relations, renamed, statements
         ("select * from 2nd_topic join t", ["2nd_topic", "t"]),
         ("select * from values 1, 2L, 3e5, 4bd", []),
         ("select * from `a.b-c`.`d`, `x``y`", ["a.b-c.d", "x`y"]),
+        ("select m from (select window.start as m, page from clicks) x", ["clicks"]),
+        ("select * from (select offset, limit from a) join (select order from b) on true", ["a", "b"]),
+        ("select n from (select window.start, count(*) n from c group by window(at, '1 minute'))", ["c"]),
+        ("select sum(x) over w from t window w as (partition by y)", ["t"]),
+        ("select * from a left semi join b on a.x <=> b.x anti join c using (id)", ["a", "b", "c"]),
+        ("select k from t group by window(at, '1 minute'), k having count(*) > (select max(n) from u)", ["t", "u"]),
     ],
 )
-def test_tables_of_a_query(sql: str, names: list[str]) -> None:
+@pytest.mark.parametrize("by_words", [False, True])
+def test_tables_of_a_query(sql: str, names: list[str], by_words: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the parser, and by words alone, which is the way of what the parser does not understand."""
+    if by_words:
+        monkeypatch.setattr("klamm.spark.sql_names.parsed_tables", lambda sql: None)
     assert [relation.name for relation in relations(sql)] == names
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select window.start from (select window.start from c group by window(at, '1 minute'))",
+        "with a as (select 1), b as (select * from a join t) select transform(xs, x -> x + 1), m['k'] from b",
+        "select * from t lateral view explode(xs) y as x where x rlike r'\\d' and z is not distinct from 1",
+        "select max_by(a, b) filter (where c), id::int, d <=> e from t tablesample (10 percent) group by all",
+    ],
+)
+def test_ordinary_queries_are_parsed(sql: str) -> None:
+    assert parsed_tables(sql) is not None
+
+
+@pytest.mark.parametrize("sql", ["describe orders", "select * from stream orders", "select (((", "", "selec 1"])
+def test_other_text_is_read_by_its_words(sql: str) -> None:
+    assert parsed_tables(sql) is None
 
 
 def test_lines_and_files() -> None:
