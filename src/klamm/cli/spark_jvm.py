@@ -10,7 +10,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from subprocess import Popen, TimeoutExpired
 from types import FrameType
 from typing import Any, Final
@@ -51,6 +51,13 @@ class Jvm:
         self._processes.append(process)
         return process
 
+    def ended(self, wait_s: float = 0.0) -> str | None:
+        """How the process ended by itself, in words; None while it runs, or when there is none."""
+        for process in self._processes:
+            with suppress(TimeoutExpired):
+                return _told(process.wait(wait_s), process.pid)
+        return None
+
     def end(self) -> None:
         """At once: nobody is asked to finish what he is at."""
         while self._processes:
@@ -61,6 +68,14 @@ class Jvm:
             except TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _told(code: int, pid: int) -> str:
+    if code >= 0:
+        return f"Spark's JVM (process {pid}) ended with code {code}."
+    name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
+    reason = ", perhaps because memory ran out" if name == "SIGKILL" else ""
+    return f"Spark's JVM (process {pid}) was ended by {name}{reason}."
 
 
 def _ends_with_us(first: Callable[[], object] | None) -> Callable[[], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,10 +16,13 @@ import typer
 
 from klamm.cli.output import dim, fail, note
 from klamm.cli.spark_jvm import Jvm, Terminated, sigterm_ends, silence_py4j
+from klamm.spark.ended import SparkEndedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+JVM_END_S: Final = 5.0
+"""A connection that broke off says that the JVM ends; that takes a moment."""
 LOG_VARIABLE: Final = "KLAMM_SPARK_LOG"
 Master = Annotated[
     str,
@@ -78,6 +82,11 @@ def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterat
             jvm.end()
             note("Interrupted.")
             raise
+        except Exception as error:
+            if (ended := jvm.ended(JVM_END_S if is_py4j(error) else 0.0)) is None:
+                raise
+            advice = f" {error}" if isinstance(error, SparkEndedError) else ""
+            fail(f"{ended}{advice} Spark's log is {spark_log(app_name)}.")
         finally:
             if spark is not None:
                 _stop(spark)
@@ -101,8 +110,19 @@ def _stop(spark: SparkSession) -> None:
     """A signal to the whole process group has ended the JVM as well: then there is nothing left to stop."""
     from py4j.protocol import Py4JError
 
-    with suppress(Py4JError, ConnectionError):
+    with suppress(Py4JError, OSError):
         spark.stop()
+
+
+def is_py4j(error: BaseException | None) -> bool:
+    """Whether the connection with the JVM broke off, here or in what this was caused by."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    if isinstance(error, SparkEndedError | ConnectionError):
+        return True
+    if isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError):
+        return True
+    return error is not None and is_py4j(error.__cause__)
 
 
 def _defaults(master: str) -> dict[str, str]:
@@ -126,7 +146,8 @@ def _stderr_to_file(log: Path) -> Iterator[None]:
     """Processes started meanwhile keep the file as their standard error, as long as they live."""
     sys.stderr.flush()
     saved = os.dup(2)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    keep_previous(log)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
         os.dup2(file, 2)
         yield
@@ -134,6 +155,13 @@ def _stderr_to_file(log: Path) -> Iterator[None]:
         os.dup2(saved, 2)
         os.close(saved)
         os.close(file)
+
+
+def keep_previous(log: Path) -> None:
+    """Renames the log of the run before to `<log>.1`. Where that cannot be done the new run appends to it."""
+    with suppress(OSError):
+        if stat.S_ISREG(log.lstat().st_mode) and log.stat().st_size:
+            log.replace(log.with_name(f"{log.name}.1"))
 
 
 def _silence_query_log() -> None:

@@ -13,6 +13,8 @@ from enum import Enum
 from typing import Final, Protocol
 
 from klamm.clock import Clock
+from klamm.errors import KlammError
+from klamm.spark.ended import SparkEndedError
 from klamm.spark.pipeline.model import Restart
 
 FACTOR: Final = 2.0
@@ -26,12 +28,14 @@ class Failure:
     """Why a query ended. A permanent one would come again at every start, so the query is not started again.
 
     `batch` names what the query was at where code or data seem to be wrong: that, too, comes again, until either is
-    mended. It is empty where something outside may be the cause.
+    mended. It is empty where something outside may be the cause. `moved` records were put aside, so that the batch can
+    be run again at once, without them.
     """
 
     reason: str
     permanent: bool = False
     batch: str = ""
+    moved: int = 0
 
 
 class RunningQuery(Protocol):
@@ -122,16 +126,24 @@ class Supervisor:
         self._stop_timeout_s = stop_timeout_s
         self._stagger_s = stagger_s
         self._stopping = False
+        self._stop_reason = ""
 
     def request_stop(self, why: str = "stop was asked for") -> None:
-        """Every query stops after the batch it is in; one that waits for its restart is not started again."""
-        if self._stopping:
-            return
-        self._stopping = True
-        self._tell(f"stopping after the running batch: {why}")
-        self._stop_all()
+        """Every query stops after the batch it is in; one that waits for its restart is not started again.
+
+        May be called by a signal handler, in the midst of a call of Spark: queries are asked in the next `tick`.
+        """
+        if not self._stopping:
+            self._stopping, self._stop_reason = True, why
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
 
     def _stop_all(self) -> None:
+        if self._stop_reason:
+            self._tell(f"stopping after the running batch: {self._stop_reason}")
+            self._stop_reason = ""
         now = self._clock.monotonic()
         for query in self.queries:
             if query.state in _NOT_RUNNING:
@@ -155,6 +167,7 @@ class Supervisor:
                 self._stop(query, now)
         if self.failed is not None:
             self.request_stop(f"{self.failed[0]} failed")
+            self._stop_all()
         return not all(query.state.is_final for query in self.queries)
 
     def _is_one_starting(self, now: float) -> bool:
@@ -170,6 +183,8 @@ class Supervisor:
     def _begin(self, query: Supervised, now: float) -> None:
         try:
             query.run = query.start()
+        except SparkEndedError:
+            raise
         except Exception as error:
             # What a start raises is a failure like any other, except that it may come from the pipeline's own code.
             self._on_failure(query, Failure(_told(error), permanent=is_permanent(error)), now)
@@ -193,6 +208,11 @@ class Supervisor:
         self._on_failure(query, failure, now)
 
     def _on_failure(self, query: Supervised, failure: Failure, now: float) -> None:
+        if failure.moved:
+            query.state, query.due_at = State.WAITING, now
+            query.restarts += 1
+            self._tell(f"{query.name}: restart: {failure.reason}")
+            return
         is_same = failure.batch != "" and (query.last_failure, query.last_batch) == (failure.reason, failure.batch)
         query.same_failures = query.same_failures + 1 if is_same else 1
         query.last_failure, query.last_batch = failure.reason, failure.batch
@@ -233,8 +253,6 @@ class Supervisor:
 
 def is_permanent(error: Exception) -> bool:
     """Whether the same start would fail in the same way: a query that cannot be analysed, or klamm's own refusal."""
-    from klamm.errors import KlammError
-
     names = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, KlammError | TypeError | NameError | AttributeError) or bool(
         names & {"AnalysisException", "ParseException", "IllegalArgumentException"}

@@ -6,7 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
+
 from klamm.errors import KlammError
+from klamm.spark.ended import SparkEndedError
 from klamm.spark.pipeline.model import Restart
 from klamm.spark.supervise import Failure, RunningQuery, State, Supervisor, restart_delay_ms
 
@@ -147,7 +150,31 @@ def test_a_query_that_was_never_started_does_not_wait_for_a_restart() -> None:
     world.tick()
     assert world.state(1) is State.STARTING
     world.supervisor.request_stop("SIGTERM")
+    world.tick()
     assert world.state(1) is State.STOPPED
+
+
+def test_a_signal_asks_no_query_anything() -> None:
+    """It may come in the middle of a call of Spark, and a second call on the same connection would break both."""
+
+    class Untouchable(FakeQuery):
+        def batches(self) -> int:
+            raise AssertionError("called by a signal handler")
+
+    world = World()
+    world.tick()
+    world.supervisor.queries[0].run = Untouchable()
+    told = list(world.told)
+    world.supervisor.request_stop("SIGTERM")
+    assert world.supervisor.is_stopping and world.told == told
+
+
+def test_the_end_of_spark_is_not_the_failure_of_a_query() -> None:
+    world = World()
+    world.refusal = SparkEndedError("The next run goes on from the checkpoint.")
+    with pytest.raises(SparkEndedError):
+        world.tick()
+    assert not any("restart" in line for line in world.told)
 
 
 def test_a_healthy_while_forgets_earlier_failures() -> None:
@@ -247,3 +274,15 @@ def test_the_delay_is_bounded_and_scattered() -> None:
     assert all(4000 <= delay <= 6000 for delay in delays)
     assert len(set(delays)) > 40
     assert restart_delay_ms(restart, 1, random.Random(1)) <= 120
+
+
+def test_records_that_were_put_aside_cost_no_attempt_and_no_delay() -> None:
+    world = World()
+    for number in range(12):
+        world.supervisor.tick()
+        run = world.runs["a"][number]
+        run.active, run.ended_by = False, Failure("one record went to the dead letters", moved=1)
+        world.supervisor.tick()
+    query = world.supervisor.queries[0]
+    assert (query.state, query.failures_in_a_row, query.restarts) == (State.WAITING, 0, 12)
+    assert "a: restart: one record went to the dead letters" in world.told and world.supervisor.failed is None
