@@ -186,6 +186,8 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Everything that is known, as JSON.")] = False,
 ) -> None:
     """Show pipelines that run on this machine, and how the last run of the others ended, until they are reset."""
+    from klamm.spark.locations import local_path
+
     found = list(_runs(name))
     if as_json:
         say(json.dumps(found, indent=1))
@@ -195,6 +197,8 @@ def status(
     rows = [row for run_ in found for row in _status_rows(run_)]
     table(("Pipeline", "Process", "Sink", "State", "Batch", "Rows/s", "Batch ms", "Lag", "Restarts", "Watermark"), rows)
     for run_ in found:
+        if (place := local_path(run_["checkpoint"])) is not None and not place.exists():
+            note(f"{run_['name']}: the checkpoint {place} is no longer there. The state is that of its last run.")
         for sink, query in run_["queries"].items():
             if query.get("failure"):
                 note(f"{run_['name']}, {sink}: {query['failure']}")

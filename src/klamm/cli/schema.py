@@ -61,6 +61,8 @@ def infer_topic(servers: str, topic: str, sample: int) -> Inferred:
     found = infer_json(values)
     skipped = f", {found.skipped} of other values left out" if found.skipped else ""
     note(f"Inferred from {found.rows} JSON objects of {topic}{skipped}.")
+    if found.left_out:
+        note(f"Left out, because another field differs in case only: {', '.join(found.left_out)}.")
     return found
 
 

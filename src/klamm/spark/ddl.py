@@ -1,7 +1,7 @@
 """Spark's way to write a schema as text, `id long, amount decimal(10,2), tags array<string>`, without a JVM.
 
-Spark parses it in the JVM, which neither an executor's Python nor a command that only checks a file has. All columns
-are nullable, because a record that cannot be decoded has none; NOT NULL and COMMENT are read and not kept.
+Spark parses it in the JVM, which neither an executor's Python nor a command that only checks a file has. NOT NULL is
+kept for the decoder, which refuses records without the field; COMMENT is read and not kept.
 """
 
 from __future__ import annotations
@@ -50,12 +50,16 @@ def parse_ddl(text: str) -> t.StructType:
 
 def to_ddl(schema: t.StructType) -> str:
     """The text that `parse_ddl` reads."""
-    return ", ".join(f"{_name(field.name)} {type_text(field.dataType)}" for field in schema.fields)
+    return ", ".join(f"{_name(field.name)} {_field_text(field)}" for field in schema.fields)
+
+
+def _field_text(field: t.StructField) -> str:
+    return type_text(field.dataType) + ("" if field.nullable else " NOT NULL")
 
 
 def type_text(kind: t.DataType) -> str:
     if isinstance(kind, t.StructType):
-        return "struct<" + ", ".join(f"{_name(f.name)}: {type_text(f.dataType)}" for f in kind.fields) + ">"
+        return "struct<" + ", ".join(f"{_name(f.name)}: {_field_text(f)}" for f in kind.fields) + ">"
     if isinstance(kind, t.ArrayType):
         return f"array<{type_text(kind.elementType)}>"
     if isinstance(kind, t.MapType):
@@ -80,16 +84,17 @@ class _Parser:
             name = self._identifier()
             if self._peek() == ":":
                 self._next()
-            field = t.StructField(name, self._type())
+            kind = self._type()
             if any(name.lower() == other.name.lower() for other in fields):
                 self._fail(f"column {name!r} is there twice")
-            fields.append(field)
-            self._attributes()
+            fields.append(t.StructField(name, kind, nullable=self._attributes()))
             if self._peek() == closing:
                 return fields
             self._expect(",")
 
-    def _attributes(self) -> None:
+    def _attributes(self) -> bool:
+        """Whether the column may be null."""
+        is_nullable = True
         while (word := (self._peek() or "").upper()) in ("NOT", "COMMENT"):
             self._next()
             following = self._next()
@@ -97,6 +102,8 @@ class _Parser:
                 self._fail("expected NULL after NOT")
             if word == "COMMENT" and not following.startswith("'"):
                 self._fail("expected 'text' after COMMENT")
+            is_nullable = is_nullable and word != "NOT"
+        return is_nullable
 
     def _type(self) -> t.DataType:
         word = self._next().lower()

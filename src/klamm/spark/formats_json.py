@@ -7,8 +7,9 @@ and those are decoded one by one, so an error belongs to exactly its row. What a
 way it goes: a batch with values that Arrow takes and a row alone does not have is refused too.
 
 Values fit the schema as in Spark's from_json: names are matched exactly, fields that the schema does not name are left
-out, missing ones are null, whatever stands where a string is expected becomes its JSON text, and a whole number where a
-timestamp is expected is seconds since 1970. What does not fit makes the whole row an error.
+out, missing ones are null (an error of the row where the schema says NOT NULL), whatever stands where a string is
+expected becomes its JSON text, and a whole number where a timestamp is expected is seconds since 1970. What does not
+fit makes the whole row an error, and so does a number that is too large for its column.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ _YEARS_IN_DAYS: Final = (date.min - _EPOCH.date()).days, (date.max - _EPOCH.date
 _YEARS_IN_MICROS: Final = _YEARS_IN_DAYS[0] * 86_400_000_000, _YEARS_IN_DAYS[1] * 86_400_000_000
 """The years 1 to 9999 in UTC, since 1970: from, and up to."""
 
+_MOST_FLOAT: Final = math.nextafter(float.fromhex("0x1.ffffffp127"), 0.0)
+"""The largest number that is still finite when it is rounded to 32 bits."""
+
 Decoded = tuple[list[pa.Array], pa.StringArray]
 
 
@@ -52,8 +56,9 @@ class JsonDecoder:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         columns = struct_type(schema)
-        self.arrow_fields: list[pa.Field] = list(to_arrow_schema(columns, timezone="UTC"))
-        self._converters = [(field.name, _converter(field.type)) for field in self.arrow_fields]
+        self._strict: list[pa.Field] = list(to_arrow_schema(columns, timezone="UTC"))
+        self.arrow_fields: list[pa.Field] = [pa.field(field.name, _nullable(field.type)) for field in self._strict]
+        self._converters = [(field.name, _converter(field.type), field.nullable) for field in self._strict]
         self._by_arrow = all(_is_parsed_by_arrow(field.type, is_top=True) for field in self.arrow_fields)
         self._parse_options = pj.ParseOptions(
             explicit_schema=pa.schema([pa.field(f.name, _parsed_type(f.type)) for f in self.arrow_fields]),
@@ -96,7 +101,8 @@ class JsonDecoder:
             if table.num_rows != len(values):
                 return None
             columns = [_column(table, field) for field in self.arrow_fields]
-            return (columns, no_errors(len(values))) if all(map(_fits, columns)) else None
+            is_right = all(map(_fits, columns)) and not any(map(_misses, columns, self._strict))
+            return (columns, no_errors(len(values))) if is_right else None
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return None
 
@@ -113,7 +119,7 @@ class JsonDecoder:
             found = json.loads(value.decode(), parse_float=_Number, parse_int=_int if b"-0" in value else None)
             if not isinstance(found, dict):
                 return None, f"not a JSON object: {_shown(found)}"
-            return [_field(found, name, convert) for name, convert in self._converters], None
+            return [_field(found, *converter) for converter in self._converters], None
         except UnicodeDecodeError as error:
             return None, not_utf8(error)
         except json.JSONDecodeError as error:
@@ -160,9 +166,32 @@ def _fits(column: pa.Array) -> bool:
         return _fits(column.flatten())
     if pa.types.is_decimal(kind):
         column.validate(full=True)
+    if pa.types.is_floating(kind):
+        return not pc.any(pc.is_inf(column)).as_py()
     if pa.types.is_timestamp(kind):
         return _is_between(column.view(pa.int64()), *_YEARS_IN_MICROS)
     return not pa.types.is_date(kind) or _is_between(column.view(pa.int32()), *_YEARS_IN_DAYS)
+
+
+def _misses(column: pa.Array, field: pa.Field) -> bool:
+    """Whether a value is null that may not be, in the column or within it."""
+    if not field.nullable and column.null_count:
+        return True
+    if pa.types.is_struct(field.type):
+        inner = column.filter(column.is_valid()) if column.null_count else column
+        return any(map(_misses, inner.flatten(), field.type))
+    return bool(pa.types.is_list(field.type)) and _misses(column.flatten(), field.type.value_field)
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """The type without NOT NULL: a row that cannot be decoded has null everywhere."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(inner.name, _nullable(inner.type)) for inner in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, pa.field(kind.item_field.name, _nullable(kind.item_type)))
+    return kind
 
 
 def _is_between(column: pa.Array, first: int, end: int) -> bool:
@@ -208,9 +237,11 @@ def _int(text: str) -> int:
     return _MinusZero() if text == "-0" else int(text)
 
 
-def _field(found: dict[str, Any], name: str, convert: Convert) -> object:
+def _field(found: dict[str, Any], name: str, convert: Convert, is_nullable: bool) -> object:
     value = found.get(name)
     if value is None:
+        if not is_nullable:
+            raise _WrongValue(f"field {name!r}: it is {'null' if name in found else 'missing'}, and must not be null")
         return None
     try:
         return convert(value)
@@ -221,14 +252,14 @@ def _field(found: dict[str, Any], name: str, convert: Convert) -> object:
 
 def _converter(kind: pa.DataType) -> Convert:
     if pa.types.is_struct(kind):
-        inner = [(kind.field(index).name, _converter(kind.field(index).type)) for index in range(kind.num_fields)]
-        return lambda value: {name: _field(_expect(value, dict, kind), name, convert) for name, convert in inner}
+        inner = [(field.name, _converter(field.type), field.nullable) for field in kind]
+        return lambda value: {each[0]: _field(_expect(value, dict, kind), *each) for each in inner}
     if pa.types.is_list(kind):
-        element = _converter(kind.value_type)
-        return lambda value: [None if v is None else element(v) for v in _expect(value, list, kind)]
+        element = _maybe(_converter(kind.value_type), kind.value_field.nullable)
+        return lambda value: [element(v) for v in _expect(value, list, kind)]
     if pa.types.is_map(kind):
-        key, item = _converter(kind.key_type), _converter(kind.item_type)
-        return lambda value: [(key(k), None if v is None else item(v)) for k, v in _expect(value, dict, kind).items()]
+        key, item = _converter(kind.key_type), _maybe(_converter(kind.item_type), kind.item_field.nullable)
+        return lambda value: [(key(k), item(v)) for k, v in _expect(value, dict, kind).items()]
     if pa.types.is_integer(kind):
         bits = kind.bit_width - 1
         return lambda value: _whole(value, kind, -(1 << bits), (1 << bits) - 1)
@@ -245,6 +276,15 @@ def _converter(kind: pa.DataType) -> Convert:
         "date32[day]": _date,
     }
     return simple[str(kind)]
+
+
+def _maybe(convert: Convert, is_nullable: bool) -> Convert:
+    def converted(value: Any) -> object:
+        if value is None and not is_nullable:
+            raise _WrongValue("an element is null, and must not be")
+        return None if value is None else convert(value)
+
+    return converted
 
 
 def _ddl(kind: pa.DataType) -> str:
@@ -284,9 +324,10 @@ def _real(value: Any, kind: pa.DataType) -> float:
         return float(value)
     if isinstance(value, _MinusZero):
         return -0.0
-    if type(value) is int and abs(value) <= sys.float_info.max:
+    most = _MOST_FLOAT if pa.types.is_float32(kind) else sys.float_info.max
+    if type(value) is int and abs(value) <= most:
         return float(value)
-    if isinstance(value, float) and (math.isfinite(value) or not isinstance(value, _Number)):
+    if isinstance(value, float) and (abs(value) <= most or not isinstance(value, _Number)):
         return float(value)
     raise _WrongValue(f"expected {_ddl(kind)}, not {_shown(value)}")
 

@@ -342,8 +342,12 @@ def parse_partition_numbers(name: str, text: str, *, least: int) -> dict[TopicPa
         if not isinstance(partitions, dict):
             raise OptionError(f"Option '{name}' is {wanted}: {topic!r} has {partitions!r}.")
         for index, number in partitions.items():
-            if not index.isdecimal() or not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise OptionError(f"Option '{name}' is {wanted}: {topic!r} has {index!r}: {number!r}.")
+            if not index.isdecimal() or int(index) > 0x7FFFFFFF:
+                raise OptionError(f"Option '{name}' is {wanted}: {index!r} of {topic!r} is not a partition.")
+            if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 1 << 63:
+                meant = "an offset is 0 or more, -1 for latest, or -2 for earliest"
+                meant = meant if least == EARLIEST else "a timestamp is 0 or more, in milliseconds since 1970"
+                raise OptionError(f"Option '{name}' has {json.dumps(number)} for {topic}-{index}: {meant}.")
             found[TopicPartition(topic, int(index))] = number
     if not found:
         raise OptionError(f"Option '{name}' names no partitions.")
@@ -353,6 +357,10 @@ def parse_partition_numbers(name: str, text: str, *, least: int) -> dict[TopicPa
 def _json_object(name: str, text: str, wanted: str) -> dict[str, object]:
     try:
         value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise OptionError(
+            f"Option '{name}' is not valid JSON: {error.msg} at position {error.pos} of {text!r}; expected {wanted}."
+        ) from None
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -194,9 +195,21 @@ def _times(spec: OffsetSpec, tps: tuple[TopicPartition, ...], side: str) -> Mapp
 
 
 def _check_same(named: Mapping[TopicPartition, int], tps: tuple[TopicPartition, ...], name: str) -> None:
-    odd = sorted(named.keys() ^ set(tps))
-    if odd:
+    there: defaultdict[str, list[int]] = defaultdict(list)
+    for tp in tps:
+        there[tp.topic].append(tp.partition)
+    for tp in sorted(named.keys() - set(tps)):
+        if tp.topic not in there:
+            raise OptionError(f"Option '{name}' names topic {tp.topic!r}, which is not read: {_topics(there)}.")
+        known = ", ".join(map(str, there[tp.topic][:10])) + (", ..." if len(there[tp.topic]) > 10 else "")
+        raise OptionError(f"Option '{name}' names {tp}, which is not read: topic {tp.topic!r} has partitions {known}.")
+    if missing := sorted(set(tps) - named.keys()):
+        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
         raise OptionError(
-            f"Option '{name}' must name every partition that is read and no other (-1 is latest, -2 earliest); "
-            f"it differs in {', '.join(map(str, odd[:5]))}."
+            f"Option '{name}' must name every partition that is read; it lacks {shown}. -1 is latest, -2 earliest."
         )
+
+
+def _topics(there: Iterable[str]) -> str:
+    names = sorted(there)
+    return f"the query reads {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}" if names else "there is none"

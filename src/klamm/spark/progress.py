@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -124,6 +124,14 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class StateSink(Protocol):
+    """A sink that is also told of queries that have not finished a batch yet."""
+
+    def states(self, queries: Mapping[str, Mapping[str, Any]]) -> None:
+        """The queries by name, each with its `state` and the number of its `restarts`."""
+
+
 class ProgressListener(StreamingQueryListener):
     """Tells sinks of the queries of a session, or of one: `spark.streams.addListener(ProgressListener([sink]))`."""
 
@@ -132,7 +140,11 @@ class ProgressListener(StreamingQueryListener):
         self._query_id = query_id
 
     def onQueryStarted(self, event: Any) -> None:
-        pass
+        if self._query_id in (None, str(event.id)):
+            started = {str(event.name or "") or str(event.id)[:8]: {"state": "running", "restarts": 0}}
+            for sink in self._sinks:
+                if isinstance(sink, StateSink):
+                    sink.states(started)
 
     def onQueryProgress(self, event: Any) -> None:
         progress = parse_progress(event.progress.json)

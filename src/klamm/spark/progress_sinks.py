@@ -114,6 +114,7 @@ class PrometheusEndpoint:
     def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
         self._queries: dict[str, Progress] = {}
         self._totals: dict[str, int] = {}
+        self._states: dict[str, Mapping[str, Any]] = {}
         self._server = ThreadingHTTPServer((host, port), _handler(self.text))
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
@@ -124,8 +125,14 @@ class PrometheusEndpoint:
         self._totals = {**self._totals, progress.query_id: self._totals.get(progress.query_id, 0) + progress.input_rows}
         self._queries = {**self._queries, progress.query_id: progress}
 
+    def states(self, queries: Mapping[str, Mapping[str, Any]]) -> None:
+        self._states = {**self._states, **queries}
+
     def ended(self, query_id: str, reason: str | None) -> None:
         """A query that has ended is no longer told of: its last lag would stand there for ever."""
+        if (last := self._queries.get(query_id)) is not None and last.name in self._states:
+            state = "failed" if reason else "stopped"
+            self._states = {**self._states, last.name: {**self._states[last.name], "state": state}}
         self._queries = {known: progress for known, progress in self._queries.items() if known != query_id}
 
     def close(self) -> None:
@@ -134,11 +141,15 @@ class PrometheusEndpoint:
         self._thread.join()
 
     def text(self) -> str:
-        return exposition(self._queries, self._totals)
+        if not self._totals and not self._states:
+            return "# No query has started yet.\n"
+        return exposition(self._queries, self._totals, self._states)
 
 
-def exposition(queries: Mapping[str, Progress], totals: Mapping[str, int]) -> str:
-    """The text format of Prometheus."""
+def exposition(
+    queries: Mapping[str, Progress], totals: Mapping[str, int], states: Mapping[str, Mapping[str, Any]] | None = None
+) -> str:
+    """The text format of Prometheus. `states` tells of queries that have no batch yet, by name."""
     lines: list[str] = []
 
     def family(name: str, kind: str, values: Iterable[tuple[str, float]]) -> None:
@@ -146,6 +157,10 @@ def exposition(queries: Mapping[str, Progress], totals: Mapping[str, int]) -> st
         if samples:
             lines.extend([f"# TYPE klamm_spark_query_{name} {kind}", *samples])
 
+    told = {_labels(query=name): state for name, state in (states or {}).items()}
+    family("up", "gauge", ((label, state["state"] == "running") for label, state in told.items()))
+    family("state", "gauge", ((f"{label},{_labels(state=str(state['state']))}", 1) for label, state in told.items()))
+    family("restarts_total", "counter", ((label, state["restarts"]) for label, state in told.items()))
     known = [(_labels(query=progress.name, id=progress.query_id), progress) for progress in queries.values()]
     family("input_rows_total", "counter", ((label, totals[p.query_id]) for label, p in known))
     family("input_rows_per_second", "gauge", ((label, p.input_rows_per_second) for label, p in known))

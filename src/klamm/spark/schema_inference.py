@@ -21,10 +21,15 @@ class Inferred:
     schema: t.StructType
     rows: int
     skipped: int
+    left_out: tuple[str, ...] = ()
+    """Fields that differ from an earlier one in case only, which no table tells apart."""
 
 
 def infer_json(values: Iterable[bytes | None]) -> Inferred:
-    """Whole numbers are bigint, others double; where kinds differ, a string. Fields in the order they were met."""
+    """Whole numbers are bigint, others double; where kinds differ, a string. Fields in the order they were met.
+
+    Of fields that differ in case only the first one stays.
+    """
     found: t.DataType = t.StructType([])
     rows = skipped = 0
     for value in values:
@@ -39,13 +44,16 @@ def infer_json(values: Iterable[bytes | None]) -> Inferred:
             continue
         rows += 1
         found = merge(found, _type_of(parsed))
+    assert isinstance(found, t.StructType)
+    distinct = _distinct(found.fields)
+    left_out = tuple(field.name for field in found.fields if field not in distinct)
     schema = _settled(found)
     assert isinstance(schema, t.StructType)
     if not schema.fields:
         raise KlammError(
             f"Among {rows + skipped} values there is no JSON object with a field: no schema can be inferred."
         )
-    return Inferred(schema, rows, skipped)
+    return Inferred(schema, rows, skipped, left_out)
 
 
 def merge(one: t.DataType, other: t.DataType) -> t.DataType:
@@ -91,8 +99,15 @@ def _settled(kind: t.DataType) -> t.DataType:
     if isinstance(kind, t.ArrayType):
         return t.ArrayType(_inner(kind.elementType))
     if isinstance(kind, t.StructType):
-        return t.StructType([t.StructField(field.name, _inner(field.dataType)) for field in kind.fields])
+        return t.StructType([t.StructField(field.name, _inner(field.dataType)) for field in _distinct(kind.fields)])
     return kind
+
+
+def _distinct(fields: list[t.StructField]) -> list[t.StructField]:
+    first: dict[str, t.StructField] = {}
+    for field in fields:
+        first.setdefault(field.name.lower(), field)
+    return list(first.values())
 
 
 def _inner(kind: t.DataType) -> t.DataType:

@@ -15,7 +15,7 @@ import binascii
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from klamm.errors import KlammError
 
@@ -68,7 +68,7 @@ def _read(value_format: str, file: Path) -> str:
 
 
 def struct_type(schema: ValueSchema) -> StructType:
-    """The columns of a json schema: from DDL, or from a StructType as JSON."""
+    """The columns of a json schema: from DDL, or from a StructType as JSON. No two may differ in case only."""
     from pyspark.sql.types import StructType
 
     from klamm.spark.ddl import parse_ddl
@@ -77,9 +77,30 @@ def struct_type(schema: ValueSchema) -> StructType:
     if not text.startswith("{"):
         return parse_ddl(text)
     try:
-        return StructType.fromJson(json.loads(text))
+        found = StructType.fromJson(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise KlammError(f"The schema is neither DDL nor a StructType as JSON: {error}.") from None
+    _refuse_same_names(found, "")
+    return found
+
+
+def _refuse_same_names(kind: Any, place: str) -> None:
+    """Spark and Delta do not tell columns apart that differ in case only."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, ArrayType):
+        return _refuse_same_names(kind.elementType, place)
+    if isinstance(kind, MapType):
+        return _refuse_same_names(kind.valueType, place)
+    if not isinstance(kind, StructType):
+        return
+    seen: dict[str, str] = {}
+    for field in kind.fields:
+        if (other := seen.setdefault(field.name.lower(), field.name)) != field.name:
+            raise KlammError(
+                f"The schema has columns {place + other!r} and {place + field.name!r}, which differ in case only."
+            )
+        _refuse_same_names(field.dataType, f"{place}{field.name}.")
 
 
 def descriptor_set(schema: ValueSchema) -> bytes:

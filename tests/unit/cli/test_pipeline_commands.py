@@ -56,6 +56,23 @@ def test_a_pipeline_that_starts_is_told_as_such_and_leaves_the_list_when_it_is_r
     assert capsys.readouterr().out.splitlines()[:1] == ["Reset s."] and not list(runs())
 
 
+def test_status_says_that_a_checkpoint_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
+    queries = {"s": {"state": "finished", "restarts": 0}}
+    (tmp_path / "ck").mkdir()
+    RunFile("p", str(tmp_path / "ck")).write(
+        {"checkpoint": str(tmp_path / "ck"), "name": "p", "pid": 1, "queries": queries}
+    )
+    status()
+    assert capsys.readouterr().err == ""
+    (tmp_path / "ck").rename(tmp_path / "moved")
+    status()
+    told = capsys.readouterr()
+    assert " finished " in told.out and f"p: the checkpoint {tmp_path}/ck is no longer there." in told.err
+
+
 def test_a_topic_that_is_missing_can_be_made() -> None:
     assert missing_topic("ordrs", ["orders"]) == " Did you mean 'orders'? `klamm topic create ordrs` makes it."
     assert missing_topic("out", ["orders"]) == " `klamm topic create out` makes it."

@@ -380,7 +380,7 @@ def test_wrong_ddl_is_refused_with_its_place(ddl: str, reason: str) -> None:
 def test_ddl_is_read_and_written() -> None:
     text = "`a b` string, c struct<d: array<int>, `e-f`: map<string, decimal(5,2)>>, g timestamp_ntz, h bigint"
     assert to_ddl(parse_ddl(text)) == text
-    assert to_ddl(parse_ddl("a INT NOT NULL COMMENT 'the \\' first', b:Long")) == "a int, b bigint"
+    assert to_ddl(parse_ddl("a INT NOT NULL COMMENT 'the \\' first', b:Long")) == "a int NOT NULL, b bigint"
 
 
 @pytest.mark.parametrize("value_format", ["json", "avro", "protobuf"])

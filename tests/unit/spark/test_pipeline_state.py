@@ -16,6 +16,7 @@ from klamm.spark.pipeline.shape import QueryShape, ShapeFile, changes, shape_of
 from klamm.spark.pipeline.state import (
     CheckpointLock,
     RunFile,
+    forget_moved,
     holder,
     home_of,
     refuse_if_running,
@@ -88,6 +89,17 @@ def test_runs_are_told_with_whether_they_live(tmp_path: Path) -> None:
         assert next(iter(runs(tmp_path)))["alive"]
     file.remove()
     assert not list(runs(tmp_path))
+
+
+def test_a_run_on_a_moved_checkpoint_replaces_what_was_told_of_the_old_one(tmp_path: Path) -> None:
+    places = [str(tmp_path / name) for name in ("old", "busy", "new")]
+    for place in places:
+        RunFile("p", place, tmp_path).write({"name": "p", "file": "/p.yaml", "checkpoint": place})
+    other = RunFile("p", str(tmp_path / "other"), tmp_path)
+    other.write({"name": "p", "file": "/another.yaml", "checkpoint": str(tmp_path / "other")})
+    with CheckpointLock(places[1], "p", 1):
+        forget_moved("p", "/p.yaml", places[2], tmp_path)
+    assert sorted(Path(run["checkpoint"]).name for run in runs(tmp_path)) == ["busy", "new", "other"]
 
 
 def test_where_state_is_kept(tmp_path: Path) -> None:

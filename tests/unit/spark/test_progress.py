@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from rich.console import Console
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
 from klamm.spark.group_lag import GroupOffsets
-from klamm.spark.progress import parse_progress
+from klamm.spark.progress import ProgressListener, parse_progress
 from klamm.spark.progress_sinks import JsonLines, PrometheusEndpoint, TerminalTable, progress_table, row
 from klamm.spark.triggers import trigger_arguments
 
@@ -123,6 +124,36 @@ def test_prometheus_reads_the_endpoint() -> None:
         refused.value.close()
         endpoint.ended(REPORT["id"], None)
         assert endpoint.text() == ""
+    finally:
+        endpoint.close()
+
+
+def test_metrics_before_the_first_batch_tell_what_is_starting() -> None:
+    endpoint = PrometheusEndpoint()
+    try:
+        assert endpoint.text() == "# No query has started yet.\n"
+        name = parse_progress(REPORT).name
+        endpoint.states({name: {"state": "starting", "restarts": 0}, "shop.out": {"state": "running", "restarts": 3}})
+        found = {
+            (s.name.removeprefix("klamm_spark_query_"), s.labels["query"]): s
+            for family in text_string_to_metric_families(endpoint.text())
+            for s in family.samples
+        }
+        assert found["up", name].value == 0 and found["up", "shop.out"].value == 1
+        assert found["state", name].labels["state"] == "starting"
+        assert found["restarts_total", "shop.out"].value == 3
+        endpoint.progress(parse_progress(REPORT))
+        endpoint.ended(REPORT["id"], "it broke")
+        assert 'state="failed"} 1' in endpoint.text() and "lag_records" not in endpoint.text()
+    finally:
+        endpoint.close()
+
+
+def test_a_listener_tells_of_a_query_that_has_started() -> None:
+    endpoint = PrometheusEndpoint()
+    try:
+        ProgressListener([endpoint]).onQueryStarted(SimpleNamespace(id="0123456789", name=None))
+        assert 'klamm_spark_query_up{query="01234567"} 1' in endpoint.text()
     finally:
         endpoint.close()
 

@@ -67,7 +67,12 @@ class Pipeline:
     def view(self, function: F) -> F: ...
     @overload
     def view(
-        self, *, watermark: tuple[str, str] | None = None, deduplicate: tuple[str, ...] = ()
+        self,
+        *,
+        watermark: tuple[str, str] | None = None,
+        deduplicate: tuple[str, ...] = (),
+        on_error: str = "fail",
+        dead_letters: str | None = None,
     ) -> Callable[[F], F]: ...
     def view(
         self,
@@ -75,6 +80,8 @@ class Pipeline:
         *,
         watermark: tuple[str, str] | None = None,
         deduplicate: tuple[str, ...] = (),
+        on_error: str = "fail",
+        dead_letters: str | None = None,
     ) -> F | Callable[[F], F]:
         """`@pipeline.view` or `@pipeline.view(watermark=("at", "10 minutes"))` above a function."""
 
@@ -86,7 +93,16 @@ class Pipeline:
             if not inputs:
                 self._problems.append(Problem(line, f"view {name!r} has no parameter: it reads nothing."))
             self._views.append(
-                View(name, line, function=function, inputs=inputs, watermark=mark, deduplicate=tuple(deduplicate))
+                View(
+                    name,
+                    line,
+                    function=function,
+                    inputs=inputs,
+                    watermark=mark,
+                    deduplicate=tuple(deduplicate),
+                    on_error=on_error,
+                    dead_letters=dead_letters,
+                )
             )
             return function
 

@@ -9,7 +9,16 @@ from typing import Final
 
 from klamm.spark.option_names import READ, TABLE, WRITE, did_you_mean, unknown
 from klamm.spark.pipeline.fields import check_name
-from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, View, find_cycle, in_order
+from klamm.spark.pipeline.model import (
+    ON_ERROR,
+    PipelineSpec,
+    Sink,
+    Source,
+    View,
+    dead_letters_of,
+    find_cycle,
+    in_order,
+)
 from klamm.spark.pipeline.options import SET_ELSEWHERE, Columns, sink_problems, source_problems
 from klamm.spark.pipeline.problems import PipelineError, Problem, suggestion
 from klamm.spark.sql_names import SqlTextError, relations
@@ -38,7 +47,7 @@ def checked(spec: PipelineSpec, problems: list[Problem]) -> PipelineSpec:
     if problems:
         raise PipelineError(spec.file, problems)
     spec = replace(spec, views=in_order(views))
-    problems += _watermarks(spec)
+    problems += [*_watermarks(spec), *_dead_letters(spec)]
     if problems:
         raise PipelineError(spec.file, problems)
     return spec
@@ -160,6 +169,32 @@ def _parts_that_are_missing(spec: PipelineSpec) -> Iterator[Problem]:
         yield Problem(spec.sources[0].line, "every source is static: at least one must be a stream.")
     if not spec.sinks:
         yield Problem(1, "the pipeline has no sink.")
+
+
+def _dead_letters(spec: PipelineSpec) -> Iterator[Problem]:
+    for view in spec.views:
+        what = f"view {view.name!r}"
+        if view.on_error not in ON_ERROR:
+            yield Problem(view.line, f"'on_error' of {what} is {' or '.join(ON_ERROR)}, not {view.on_error!r}.")
+        if view.on_error != "dead_letter":
+            if view.dead_letters is not None:
+                yield Problem(view.line, f"{what} has 'dead_letters' without 'on_error: dead_letter'.")
+            continue
+        if "://" in dead_letters_of(spec, view):
+            yield Problem(view.line, f"{what}: the table 'dead_letters' must be a directory of this machine.")
+        for source in spec.sources:
+            if source.name in spec.upstream(view.name):
+                yield from _locations(source, what)
+
+
+def _locations(source: Source, what: str) -> Iterator[Problem]:
+    """A record of the dead letters is left out by its topic, partition and offset."""
+    for name, value in source.options.items():
+        if name.lower() == "columns":
+            found = {column.strip() for column in value.split(",")}
+            if missing := ", ".join(column for column in source.location_columns if column not in found):
+                reason = f"'columns' of source {source.name!r} must have {missing} for the dead letters of {what}."
+                yield Problem(source.line_of(f"options.{name}"), reason)
 
 
 def _watermarks(spec: PipelineSpec) -> Iterator[Problem]:

@@ -52,6 +52,23 @@ _MISTAKES: Final = frozenset(
 )
 """Errors of code that meets data. A broker or a disk that is away raises others, and may come back."""
 
+_OUTSIDE: Final = frozenset(
+    {
+        "BrokenPipeError",
+        "ConnectionAbortedError",
+        "ConnectionError",
+        "ConnectionRefusedError",
+        "ConnectionResetError",
+        "FileNotFoundError",
+        "InterruptedError",
+        "MemoryError",
+        "OSError",
+        "PermissionError",
+        "TimeoutError",
+        "gaierror",
+    }
+)
+
 
 def spark_sentence(error: BaseException, file: str = "") -> str:
     """What Spark says, without its stack and plan: the Python exception at the bottom of it, or condition and text.
@@ -62,7 +79,7 @@ def spark_sentence(error: BaseException, file: str = "") -> str:
     text = text.split(_PLAN)[0]
     if (found := python_exception(text, file)) is not None:
         return found
-    text = text.split("\n\nJVM stacktrace:")[0].split("\nDriver stacktrace:")[0].split("\n== SQL ==")[0]
+    text = text.split("\n\nJVM stacktrace:")[0].split("\nDriver stacktrace:")[0].split("\n== SQL ")[0]
     return text.split("; line ")[0].split(";\n")[0].strip()
 
 
@@ -107,7 +124,7 @@ def failure_of(error: BaseException, file: str, sink: str) -> Failure:
     if "DataLossError: " in text:
         # Records that are gone do not come back, and a start anew may not notice that they are.
         return Failure(f"{reason} That is an option of the source; {reset} starts over with what there is.", True)
-    if "CheckpointError: " in text:
+    if "CheckpointError: " in text or "OptionError: " in text:
         return Failure(reason, True)
     return Failure(reason, "AnalysisException" in text, _batch(text) if _is_mistake(text, reason, file) else "")
 
@@ -122,10 +139,20 @@ def start_advice(error: BaseException, sink: Sink) -> str:
     return f" Set `mode: update` or `mode: complete`, or {watermark}."
 
 
+def is_data_error(error: BaseException) -> bool:
+    """Whether a batch query failed on its data or in code that met it."""
+    return _is_mistake(str(error), spark_sentence(error), "")
+
+
 def _is_mistake(text: str, reason: str, file: str) -> bool:
-    """Whether it looks like an error of code or data, which the same batch would bring again."""
-    kind = reason.removeprefix(f"{os.path.basename(file)} line ").lstrip("0123456789").removeprefix(": ")
-    return kind.partition(":")[0] in _MISTAKES or _BATCH_ERROR.search(text.split(_PLAN)[0]) is not None
+    """Whether it looks like an error of code or data, which the same batch would bring again.
+
+    So does every exception that went through the pipeline's own code, unless something outside is the cause.
+    """
+    place = f"{os.path.basename(file)} line "
+    kind = reason.removeprefix(place).lstrip("0123456789").removeprefix(": ").partition(":")[0]
+    is_own = bool(file) and reason.startswith(place) and kind not in _OUTSIDE
+    return is_own or kind in _MISTAKES or _BATCH_ERROR.search(text.split(_PLAN)[0]) is not None
 
 
 def _batch(text: str) -> str:

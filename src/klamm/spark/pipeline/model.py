@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 FORMATS: Final = ("raw", "string", "json", "avro", "protobuf")
 MODES: Final = ("append", "update", "complete")
 TABLE_FORMATS: Final = ("delta", "parquet")
+ON_ERROR: Final = ("fail", "dead_letter")
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _UNITS_MS: Final = {
@@ -101,6 +102,11 @@ class Source:
         return line_of(self, key)
 
     @property
+    def location_columns(self) -> tuple[str, str, str]:
+        """The columns that tell which record a row is."""
+        return ("topic", "partition", "offset") if self.format == "raw" else ("_topic", "_partition", "_offset")
+
+    @property
     def reads(self) -> str:
         return self.topic if self.topic is not None else f"/{self.pattern}/"
 
@@ -116,6 +122,10 @@ class View:
     inputs: tuple[str, ...] = ()
     watermark: Watermark | None = None
     deduplicate: tuple[str, ...] = ()
+    on_error: str = "fail"
+    """What happens when the view fails on a record: the query ends, or the record goes to the dead letters."""
+    dead_letters: str | None = None
+    """Their table, if it is not the one of `dead_letters_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +194,11 @@ class PipelineSpec:
                 wanted.add(current)
                 waiting.extend(inputs.get(current, ()))
         return tuple(step.name for step in self.steps if step.name in wanted)
+
+
+def dead_letters_of(spec: PipelineSpec, view: View) -> str:
+    """The table of records on which a view fails; beside the checkpoint, unless the view names one."""
+    return view.dead_letters or f"{spec.checkpoint.rstrip('/')}_dead_letters/{view.name}"
 
 
 def find_cycle(edges: Mapping[str, Iterable[str]]) -> tuple[str, ...]:

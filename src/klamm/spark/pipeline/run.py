@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 from klamm.clock import Clock, SystemClock
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
+from klamm.spark.ended import SparkEndedError
 from klamm.spark.pipeline.model import PipelineSpec, Trigger
 from klamm.spark.pipeline.runner import PipelineRunner, SparkQuery, sink_checkpoint
 from klamm.spark.pipeline.shape import ShapeFile, shape_of
-from klamm.spark.pipeline.state import CheckpointLock, RunFile, identity, refuse_if_running
-from klamm.spark.progress import Progress, Sink, parse_progress
+from klamm.spark.pipeline.state import CheckpointLock, RunFile, forget_moved, identity, refuse_if_running
+from klamm.spark.progress import Progress, Sink, StateSink, parse_progress
 from klamm.spark.supervise import State, Supervised, Supervisor
 from klamm.spark.tables import delta
 from klamm.spark.tables.existing import may_append, refuse_new_query
@@ -32,6 +33,7 @@ TICK_S: Final = 0.2
 PUBLISH_EVERY_S: Final = 1.0
 COMMIT_TIMEOUT_MS: Final = 5000
 STAGGER_S: Final = 60.0
+_ENDED: Final = "The next run goes on from the checkpoint."
 
 
 @contextmanager
@@ -104,6 +106,7 @@ class _Story:
 
     def __init__(self, spec: PipelineSpec, options: RunOptions, clock: Clock) -> None:
         self._sinks = [sink.name for sink in spec.sinks]
+        self._states = [sink for sink in options.progress if isinstance(sink, StateSink)]
         self._file = RunFile(spec.name, spec.checkpoint)
         self._is_starting = True
         self._head = {
@@ -119,11 +122,17 @@ class _Story:
 
     def tell(self, queries: Mapping[str, Mapping[str, Any]]) -> None:
         self._is_starting = False
+        self._write(queries)
+
+    def _write(self, queries: Mapping[str, Mapping[str, Any]]) -> None:
         self._file.write({**self._head, "queries": queries})
+        for sink in self._states:
+            sink.states({f"{self._head['name']}.{name}": query for name, query in queries.items()})
 
     @contextmanager
     def of_start(self) -> Iterator[None]:
         """Starting, until the first `tell`; what ends the run before that is told as its end."""
+        forget_moved(str(self._head["name"]), str(self._head["file"]), str(self._head["checkpoint"]))
         self._tell_all(State.STARTING)
         try:
             yield
@@ -135,7 +144,7 @@ class _Story:
 
     def _tell_all(self, state: State, failure: str = "") -> None:
         query = {"state": state.value, "restarts": 0, "failure": failure}
-        self._file.write({**self._head, "queries": dict.fromkeys(self._sinks, query)})
+        self._write(dict.fromkeys(self._sinks, query))
 
 
 def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, clock: Clock, story: _Story) -> None:
@@ -152,12 +161,16 @@ def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, 
     publisher = _Publisher(spec, options, supervisor, story, clock)
     try:
         with _signals(supervisor):
-            while _looked_after(supervisor):
-                publisher.publish()
+            while _looked_after(supervisor, publisher):
                 time.sleep(TICK_S)
+    except SparkEndedError:
+        if not supervisor.is_stopping:
+            raise
+        # A signal to the whole process group has ended the JVM as well.
+        options.tell("Spark's JVM has ended before its queries; an unfinished batch is run again at the next start")
     finally:
         # Where the JVM has gone, the last state that was told stays, and `status` calls it dead.
-        with suppress(Py4JError, ConnectionError):
+        with suppress(Py4JError, OSError):
             publisher.publish(final=True)
     if supervisor.failed is not None:
         more = f"\nSpark's log is {options.log}." if options.log else ""
@@ -165,17 +178,29 @@ def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, 
 
 
 def _starter(runner: PipelineRunner, sink: Any) -> Callable[[], SparkQuery]:
-    return lambda: runner.start(sink)
-
-
-def _looked_after(supervisor: Supervisor) -> bool:
     from py4j.protocol import Py4JNetworkError
 
+    def start() -> SparkQuery:
+        try:
+            return runner.start(sink)
+        except (Py4JNetworkError, ConnectionError):
+            raise SparkEndedError(_ENDED) from None
+
+    return start
+
+
+def _looked_after(supervisor: Supervisor, publisher: _Publisher) -> bool:
+    from py4j.protocol import Py4JError, Py4JJavaError
+
     try:
-        return supervisor.tick()
-    except (Py4JNetworkError, ConnectionError):
-        reason = "Spark's driver process has ended. The next run goes on from the checkpoint."
-        raise KlammError(reason) from None
+        is_left = supervisor.tick()
+        if is_left:
+            publisher.publish()
+        return is_left
+    except (Py4JError, ConnectionError) as error:
+        if isinstance(error, Py4JJavaError):
+            raise
+        raise SparkEndedError(_ENDED) from None
 
 
 @contextmanager

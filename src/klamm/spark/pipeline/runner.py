@@ -6,11 +6,14 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.errors import KlammError
+from klamm.spark.pipeline.dead_letters import DeadLetters, is_none_of, letters, query_id_of
+from klamm.spark.pipeline.diagnosis import Diagnosis, Diagnostician, reads
 from klamm.spark.pipeline.failures import failure_of, spark_sentence, start_advice
 from klamm.spark.pipeline.load import module_name
 from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, Trigger, View
@@ -43,6 +46,7 @@ class PipelineRunner:
         self._servers = bootstrap_servers
         self._trigger = trigger
         self._frames: dict[str, DataFrame] = {}
+        self._diagnoses: dict[tuple[str, str], Diagnosis] = {}
 
     def build(self) -> None:
         """Makes a DataFrame of every source and view; an error of Spark becomes one that names step and line."""
@@ -51,7 +55,7 @@ class PipelineRunner:
         for source in self.spec.sources:
             self._keep(source, partial(self._source, source))
         for view in self.spec.views:
-            self._keep(view, partial(self._view, view))
+            self._keep(view, partial(self._view, view, self._frames))
 
     def shapes(self) -> dict[str, QueryShape]:
         return {
@@ -61,7 +65,7 @@ class PipelineRunner:
 
     def start(self, sink: Sink) -> SparkQuery:
         """A query that can never start is refused with its place in the file and what to do about it."""
-        frame = self._frames[sink.view]
+        frame = self._without_dead_letters(sink)
         try:
             query = self._into_topic(frame, sink) if sink.topic is not None else self._into_table(frame, sink)
         except Exception as error:
@@ -69,10 +73,70 @@ class PipelineRunner:
                 raise
             place = f"{self.spec.file}:{sink.line}: sink {sink.name!r}"
             raise KlammError(f"{place}: {spark_sentence(error, self.spec.file)}{start_advice(error, sink)}") from error
-        return SparkQuery(query, self.spec.file, sink.name)
+        return SparkQuery(query, self.spec.file, sink.name, partial(self._examined, sink))
 
     def frame(self, name: str) -> DataFrame:
         return self._frames[name]
+
+    def assemble(self, name: str, sources: Mapping[str, DataFrame]) -> DataFrame:
+        """A view by its name, over other frames in place of the sources."""
+        frames: dict[str, DataFrame] = {}
+        upstream = self.spec.upstream(name)
+        for step in self.spec.steps:
+            if step.name not in upstream:
+                continue
+            made = sources[step.name] if isinstance(step, Source) else self._view(step, frames)
+            if isinstance(step, View) and made.isStreaming:
+                made = _finished(made, step)
+            made.createOrReplaceTempView(step.name)
+            frames[step.name] = made
+        return frames[name]
+
+    def _without_dead_letters(self, sink: Sink) -> DataFrame:
+        """The frame of a sink, without the records that its query has put aside."""
+        upstream = self.spec.upstream(sink.view)
+        views = [view for view in self.spec.views if view.name in upstream and view.on_error == "dead_letter"]
+        query_id = query_id_of(sink_checkpoint(self.spec, sink)) if views else ""
+        aside = {location for view in views for location in DeadLetters(self.spec, view).locations(query_id)}
+        if not aside:
+            return self._frames[sink.view]
+        frames: dict[str, DataFrame] = {}
+        for source in self.spec.sources:
+            here = [location for location in aside if reads(source, location[0].topic)]
+            frame = self._frames[source.name]
+            frames[source.name] = frame.where(is_none_of(source, here)) if here and not source.static else frame
+        return self.assemble(sink.view, frames)
+
+    def _examined(self, sink: Sink, failure: Failure) -> Failure:
+        """The failure with the record that caused it, which may have gone to the dead letters by then."""
+        if not failure.batch or failure.permanent:
+            return failure
+        key = (sink.name, failure.batch)
+        checkpoint = sink_checkpoint(self.spec, sink)
+        if (found := self._diagnoses.get(key)) is None:
+            examiner = Diagnostician(self.spec, self._spark, self._servers, self.assemble)
+            found = examiner.diagnose(sink, checkpoint)
+        if found.view is not None and found.view.on_error == "dead_letter" and found.records:
+            try:
+                return self._put_aside(sink, found, query_id_of(checkpoint)) or failure
+            except Exception as error:
+                told = spark_sentence(error, self.spec.file)
+                return replace(failure, reason=f"{failure.reason}{found}; the dead letters were not written: {told}")
+        self._diagnoses = {key: found}
+        return replace(failure, reason=f"{failure.reason}{found}")
+
+    def _put_aside(self, sink: Sink, found: Diagnosis, query_id: str) -> Failure | None:
+        """Moves the records to the dead letters; None where they are there already and make the query fail still."""
+        assert found.view is not None
+        table = DeadLetters(self.spec, found.view)
+        known = table.locations(query_id)
+        new = [record for record in found.records if (record.at.tp, record.at.start) not in known]
+        if not new or not query_id:
+            return None
+        table.add(letters(self._spark, self._servers, new, sink=sink.name, query_id=query_id))
+        what = f"record {new[0]}" if len(new) == 1 else f"{len(new)} records, the first at {new[0]},"
+        reason = f"view {found.view.name!r} failed, {what} went to the dead letters {table.path}: {new[0].reason}"
+        return Failure(reason, moved=len(new))
 
     def _keep(self, step: Source | View, make: Callable[[], Any]) -> None:
         what = "source" if isinstance(step, Source) else "view"
@@ -90,13 +154,13 @@ class PipelineRunner:
             return self._spark.read.format("klamm").options(**given).load()
         return self._spark.readStream.format("klamm").options(**given).load()
 
-    def _view(self, view: View) -> DataFrame:
+    def _view(self, view: View, frames: Mapping[str, DataFrame]) -> DataFrame:
         from pyspark.sql import DataFrame
 
         if view.sql is not None:
             return self._spark.sql(view.sql)
         assert view.function is not None
-        made = view.function(*(self._frames[name] for name in view.inputs))
+        made = view.function(*(frames[name] for name in view.inputs))
         if not isinstance(made, DataFrame):
             raise KlammError(f"the function returned {type(made).__name__}, not a DataFrame.")
         return made
@@ -180,17 +244,24 @@ def _pickle_by_value(path: Path) -> None:
 class SparkQuery:
     """A StreamingQuery as the supervisor sees it."""
 
-    def __init__(self, query: StreamingQuery, file: str, sink: str) -> None:
+    def __init__(
+        self,
+        query: StreamingQuery,
+        file: str,
+        sink: str,
+        examined: Callable[[Failure], Failure] = lambda failure: failure,
+    ) -> None:
         self.query = query
         self._file = file
         self._sink = sink
+        self._examined = examined
 
     def is_active(self) -> bool:
         return bool(self.query.isActive)
 
     def failure(self) -> Failure | None:
         error = self.query.exception()
-        return None if error is None else failure_of(error, self._file, self._sink)
+        return None if error is None else self._examined(failure_of(error, self._file, self._sink))
 
     def is_in_batch(self) -> bool:
         """Waiting for records, inside of the source, is part of a trigger for Spark, but not of a batch."""

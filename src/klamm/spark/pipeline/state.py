@@ -165,3 +165,11 @@ def runs(directory: Path | None = None) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(state, dict) and isinstance(state.get("checkpoint"), str):
             yield {**state, "alive": holder(state["checkpoint"]) is not None, "path": str(path)}
+
+
+def forget_moved(name: str, file: str, checkpoint: str, directory: Path | None = None) -> None:
+    """Removes what is told of earlier runs of this file on another checkpoint: it was moved, or given up."""
+    for run in runs(directory):
+        is_same = (run.get("name"), run.get("file")) == (name, file)
+        if is_same and run["checkpoint"] != checkpoint and not run["alive"]:
+            Path(run["path"]).unlink(missing_ok=True)

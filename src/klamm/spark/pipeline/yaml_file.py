@@ -11,6 +11,7 @@ from klamm.spark.pipeline.fields import Fields
 from klamm.spark.pipeline.model import (
     FORMATS,
     MODES,
+    ON_ERROR,
     TABLE_FORMATS,
     PipelineSpec,
     Restart,
@@ -46,7 +47,7 @@ _SOURCE: Final = (
     "deduplicate",
     "options",
 )
-_VIEW: Final = ("sql", "watermark", "deduplicate")
+_VIEW: Final = ("sql", "watermark", "deduplicate", "on_error", "dead_letters")
 _SINK: Final = (
     "from",
     "topic",
@@ -161,6 +162,8 @@ def _view(name: str, tree: Table, line: int, problems: list[Problem]) -> View:
         sql=sql or "",
         watermark=fields.watermark(),
         deduplicate=fields.names("deduplicate"),
+        on_error=fields.choice("on_error", ON_ERROR, "fail"),
+        dead_letters=fields.text("dead_letters"),
     )
 
 

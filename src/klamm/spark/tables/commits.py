@@ -172,6 +172,10 @@ def evolve(table: DeltaTable, schema: pa.Schema, is_partitioned: bool) -> list[s
                 "rows: a table takes added columns, and no others."
             )
     added = [field for field in wanted.fields if field.name not in types]
+    by_lower = {name.lower(): name for name in types}
+    for field in added:
+        if (other := by_lower.get(field.name.lower())) is not None:
+            raise KlammError(f"Column {field.name!r} of the rows and {other!r} of the table differ in case only.")
     if added:
         table.alter.add_columns([Field(field.name, field.type, nullable=True) for field in added])
         table.update_incremental()
@@ -179,6 +183,10 @@ def evolve(table: DeltaTable, schema: pa.Schema, is_partitioned: bool) -> list[s
 
 
 def delta_schema(schema: pa.Schema, is_partitioned: bool) -> Schema:
+    seen: dict[str, str] = {}
+    for name in schema.names:
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            raise KlammError(f"Columns {other!r} and {name!r} differ in case only: a table cannot tell them apart.")
     if is_partitioned:
         schema = schema.append(pa.field(DATE_COLUMN, pa.date32()))
     try:

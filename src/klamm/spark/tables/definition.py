@@ -81,11 +81,20 @@ def create_table(path: Path, definition: TableDefinition) -> list[str]:
 
     A table that is there already takes the same definition with added columns, and no other.
     """
+    from klamm.spark.options import parse_read_options
     from klamm.spark.tables.commits import BatchOfFiles, create, evolve
     from klamm.spark.tables.delta import parse_options
 
     parse_options({"path": str(path), "badRecords": definition.bad_records or ""})
     columns = definition.columns()
+    parse_read_options(
+        {
+            "kafka.bootstrap.servers": definition.bootstrap_servers,
+            "subscribe": definition.topic,
+            "startingOffsets": definition.starting_offsets,
+        },
+        streaming=True,
+    )
     is_partitioned = definition.partition_by_date is not None
     if is_partitioned and definition.partition_by_date not in columns.names:
         raise KlammError(f"There is no column {definition.partition_by_date!r} to partition by.")

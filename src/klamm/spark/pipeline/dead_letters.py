@@ -1,0 +1,123 @@
+"""The dead letters of a view: a Delta table of the records on which it fails, each with the reason.
+
+The table is also the list of records that the query leaves out when it runs the batch again: a record is either in the
+table or in the query, whenever the process ends. Rows carry the id of the query, so a pipeline that was reset tries
+every record again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from klamm.model import TopicPartition
+from klamm.spark.locations import local_path
+from klamm.spark.pipeline.model import PipelineSpec, Source, View, dead_letters_of
+from klamm.spark.pipeline.poison import PoisonRecord
+from klamm.spark.tables.delta import local_path as table_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA: Final = pa.schema(
+    [
+        ("_topic", pa.string()),
+        ("_partition", pa.int32()),
+        ("_offset", pa.int64()),
+        ("_timestamp", pa.timestamp("us", "UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("_error", pa.string()),
+        ("_sink", pa.string()),
+        ("_query_id", pa.string()),
+    ]
+)
+
+Location = tuple[TopicPartition, int]
+
+
+def query_id_of(checkpoint: str) -> str:
+    """The id of the query that runs on a checkpoint of this machine; empty where it has not started yet."""
+    root = local_path(checkpoint)
+    try:
+        return str(json.loads((root / "metadata").read_text())["id"]) if root is not None else ""
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+class DeadLetters:
+    """The table of one view."""
+
+    def __init__(self, spec: PipelineSpec, view: View) -> None:
+        self.path: Path = table_path(dead_letters_of(spec, view))
+
+    def locations(self, query_id: str) -> set[Location]:
+        """The records that this query leaves out."""
+        from deltalake import DeltaTable
+
+        if not query_id or not DeltaTable.is_deltatable(str(self.path)):
+            return set()
+        rows = DeltaTable(str(self.path)).to_pyarrow_table(
+            columns=["_topic", "_partition", "_offset"], filters=[("_query_id", "=", query_id)]
+        )
+        return {(TopicPartition(row["_topic"], row["_partition"]), row["_offset"]) for row in rows.to_pylist()}
+
+    def add(self, rows: pa.Table) -> None:
+        """Appends rows of SCHEMA, on the disk when this returns."""
+        from klamm.spark.tables.commits import BatchOfFiles, commit
+        from klamm.spark.tables.files import ParquetFiles
+
+        files = ParquetFiles(self.path, None)
+        self.path.mkdir(parents=True, exist_ok=True)
+        for batch in rows.combine_chunks().to_batches():
+            files.write(batch)
+        commit(self.path, BatchOfFiles(SCHEMA, files.close(), is_partitioned=False))
+
+
+def letters(
+    spark: SparkSession, servers: str, records: Sequence[PoisonRecord], *, sink: str, query_id: str
+) -> pa.Table:
+    """The rows for records that fail: key, value and timestamp are read again from the topics."""
+    reasons = {(record.at.tp, record.at.start): record.reason for record in records}
+    rows: list[dict[str, Any]] = []
+    for tp in sorted({tp for tp, _ in reasons}):
+        offsets = [offset for other, offset in reasons if other == tp]
+        for row in _read(spark, servers, tp, offsets).to_pylist():
+            found = {f"_{name}": row[name] for name in ("topic", "partition", "offset", "timestamp")}
+            found |= {"key": row["key"], "value": row["value"], "_error": reasons[(tp, row["offset"])]}
+            rows.append({**found, "_sink": sink, "_query_id": query_id})
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def _read(spark: SparkSession, servers: str, tp: TopicPartition, offsets: list[int]) -> pa.Table:
+    from pyspark.sql import functions as F
+
+    options = {
+        "kafka.bootstrap.servers": servers,
+        "assign": json.dumps({tp.topic: [tp.partition]}),
+        "startingOffsets": json.dumps({tp.topic: {str(tp.partition): min(offsets)}}),
+        "endingOffsets": json.dumps({tp.topic: {str(tp.partition): max(offsets) + 1}}),
+        "failOnDataLoss": "false",
+    }
+    frame = spark.read.format("klamm").options(**options).load().where(F.col("offset").isin(offsets))
+    return frame.select("topic", "partition", "offset", "timestamp", "key", "value").toArrow()
+
+
+def is_none_of(source: Source, locations: Iterable[Location]) -> Any:
+    """The condition that a row of the source is none of these records."""
+    from pyspark.sql import functions as F
+
+    topic, partition, offset = (F.col(name) for name in source.location_columns)
+    offsets: defaultdict[TopicPartition, list[int]] = defaultdict(list)
+    for tp, number in sorted(locations):
+        offsets[tp].append(number)
+    conditions = [
+        ~((topic == tp.topic) & (partition == tp.partition) & offset.isin(numbers)) for tp, numbers in offsets.items()
+    ]
+    return reduce(lambda one, other: one & other, conditions, F.lit(True))

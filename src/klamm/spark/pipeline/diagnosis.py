@@ -1,0 +1,195 @@
+"""Why a batch of a pipeline fails: the view, and the records, found by running the view on parts of the batch.
+
+The view is run as a batch query over the records of the failed micro-batch, which the checkpoint names. That works for
+any SQL and any function that a batch DataFrame takes. Where it does not, the offsets of the batch are told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from klamm.model import TopicPartition
+from klamm.spark.locations import local_path
+from klamm.spark.offsets import OffsetRange, parse_source_offset, to_json
+from klamm.spark.pipeline.failures import is_data_error, spark_sentence
+from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, View
+from klamm.spark.pipeline.options import reading_options
+from klamm.spark.pipeline.poison import PoisonRecord, Ranges, search, size, told
+from klamm.spark.tables.batch_offsets import batch_offsets
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MAX_BATCH: Final = 5_000_000
+"""Batches with more offsets are not searched: their records are kept in memory and on disk meanwhile."""
+MAX_RECORDS: Final = 100
+"""So many records go to the dead letters at a time; the restarted query finds the next ones."""
+_BATCH_ONLY: Final = ("starting", "ending", "maxoffsets", "minoffsets", "maxtrigger", "failondataloss", "pushdown")
+"""Options of the source that say where and how much a stream reads."""
+
+Frames = Mapping[str, Any]
+Assemble = Callable[[str, Frames], Any]
+"""A view by its name over other frames in place of the sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`view` fails on these records. Without any, `within` says where they are, as far as that is known."""
+
+    view: View | None
+    records: tuple[PoisonRecord, ...]
+    within: str
+
+    def __str__(self) -> str:
+        if not self.records:
+            return f" (in the batch {self.within})" if self.within else ""
+        name = f"view {self.view.name!r}, " if self.view is not None else ""
+        return f" (at {name}record {self.records[0]})"
+
+
+def failed_ranges(checkpoint: str) -> list[tuple[OffsetRange, ...]] | None:
+    """What the newest batch of a checkpoint reads, per source of the query; None where that is not known."""
+    root = local_path(checkpoint)
+    newest = _newest_batch(root) if root is not None else None
+    found = batch_offsets(checkpoint, newest) if newest is not None else None
+    if found is None:
+        return None
+    ranges = []
+    for start, end in zip(found.start, found.end, strict=True):
+        begins = parse_source_offset(start).offsets if isinstance(start, Mapping) else {}
+        ends = parse_source_offset(end).offsets if isinstance(end, Mapping) else {}
+        ranges.append(tuple(OffsetRange(tp, begins.get(tp, last), last) for tp, last in sorted(ends.items())))
+    return ranges
+
+
+def _newest_batch(root: Path) -> int | None:
+    try:
+        return max((int(entry.name) for entry in (root / "offsets").iterdir() if entry.name.isdecimal()), default=None)
+    except OSError:
+        return None
+
+
+def ranges_of(source: Source, queries: Sequence[tuple[OffsetRange, ...]]) -> list[OffsetRange]:
+    """What a pipeline's source contributes to a batch. A topic that is read twice counts from its first record."""
+    found: dict[TopicPartition, OffsetRange] = {}
+    for one in (r for ranges in queries for r in ranges if reads(source, r.tp.topic)):
+        other = found.get(one.tp, one)
+        found[one.tp] = OffsetRange(one.tp, min(one.start, other.start), max(one.end, other.end))
+    return sorted(found.values())
+
+
+def reads(source: Source, topic: str) -> bool:
+    if source.pattern is not None:
+        return re.search(source.pattern, topic) is not None
+    return topic in [name.strip() for name in (source.topic or "").split(",")]
+
+
+def within(source: Source, ranges: Ranges) -> Any:
+    """The condition that a row comes from these ranges."""
+    from pyspark.sql import functions as F
+
+    topic, partition, offset = (F.col(name) for name in source.location_columns)
+    conditions = [
+        (topic == r.tp.topic) & (partition == r.tp.partition) & (offset >= r.start) & (offset < r.end) for r in ranges
+    ]
+    return reduce(lambda one, other: one | other, conditions, F.lit(False))
+
+
+class Diagnostician:
+    """Looks into one failed batch of one sink's query."""
+
+    def __init__(self, spec: PipelineSpec, spark: SparkSession, servers: str, assemble: Assemble) -> None:
+        self._spec = spec
+        self._spark = spark
+        self._servers = servers
+        self._assemble = assemble
+
+    def diagnose(self, sink: Sink, checkpoint: str) -> Diagnosis:
+        batch = failed_ranges(checkpoint)
+        if batch is None:
+            return Diagnosis(None, (), "")
+        everything = [r for ranges in batch for r in ranges if r.size > 0]
+        unknown = Diagnosis(None, (), told(everything))
+        if not 0 < size(everything) <= MAX_BATCH:
+            return unknown
+        upstream = self._spec.upstream(sink.view)
+        sources = [source for source in self._spec.sources if source.name in upstream]
+        try:
+            frames = {source.name: self._frame(source, ranges_of(source, batch)) for source in sources}
+            trial = _Trial(self._assemble, frames)
+            try:
+                return self._search(upstream, sources, batch, trial) or unknown
+            finally:
+                trial.close()
+        except Exception:
+            return unknown  # a view that is not for batches, or brokers that are away: the failure itself is told
+
+    def _search(
+        self,
+        upstream: Sequence[str],
+        sources: list[Source],
+        batch: Sequence[tuple[OffsetRange, ...]],
+        trial: _Trial,
+    ) -> Diagnosis | None:
+        views = [view for view in self._spec.views if view.name in upstream]
+        failing = next((view for view in views if trial.run(view.name, {}) is not None), None)
+        if failing is None:
+            return None
+        limit = MAX_RECORDS if failing.on_error == "dead_letter" else 1
+        inputs = self._spec.upstream(failing.name)
+        streams = [source for source in sources if source.name in inputs and not source.static]
+        records: list[PoisonRecord] = []
+        # First with nothing from the other sources: what fails then needs no second record.
+        for others_empty in (True, False) if len(streams) > 1 else (False,):
+            for source in streams:
+                others: dict[str, Any] = {s.name: within(s, ()) for s in streams if s is not source and others_empty}
+
+                def fails(part: Ranges, source: Source = source, others: dict[str, Any] = others) -> str | None:
+                    return trial.run(failing.name, {**others, source.name: within(source, part)})
+
+                if fails(()) is None:
+                    records += search(ranges_of(source, batch), fails, limit=limit).records
+            if records:
+                break
+        return Diagnosis(failing, tuple(records), told([r for ranges in batch for r in ranges if r.size > 0]))
+
+    def _frame(self, source: Source, ranges: Ranges) -> DataFrame:
+        """The records of the batch, as a batch DataFrame that is read once; a static source as the query has it."""
+        given = reading_options(source, self._servers)
+        if source.static:
+            return self._spark.read.format("klamm").options(**given).load()
+        kept = {name: value for name, value in given.items() if not name.lower().startswith(_BATCH_ONLY)}
+        starts = to_json({r.tp: r.start for r in ranges})
+        ends = to_json({r.tp: r.end for r in ranges})
+        reader = self._spark.read.format("klamm").options(**kept)
+        return reader.options(startingOffsets=starts, endingOffsets=ends, failOnDataLoss="false").load().persist()
+
+
+class _Trial:
+    """Runs views over parts of the batch."""
+
+    def __init__(self, assemble: Assemble, frames: Mapping[str, DataFrame]) -> None:
+        self._assemble = assemble
+        self._frames = frames
+
+    def run(self, view: str, conditions: Mapping[str, Any]) -> str | None:
+        """Why the view fails on the rows that meet the conditions; None where it does not. Other errors are raised."""
+        frames = {
+            name: frame.where(conditions[name]) if name in conditions else frame for name, frame in self._frames.items()
+        }
+        try:
+            self._assemble(view, frames).write.format("noop").mode("overwrite").save()
+        except Exception as error:
+            if not is_data_error(error):
+                raise
+            return spark_sentence(error)
+        return None
+
+    def close(self) -> None:
+        for frame in self._frames.values():
+            frame.unpersist()
