@@ -28,7 +28,7 @@ from klamm.spark.direct_files import (
     position_of,
     segment_path,
 )
-from klamm.spark.fetch import loss
+from klamm.spark.loss import loss
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import ReadOptions
 from klamm.spark.record_columns import RecordDecoder

@@ -16,7 +16,6 @@ from uuid import UUID
 import pyarrow as pa
 
 from klamm.clock import Clock, SystemClock
-from klamm.errors import KlammError
 from klamm.protocol.messages.fetch import PartitionData
 from klamm.spark.client import (
     READ_COMMITTED,
@@ -30,6 +29,7 @@ from klamm.spark.client import (
     UnknownTopicError,
 )
 from klamm.spark.client_connection import Room
+from klamm.spark.loss import loss
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import ReadOptions
 from klamm.spark.record_columns import RecordDecoder
@@ -42,18 +42,6 @@ _MAX_CORRUPT: Final = 3
 _GONE_AFTER_S: Final = 5.0
 """A topic counts as deleted, and an offset as lost, when the brokers have said so, and nothing else, for this long."""
 _MIN_FETCH_BYTES: Final = 1024 * 1024
-
-
-class DataLossError(KlammError):
-    """Records that the query needs are gone."""
-
-
-def loss(range_: OffsetRange, why: str, options: ReadOptions) -> None:
-    """Raises DataLossError, or warns when the query has said that it can live with it."""
-    lost = f"{range_.tp}: the offsets {range_.start} to {range_.end - 1} are gone: {why}."
-    if options.fail_on_data_loss:
-        raise DataLossError(f"{lost} Set failOnDataLoss=false to go on without them.")
-    _log.warning("%s The query goes on without them.", lost)
 
 
 def fetch_batches(

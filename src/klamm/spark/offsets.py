@@ -186,6 +186,19 @@ def split_ranges(
     return [part for r in found for part in _cut(r, 1 if r in is_whole else _parts(r.size, rest_total, rest_parts))]
 
 
+def together(ranges: Iterable[OffsetRange], limit: int) -> list[list[OffsetRange]]:
+    """Groups of neighbours with at most `limit` offsets; a larger range is a group of its own."""
+    groups: list[list[OffsetRange]] = []
+    room = 0
+    for one in ranges:
+        if one.size > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(one)
+        room -= one.size
+    return groups
+
+
 def _parts(size: int, total: int, parts: int) -> int:
     return max(1, math.floor(size / total * parts + 0.5))
 

@@ -19,7 +19,7 @@ from klamm.spark.client import (
     UnknownTopicError,
     UnreachableError,
 )
-from klamm.spark.fetch import loss
+from klamm.spark.loss import loss
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import EARLIEST, LATEST, OffsetSpec, OptionError, ReadOptions
 

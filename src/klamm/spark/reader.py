@@ -1,10 +1,14 @@
-"""Batch reads, and what a task does with its range, in batch queries and in streams alike."""
+"""Batch reads, and what a task does with its ranges, in batch queries and in streams alike.
+
+Tasks import the decoders when they run: numba takes 1.6 s of CPU to load, and Spark starts several processes per query
+that only plan.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -15,19 +19,18 @@ from pyspark.sql.types import StructType
 from klamm.model import TopicPartition
 from klamm.spark import worker
 from klamm.spark.client import FIRST_CONTACT_MS, ClusterClient
-from klamm.spark.direct import DirectReader
-from klamm.spark.direct_files import DirectReadError
-from klamm.spark.fetch import fetch_batches
-from klamm.spark.offsets import OffsetRange, split_ranges
+from klamm.spark.offsets import OffsetRange, split_ranges, together
 from klamm.spark.options import ReadOptions
 from klamm.spark.plan import Planner
-from klamm.spark.record_columns import RecordDecoder
 from klamm.spark.values import value_decoder
 
 if TYPE_CHECKING:
     from klamm.spark.value_schema import ValueSchema
 
 _log = logging.getLogger(__name__)
+
+SMALL_TASK: Final = 1000
+"""Ranges share a task up to so many offsets: decoding these takes less than starting the task."""
 
 
 class RangePartition(InputPartition):
@@ -46,24 +49,48 @@ class RangePartition(InputPartition):
         return OffsetRange(TopicPartition(self.topic, self.partition), self.start, self.end)
 
 
-def input_partitions(ranges: list[OffsetRange], options: ReadOptions, ids: dict[str, UUID]) -> list[RangePartition]:
+class SmallRanges(InputPartition):
+    """Several ranges with few records for one task."""
+
+    def __init__(self, parts: tuple[RangePartition, ...]) -> None:
+        super().__init__(tuple(part.value for part in parts))
+        self.parts = parts
+
+
+def input_partitions(ranges: list[OffsetRange], options: ReadOptions, ids: dict[str, UUID]) -> list[InputPartition]:
+    """One task per range, and one for ranges that have few records together, unless the query says how many it wants.
+
+    A task costs milliseconds and, in a table, a file: 500 partitions with five records each are three tasks.
+    """
     split = split_ranges(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
-    return [RangePartition(r.tp.topic, r.tp.partition, r.start, r.end, ids.get(r.tp.topic)) for r in split]
+    limit = SMALL_TASK if options.min_partitions is None and options.max_records_per_partition is None else 0
+    tasks: list[InputPartition] = []
+    for group in together(split, limit):
+        parts = [RangePartition(r.tp.topic, r.tp.partition, r.start, r.end, ids.get(r.tp.topic)) for r in group]
+        tasks.append(parts[0] if len(parts) == 1 else SmallRanges(tuple(parts)))
+    return tasks
 
 
 def read_range(
     options: ReadOptions, schema: StructType, value_schema: ValueSchema | None, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
     """The records of a task, as Arrow batches of exactly this schema."""
-    if not isinstance(partition, RangePartition):  # Spark makes one without a value when there are no ranges
-        return
-    yield from _read_range(options, schema, value_schema, partition)
-    worker.prepare()
+    parts = partition.parts if isinstance(partition, SmallRanges) else (partition,)
+    for part in parts:
+        if isinstance(part, RangePartition):  # Spark makes one without a value when there are no ranges
+            yield from _read_range(options, schema, value_schema, part)
+    if isinstance(parts[0], RangePartition):
+        worker.prepare()
 
 
 def _read_range(
     options: ReadOptions, schema: StructType, value_schema: ValueSchema | None, partition: RangePartition
 ) -> Iterator[pa.RecordBatch]:
+    from klamm.spark.direct import DirectReader
+    from klamm.spark.direct_files import DirectReadError
+    from klamm.spark.fetch import fetch_batches
+    from klamm.spark.record_columns import RecordDecoder
+
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     decoder = RecordDecoder(
         partition.range.tp,
@@ -95,7 +122,7 @@ class KlammReader(DataSourceReader):
         self._schema = schema
         self._value_schema = value_schema
 
-    def partitions(self) -> list[RangePartition]:
+    def partitions(self) -> list[InputPartition]:
         servers, client_options = self._options.bootstrap_servers, self._options.client
         with ClusterClient(servers, client_options, first_contact_ms=FIRST_CONTACT_MS) as client:
             ranges = self._ranges(Planner(self._options, client).batch_ranges(), client)

@@ -36,6 +36,7 @@ WHY: Final[Mapping[str, str]] = {
     "spark.pyspark.driver.python": "planner processes run the Python that the driver runs",
     "spark.python.unix.domain.socket.enabled": "a Python task costs about 6 ms instead of 50",
     "spark.python.unix.domain.socket.dir": "sockets that a killed process leaves behind are found and removed",
+    "spark.python.daemon.module": "Python workers are forked with pyarrow, numba and klamm loaded",
     "spark.driver.host": "a local master listens on loopback only",
     "spark.driver.bindAddress": "a local master listens on loopback only",
     "spark.sql.streaming.checkpointFileManagerClass": "checkpoints in local files are written 50 ms faster",
@@ -93,6 +94,7 @@ def _on_this_machine(cores: int) -> dict[str, str]:
     """What can be said when driver and executors share a machine and its files."""
     return {
         "spark.python.unix.domain.socket.dir": str(_socket_directory(os.getpid())),
+        "spark.python.daemon.module": "klamm.spark.daemon",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.streaming.checkpointFileManagerClass": (

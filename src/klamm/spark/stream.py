@@ -23,7 +23,7 @@ from klamm.clock import SystemClock
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
 from klamm.spark.client import FIRST_CONTACT_MS, ClusterClient
-from klamm.spark.fetch import loss
+from klamm.spark.loss import loss
 from klamm.spark.offsets import (
     OffsetRange,
     SourceOffset,

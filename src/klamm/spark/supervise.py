@@ -88,6 +88,8 @@ class Supervised:
     last_batch: str = ""
     same_failures: int = 0
     started_at: float = 0.0
+    has_run: bool = False
+    """Whether this run has done a batch."""
     due_at: float = 0.0
     stop_batches: int = 0
     stop_deadline: float = 0.0
@@ -102,9 +104,9 @@ def restart_delay_ms(restart: Restart, failures: int, rng: random.Random) -> flo
 class Supervisor:
     """`tick` until it returns False. One query that fails for good ends them all; `failed` says which and why.
 
-    `tell` is given a line about everything that changed. `stop_timeout_s` bounds the wait for a running batch. Within
-    `stagger_s` a query is only started when the others have done their first batch: a start takes several processes,
-    and Spark gives each of them ten seconds.
+    `tell` is given a line about everything that changed. `stop_timeout_s` bounds the wait for a running batch. At most
+    `starts_at_once` queries that have not done their first batch, nor had `stagger_s` for it, run at a time: a start
+    takes several processes, and Spark gives each of them ten seconds.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Supervisor:
         tell: Callable[[str], None] = lambda line: None,
         stop_timeout_s: float = 60.0,
         stagger_s: float = 0.0,
+        starts_at_once: int = 1,
     ) -> None:
         self.queries = [Supervised(name, start) for name, start in starts.items()]
         self.failed: tuple[str, str] | None = None
@@ -125,6 +128,7 @@ class Supervisor:
         self._tell = tell
         self._stop_timeout_s = stop_timeout_s
         self._stagger_s = stagger_s
+        self._starts_at_once = starts_at_once
         self._stopping = False
         self._stop_reason = ""
 
@@ -159,7 +163,7 @@ class Supervisor:
             self._stop_all()  # the request may have come, by a signal, while a query was being started or had failed
         now = self._clock.monotonic()
         for query in self.queries:
-            if query.state in _NOT_RUNNING and now >= query.due_at and not self._is_one_starting(now):
+            if query.state in _NOT_RUNNING and now >= query.due_at and self._may_start(now):
                 self._begin(query, now)
             elif query.state is State.RUNNING:
                 self._look(query, now)
@@ -170,15 +174,18 @@ class Supervisor:
             self._stop_all()
         return not all(query.state.is_final for query in self.queries)
 
-    def _is_one_starting(self, now: float) -> bool:
-        return any(
-            query.state is State.RUNNING
+    def _may_start(self, now: float) -> bool:
+        starting = [
+            query
+            for query in self.queries
+            if query.state is State.RUNNING
+            and not query.has_run
             and now - query.started_at < self._stagger_s
             and query.run is not None
             and query.run.is_active()
             and query.run.batches() == 0
-            for query in self.queries
-        )
+        ]
+        return len(starting) < self._starts_at_once
 
     def _begin(self, query: Supervised, now: float) -> None:
         try:
@@ -191,11 +198,15 @@ class Supervisor:
             return
         query.state = State.RUNNING
         query.started_at = now
-        self._tell(f"{query.name}: {'restarted' if query.restarts else 'started'}")
+        query.has_run = False
+        self._tell(f"{query.name}: {'restarted' if query.restarts else 'started'}, waiting for its first batch")
 
     def _look(self, query: Supervised, now: float) -> None:
         assert query.run is not None
         if query.run.is_active():
+            if not query.has_run and query.run.batches() > 0:
+                query.has_run = True
+                self._tell(f"{query.name}: running, first batch done after {now - query.started_at:.1f} s")
             return
         failure = query.run.failure()
         if failure is None:

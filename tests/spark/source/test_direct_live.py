@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from klamm.spark.fetch import DataLossError
+from klamm.spark.loss import DataLossError
 from klamm.spark.source import KlammDataSource
 from klamm.testing import LocalCluster
 

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from klamm.spark import plan
-from klamm.spark.fetch import DataLossError
+from klamm.spark.loss import DataLossError
 from klamm.spark.source import KlammDataSource
 from klamm.spark.stream import KlammStreamReader
 from klamm.testing import LocalCluster

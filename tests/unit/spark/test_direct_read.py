@@ -29,7 +29,7 @@ from klamm.protocol.record_batch import (
 from klamm.spark import direct_files
 from klamm.spark.direct import DirectReader
 from klamm.spark.direct_files import DirectReadError, is_this_machine, list_segments
-from klamm.spark.fetch import DataLossError
+from klamm.spark.loss import DataLossError
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import ReadOptions, parse_read_options
 from klamm.spark.reader import RangePartition, read_range

@@ -25,7 +25,8 @@ from klamm.spark.client import (
     UnreachableError,
 )
 from klamm.spark.client_connection import Room
-from klamm.spark.fetch import DataLossError, fetch_batches
+from klamm.spark.fetch import fetch_batches
+from klamm.spark.loss import DataLossError
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.options import parse_read_options
 from klamm.spark.record_columns import RecordDecoder

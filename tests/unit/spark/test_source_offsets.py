@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from uuid import UUID
 
 import pytest
@@ -21,6 +23,8 @@ from klamm.spark.offsets import (
     split_ranges,
     to_json,
 )
+from klamm.spark.options import parse_read_options
+from klamm.spark.reader import RangePartition, SmallRanges, input_partitions
 
 A0, A10, B0 = TopicPartition("a", 0), TopicPartition("a", 10), TopicPartition("b", 0)
 partitions = st.builds(
@@ -155,3 +159,24 @@ def test_large_ranges_are_split_first() -> None:
     assert [s.size for s in split_ranges([big, small], min_partitions=4)] == [300, 300, 300, 100]
     assert split_ranges([big, small], min_partitions=2) == [big, small]
     assert [s.size for s in split_ranges([big, small], max_records=400)] == [300, 300, 300, 100]
+
+
+def test_ranges_with_few_records_share_a_task() -> None:
+    """2,500 records of 500 partitions were 500 tasks, and in a table 500 files."""
+    ranges = [OffsetRange(TopicPartition("orders", index), 10, 15) for index in range(500)]
+    large = OffsetRange(TopicPartition("users", 0), 0, 5000)
+    given = {"kafka.bootstrap.servers": "h:1", "subscribe": "orders,users"}
+    tasks = input_partitions([*ranges, large], parse_read_options(given, streaming=True), {})
+    assert [len(task.parts) if isinstance(task, SmallRanges) else 1 for task in tasks] == [200, 200, 100, 1]
+    parts = [part for task in tasks for part in (task.parts if isinstance(task, SmallRanges) else (task,))]
+    assert [part.range for part in parts if isinstance(part, RangePartition)] == [*ranges, large]
+    for option in ("minPartitions", "maxRecordsPerPartition"):
+        wanted = parse_read_options({**given, option: "5"}, streaming=True)
+        assert len(input_partitions(ranges, wanted, {})) == 500, "the query says how many tasks it wants"
+
+
+def test_planning_does_not_load_the_decoders() -> None:
+    """numba takes 1.6 s of CPU to load, and Spark starts several processes per query that only plan."""
+    code = "import sys, klamm.spark.stream, klamm.spark.source, klamm.spark.tables.delta; print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -57,6 +57,7 @@ class World:
     restart: Restart = field(default_factory=lambda: Restart(attempts=3, first_delay_ms=1000, max_delay_ms=4000))
     names: tuple[str, ...] = ("a",)
     stagger_s: float = 0.0
+    starts_at_once: int = 1
 
     def __post_init__(self) -> None:
         self.clock = HandClock()
@@ -72,6 +73,7 @@ class World:
             self.told.append,
             stop_timeout_s=30,
             stagger_s=self.stagger_s,
+            starts_at_once=self.starts_at_once,
         )
 
     def _starter(self, name: str) -> Callable[[], RunningQuery]:
@@ -266,6 +268,17 @@ def test_queries_start_one_after_the_other() -> None:
     assert world.runs["b"] and not world.runs["c"]
     world.tick(61)
     assert world.runs["c"], "b may have nothing to do"
+
+
+def test_as_many_start_at_once_as_there_are_cores() -> None:
+    world = World(names=("a", "b", "c", "d"), stagger_s=60, starts_at_once=2)
+    world.tick()
+    assert world.runs["a"] and world.runs["b"] and not world.runs["c"]
+    assert world.told[-1] == "b: started, waiting for its first batch"
+    world.runs["b"][0].done = 1
+    world.tick(1.5)
+    assert world.runs["c"] and not world.runs["d"]
+    assert "b: running, first batch done after 1.5 s" in world.told
 
 
 def test_the_delay_is_bounded_and_scattered() -> None:

@@ -37,3 +37,12 @@ worker._kept["somewhere"] = [SimpleNamespace(close=lambda: print("closed"))]
 def test_connections_that_were_kept_are_closed_when_the_process_ends() -> None:
     done = subprocess.run([sys.executable, "-c", KEEPS_ONE], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("closed\n", "")
+
+
+def test_the_daemon_loads_what_tasks_need_and_starts_no_thread() -> None:
+    code = (
+        "import sys, threading; from klamm.spark.daemon import PRELOADED, preload; preload(); "
+        "print([name for name in (*PRELOADED, 'numba') if name not in sys.modules], threading.active_count())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[] 1\n"

@@ -33,6 +33,8 @@ TICK_S: Final = 0.2
 PUBLISH_EVERY_S: Final = 1.0
 COMMIT_TIMEOUT_MS: Final = 5000
 STAGGER_S: Final = 60.0
+MOST_STARTS: Final = 4
+"""Queries that start at the same time: one per core, since Spark gives each Python process ten seconds to start."""
 _ENDED: Final = "The next run goes on from the checkpoint."
 
 
@@ -93,6 +95,8 @@ def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> 
 
 def _built(spec: PipelineSpec, options: RunOptions, spark: SparkSession) -> PipelineRunner:
     runner = PipelineRunner(spec, spark, options.bootstrap_servers, options.trigger, options.append_to_existing)
+    steps = f"{len(spec.sources)} sources and {len(spec.views)} views"
+    options.tell(f"Spark runs, waiting for the plans of {steps}")
     runner.build()
     now = runner.shapes()
     shapes = ShapeFile(spec.checkpoint)
@@ -157,6 +161,7 @@ def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, 
         random.Random(),
         options.tell,
         stagger_s=STAGGER_S,
+        starts_at_once=min(MOST_STARTS, os.cpu_count() or 1),
     )
     publisher = _Publisher(spec, options, supervisor, story, clock)
     try:
