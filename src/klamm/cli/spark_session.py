@@ -70,8 +70,7 @@ def require_spark() -> None:
 def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """A session for one command. On a terminal the person is told that it takes a moment."""
     require_spark()
-    if sys.stderr.isatty():
-        note(dim(f"Starting Spark on {master} ...", sys.stderr))
+    waiting(f"Starting Spark on {master} ...")
     silence_py4j()
     jvm, spark = Jvm(), None
     with sigterm_ends():
@@ -90,6 +89,12 @@ def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterat
         finally:
             if spark is not None:
                 _stop(spark)
+
+
+def waiting(what: str) -> None:
+    """Tells a person at a terminal what takes its time."""
+    if sys.stderr.isatty():
+        note(dim(what, sys.stderr))
 
 
 def _started(jvm: Jvm, master: str, app_name: str, conf: Mapping[str, str]) -> SparkSession:

@@ -12,7 +12,7 @@ import typer
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_pairs
 from klamm.cli.output import fail, note, say, table
 from klamm.cli.schema import SAMPLE, Sample, infer_topic
-from klamm.cli.spark_session import AppendToExisting, Conf, Master, require_spark, spark_session
+from klamm.cli.spark_session import AppendToExisting, Conf, Master, require_spark, spark_session, waiting
 
 if TYPE_CHECKING:
     from klamm.spark.progress import Progress
@@ -125,6 +125,7 @@ def sync(
         from klamm.spark.tables.sync import sync
 
         before = [row_count(table) for table in tables]
+        waiting(f"Planning the query from topic {load_definition(path).topic} ...")
         query = sync(
             spark,
             path,
@@ -133,6 +134,7 @@ def sync(
             append_to_existing=append_to_existing,
             options=options,
         )
+        waiting("Waiting for the first batch: Spark starts Python processes ...")
         read = _follow(query)
         good, bad = (_more(*counts) for counts in zip(before, map(row_count, tables), strict=True))
     also = f", {bad} bad ones into {tables[1]}" if bad else ""

@@ -1,7 +1,7 @@
 """Spark's daemon of Python workers, with everything loaded that klamm's tasks need: `spark.python.daemon.module`.
 
-The daemon forks a worker per task slot. Without this every worker imports pyarrow, numba and klamm by itself, which
-takes more than two seconds of CPU each; forked from here, it has them.
+The daemon forks a worker per task slot. Without this every worker imports pyarrow, numba and klamm by itself, and loads
+the compiled decoders, which takes more than four seconds of CPU each; forked from here, it has them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ def preload() -> None:
     for name in PRELOADED:
         with suppress(ImportError):
             import_module(name)
+    with suppress(Exception):  # a worker that needs the decoders tells why they cannot be compiled
+        from klamm.spark.warmup import warmup
+
+        warmup()
     gc.collect()
     gc.freeze()
 
