@@ -7,6 +7,7 @@ the compiled decoders, which takes more than four seconds of CPU each; forked fr
 from __future__ import annotations
 
 import gc
+import os
 from contextlib import suppress
 from importlib import import_module
 from typing import Final
@@ -23,11 +24,18 @@ PRELOADED: Final = (
     "klamm.spark.tables.delta",
     "klamm.spark.writer",
 )
-"""None of them starts a thread when it is loaded: a thread would not survive the fork."""
+_NO_THREADS: Final = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "ARROW_IO_THREADS": "1",
+}
+"""A thread does not survive a fork, and a lock that it holds then is never released: numpy and Arrow may start none."""
 
 
 def preload() -> None:
     """Loads the modules, and keeps the collector from walking through them in every worker."""
+    for variable, value in _NO_THREADS.items():
+        os.environ.setdefault(variable, value)
     for name in PRELOADED:
         with suppress(ImportError):
             import_module(name)
