@@ -6,13 +6,19 @@ The server runs on the test's own loop: if a request is answered while another i
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
+from klamm.config import KafkaConfig
+from klamm.config.repository import usable, validate_broker_config
+from klamm.errors import ConfigError
+from klamm.model import EndPoint
 from klamm.network import RequestContext, SocketServerConfig
 from klamm.network.connection import MAX_IN_FLIGHT
 from klamm.protocol import runtime
@@ -220,6 +226,8 @@ def test_reads_of_a_closed_connection_are_dropped_and_changes_are_made(large: bo
             await until(lambda: server.network.channel.in_flight == 5 * MAX_IN_FLIGHT)
             for client in clients:
                 client.writer.transport.abort()
+            left = list(server.network.acceptors[0].processor.connections)
+            await until(lambda: all(c.is_closed or c._has_peer_closed() for c in left))
             server.network.handler_pool.start()
             await until(lambda: server.network.channel.in_flight == 0 and server.network.connection_count == 0)
             assert not reads.asked
@@ -291,3 +299,58 @@ def test_a_sliced_handler_may_return_a_future() -> None:
             assert await client.receive_heartbeat() == (0, 7)
 
     uvloop.run(scenario())
+
+
+def test_thousands_may_connect_at_once() -> None:
+    """The system tells the queue's length in TCP_INFO of the listening socket; too short a queue drops the SYN."""
+
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+
+    async def scenario() -> None:
+        async with Server(heartbeat_api(), started=False) as server:
+            (listening,) = server.network.acceptors[0].sockets
+            info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+            assert struct.unpack_from("=I", info, 28)[0] == min(1024, most)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("host", ["", "localhost"])
+def test_port_zero_is_one_port_on_all_addresses(host: str, run: Any) -> None:
+    async def scenario() -> None:
+        server = Server(heartbeat_api())
+        acceptor = server.network.acceptors[0]
+        acceptor.endpoint = EndPoint("PLAINTEXT", host, 0)
+        async with server:
+            assert {sock.getsockname()[1] for sock in acceptor.sockets} == {acceptor.port}
+            for sock in acceptor.sockets:
+                address = "127.0.0.1" if sock.family == socket.AF_INET else "::1"
+                reader, writer = await asyncio.open_connection(address, acceptor.port)
+                await ping(RawClient(reader, writer), 1)
+                writer.close()
+
+    run(scenario())
+
+
+LOCKOUTS = {
+    "max.connections": "0",
+    "max.connections.per.ip": "0",
+    "max.connections.per.ip.overrides": "127.0.0.1:0",
+}
+
+
+@pytest.mark.parametrize("name", LOCKOUTS)
+def test_settings_that_lock_everybody_out_are_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = KafkaConfig({"broker.id": "1"})
+    refused = validate_broker_config(config, {name: LOCKOUTS[name]}, per_broker=False, current={})
+    assert refused is not None and name in refused
+    assert usable(config, {name: LOCKOUTS[name], "num.io.threads": "9"}) == {"num.io.threads": "9"}
+    assert "left out" in caplog.text  # It may stand in ZooKeeper from before.
+
+
+def test_a_broker_that_nobody_could_connect_to_does_not_start() -> None:
+    for name in ("max.connections", "max.connections.per.ip"):
+        with pytest.raises(ConfigError, match=name):
+            KafkaConfig({"broker.id": "1", name: "0"})
+    KafkaConfig({"broker.id": "1", "max.connections.per.ip": "0", "max.connections.per.ip.overrides": "10.0.0.1:5"})

@@ -207,6 +207,8 @@ class KafkaConfig(
         self._check("listeners", lambda: self.endpoints)
         self._check("advertised.listeners", lambda: self.advertised_endpoints)
         self._check("max.connections.per.ip.overrides", lambda: self.max_connections_per_ip_by_address)
+        if self.max_connections_per_ip == 0 and not self.max_connections_per_ip_by_address:
+            self._fail("max.connections.per.ip", "at least 1, because max.connections.per.ip.overrides is empty")
         self._check_listeners()
         if not self.log_directories:
             self._fail("log.dirs", "at least one directory")

@@ -152,7 +152,11 @@ class SocketKeys:
         check=at_least(1),
     )
     socket_listen_backlog_size = int32(
-        "socket.listen.backlog.size", 50, "Connections that may wait to be accepted.", check=at_least(1)
+        "socket.listen.backlog.size",
+        1024,
+        "Connections that may wait to be accepted. Kafka's 50 overflows when hundreds of clients reconnect; each of them"
+        " then waits for a second.",
+        check=at_least(1),
     )
     socket_connection_setup_timeout_ms = int64(
         "socket.connection.setup.timeout.ms",
@@ -169,7 +173,8 @@ class SocketKeys:
     max_connections_per_ip = int32(
         "max.connections.per.ip",
         INT_MAX,
-        "Connections accepted from one address.",
+        "Connections accepted from one address. 0 requires max.connections.per.ip.overrides and is refused while the"
+        " broker runs.",
         check=at_least(0),
         update=CLUSTER_WIDE,
     )
@@ -180,7 +185,11 @@ class SocketKeys:
         update=CLUSTER_WIDE,
     )
     max_connections = int32(
-        "max.connections", INT_MAX, "Connections that this broker accepts.", check=at_least(0), update=CLUSTER_WIDE
+        "max.connections",
+        INT_MAX,
+        "Connections that this broker accepts. Other brokers have a reserve.",
+        check=at_least(1),
+        update=CLUSTER_WIDE,
     )
     max_connection_creation_rate = int32(
         "max.connection.creation.rate",

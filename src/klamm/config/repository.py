@@ -8,7 +8,7 @@ broker whose configuration has not changed costs nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -155,7 +155,9 @@ def usable(config: KafkaConfig, dynamic: Mapping[str, str]) -> dict[str, str]:
         try:
             if key is None or key.update_mode is UpdateMode.READ_ONLY:
                 raise ConfigError(f"{name} cannot be changed while the broker runs.")
-            config.with_dynamic({**good, name: value})
+            new = config.with_dynamic({**good, name: value})
+            if (problem := _lockout(new, {name})) is not None:
+                raise ConfigError(problem)
         except ConfigError as error:
             log.warning("A dynamic setting in ZooKeeper is left out: %s", error)
         else:
@@ -177,6 +179,8 @@ def validate_broker_config(
         new = config.with_dynamic({name: value for name, value in overrides.items() if value is not None})
     except ConfigError as error:
         return str(error).removeprefix("dynamic configuration: ")
+    if (problem := _lockout(new, overrides.keys())) is not None:
+        return problem
     for name in sorted(_THREAD_COUNTS & overrides.keys()):
         old_count, count = config[name], new[name]
         assert isinstance(old_count, int) and isinstance(count, int)
@@ -185,6 +189,16 @@ def validate_broker_config(
                 f"{name} cannot go from {old_count} to {count} at once: "
                 f"expected a number from {-(-old_count // 2)} to {old_count * 2}."
             )
+    return None
+
+
+def _lockout(config: KafkaConfig, names: Collection[str]) -> str | None:
+    """Why these settings may only stand in the broker's file: no client could take them back."""
+    if "max.connections.per.ip" in names and config.max_connections_per_ip < 1:
+        return "max.connections.per.ip cannot be 0 while the broker runs: nobody could connect to change it back."
+    overrides = config.max_connections_per_ip_by_address
+    if "max.connections.per.ip.overrides" in names and any(limit < 1 for limit in overrides.values()):
+        return "max.connections.per.ip.overrides cannot have a limit of 0 while the broker runs: set it in its file."
     return None
 
 

@@ -14,6 +14,7 @@ from klamm.metrics import MetricsRegistry
 from klamm.model import EndPoint
 from klamm.network.connection import Connection
 from klamm.network.connection_quotas import Admission, ConnectionQuotas
+from klamm.network.listening import bind_sockets
 from klamm.network.processor import Processor
 
 OS_DEFAULT: Final = -1
@@ -50,7 +51,7 @@ class Acceptor:
         self._send_buffer_bytes = send_buffer_bytes
         self._evict = evict
         self._on_room = on_room
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._is_started = False
         self._waiting: deque[Connection] = deque()
         self._open: dict[Connection, None] = {}
@@ -62,21 +63,20 @@ class Acceptor:
 
     async def bind(self, loop: asyncio.AbstractEventLoop, receive_buffer_bytes: int) -> None:
         endpoint = self.endpoint
+        receive_buffer = None if receive_buffer_bytes == OS_DEFAULT else receive_buffer_bytes
         try:
-            server = await loop.create_server(
-                lambda: Connection(self.processor),
-                endpoint.host or None,
-                endpoint.port,
-                backlog=self._backlog,
-            )
+            for sock in await bind_sockets(loop, endpoint.host, endpoint.port, receive_buffer):
+                self.port = sock.getsockname()[1]
+                server = await loop.create_server(lambda: Connection(self.processor), sock=sock, backlog=self._backlog)
+                self._servers.append(server)
         except OSError as error:
             where = f"{endpoint.host}:{endpoint.port}"
             raise ConfigError(f"listener {endpoint.listener} cannot be bound to {where}: {error.strerror}") from error
-        self._server = server
-        for sock in getattr(server, "sockets", ()):
-            self.port = sock.getsockname()[1]
-            if receive_buffer_bytes != OS_DEFAULT:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """The listening sockets."""
+        return [sock for server in self._servers for sock in server.sockets]
 
     def start_processing(self) -> None:
         self._is_started = True
@@ -154,8 +154,8 @@ class Acceptor:
 
     def close(self) -> None:
         """Accepts nothing more; connections stay."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
 
     async def shutdown(self) -> None:
         self.close()
@@ -167,8 +167,8 @@ class Acceptor:
         for connection in list(self._open):
             connection.abort()
         self.processor.shutdown()
-        if self._server is not None:
-            await self._server.wait_closed()
+        for server in self._servers:
+            await server.wait_closed()
 
 
 def _address(address: Any, unknown: tuple[str, int]) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
 from enum import Enum
 from typing import Final
@@ -10,6 +10,8 @@ from typing import Final
 from klamm.frozen import dataclass
 
 NO_LIMIT: Final = 2**31 - 1
+BROKER_RESERVE: Final = 64
+"""Connections above a limit that are kept for the addresses of brokers."""
 
 
 class Admission(Enum):
@@ -33,11 +35,22 @@ class ConnectionLimits:
 
 
 class ConnectionQuotas:
-    """Counts connections. The inter-broker listener is protected from the broker-wide limit if there are others."""
+    """Counts connections.
 
-    def __init__(self, limits: ConnectionLimits, *, protected_listener: str | None = None) -> None:
+    Brokers always reach each other: the listeners that only they use are exempt from the limits per address and from
+    the broker-wide one, and on a shared listener the addresses of brokers have a reserve above both.
+    """
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        *,
+        protected_listeners: Collection[str] = (),
+        is_broker_address: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self.limits = limits
-        self._protected_listener = protected_listener
+        self._protected_listeners = protected_listeners
+        self._is_broker_address = is_broker_address
         self._total = 0
         self._by_listener: dict[str, int] = {}
         self._by_ip: dict[str, int] = {}
@@ -52,20 +65,25 @@ class ConnectionQuotas:
     def acquire(self, listener: str, ip: str) -> Admission:
         """Decides on a new connection; it is counted when it is admitted."""
         limits = self.limits
+        is_protected = listener in self._protected_listeners
         per_ip = limits.max_connections_per_ip_overrides.get(ip, limits.max_connections_per_ip)
-        if self._by_ip.get(ip, 0) >= per_ip:
+        if not is_protected and not self._has_room(self._by_ip.get(ip, 0), per_ip, ip):
             return Admission.REFUSE
         if self._by_listener.get(listener, 0) >= limits.listener_max_connections.get(listener, NO_LIMIT):
             return Admission.WAIT
         admission = Admission.ADMIT
-        if self._total >= limits.max_connections:
-            if listener != self._protected_listener:
-                return Admission.WAIT
-            admission = Admission.ADMIT_AND_EVICT
+        if is_protected:
+            if self._total >= limits.max_connections:
+                admission = Admission.ADMIT_AND_EVICT
+        elif not self._has_room(self._total, limits.max_connections, ip):
+            return Admission.WAIT
         self._total += 1
         self._by_listener[listener] = self._by_listener.get(listener, 0) + 1
         self._by_ip[ip] = self._by_ip.get(ip, 0) + 1
         return admission
+
+    def _has_room(self, count: int, limit: int, ip: str) -> bool:
+        return count < limit or (count < limit + BROKER_RESERVE and self._is_broker_address(ip))
 
     def release(self, listener: str, ip: str) -> None:
         assert self._by_ip.get(ip, 0) > 0 and self._by_listener.get(listener, 0) > 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import field, replace
 from typing import Any, Final
 
@@ -47,7 +47,7 @@ class SocketServerConfig:
     socket_request_max_bytes: int = 104_857_600
     socket_send_buffer_bytes: int = OS_DEFAULT
     socket_receive_buffer_bytes: int = OS_DEFAULT
-    socket_listen_backlog_size: int = 50
+    socket_listen_backlog_size: int = 1024
     connections_max_idle_ms: int = 600_000
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
@@ -66,6 +66,7 @@ class SocketServer:
         config: SocketServerConfig | None = None,
         control_plane_listener: str | None = None,
         inter_broker_listener: str | None = None,
+        is_broker_address: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._endpoints = tuple(endpoints)
         _check(self._endpoints, control_plane_listener)
@@ -81,8 +82,11 @@ class SocketServer:
             queued_max_request_bytes=self.config.queued_max_request_bytes,
         )
         self.handler_pool = KafkaRequestHandlerPool(self.channel, loop, clock, registry, self.config.num_io_threads)
-        protected = inter_broker_listener if len(self._endpoints) > 1 else None
-        self.quotas = ConnectionQuotas(self.config.connection_limits, protected_listener=protected)
+        self.quotas = ConnectionQuotas(
+            self.config.connection_limits,
+            protected_listeners=_only_for_brokers(self._endpoints, inter_broker_listener, control_plane_listener),
+            is_broker_address=is_broker_address,
+        )
         scratch = bytearray(SCRATCH_BYTES)
         self.acceptors = tuple(
             self._acceptor(index, endpoint, scratch, is_control_plane=endpoint.listener == control_plane_listener)
@@ -202,6 +206,13 @@ class SocketServer:
     def _on_connection_room(self) -> None:
         for acceptor in self.acceptors:
             acceptor.admit_waiting()
+
+
+def _only_for_brokers(endpoints: tuple[EndPoint, ...], inter_broker: str | None, control: str | None) -> set[str]:
+    """The listeners that clients do not use: they have one of their own."""
+    own = {inter_broker, control}
+    for_clients = [endpoint.listener for endpoint in endpoints if endpoint.listener not in own]
+    return {name for name in (control, inter_broker if for_clients else None) if name is not None}
 
 
 def _check(endpoints: tuple[EndPoint, ...], control_plane_listener: str | None) -> None:

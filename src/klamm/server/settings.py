@@ -7,11 +7,13 @@ from typing import Final
 
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.controller.config import ControllerConfig, InterBrokerProtocol
+from klamm.metadata import MetadataSnapshot
 from klamm.model import EndPoint
 from klamm.network.connection_quotas import ConnectionLimits
 from klamm.network.socket_server import SocketServer, SocketServerConfig
 
 _FLUSH_CHECK_MS: Final = 1_000
+_LOOPBACK: Final = ("127.0.0.1", "::1")
 
 
 def connection_limits(config: KafkaConfig) -> ConnectionLimits:
@@ -35,6 +37,13 @@ def socket_server(config: KafkaConfig) -> SocketServerConfig:
         connections_max_idle_ms=config.connections_max_idle_ms,
         connection_limits=connection_limits(config),
     )
+
+
+def is_broker_address(address: str, config: KafkaConfig, snapshot: MetadataSnapshot) -> bool:
+    """Whether a broker advertises this address; names other than localhost are not resolved."""
+    hosts = {endpoint.host for endpoint in config.advertised_endpoints}
+    hosts.update(endpoint.host for node in snapshot.brokers.values() for endpoint in node.endpoints)
+    return address in hosts or (address in _LOOPBACK and "localhost" in hosts)
 
 
 def follow_network_keys(configs: ConfigRepository, sockets: SocketServer) -> None:

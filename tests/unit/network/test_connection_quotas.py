@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.network.connection_quotas import Admission, ConnectionLimits, ConnectionQuotas
+from klamm.network.connection_quotas import BROKER_RESERVE, Admission, ConnectionLimits, ConnectionQuotas
 
 
 def test_the_order_of_the_limits() -> None:
@@ -15,11 +15,11 @@ def test_the_order_of_the_limits() -> None:
         max_connections_per_ip_overrides={"10.0.0.9": 3},
         listener_max_connections={"OUT": 1},
     )
-    quotas = ConnectionQuotas(limits, protected_listener="IN")
+    quotas = ConnectionQuotas(limits, protected_listeners=("IN",))
     assert quotas.acquire("OUT", "10.0.0.1") is Admission.ADMIT
     assert quotas.acquire("OUT", "10.0.0.2") is Admission.WAIT
     assert quotas.acquire("IN", "10.0.0.1") is Admission.ADMIT
-    assert quotas.acquire("IN", "10.0.0.1") is Admission.REFUSE
+    assert quotas.acquire("OTHER", "10.0.0.1") is Admission.REFUSE
     assert quotas.acquire("OTHER", "10.0.0.2") is Admission.ADMIT
     assert quotas.acquire("OTHER", "10.0.0.2") is Admission.WAIT
     assert quotas.acquire("IN", "10.0.0.9") is Admission.ADMIT_AND_EVICT
@@ -54,3 +54,18 @@ def test_no_limit_is_ever_exceeded(
         assert quotas.total == len(held) <= total or not held
         assert all(quotas.connections_of(i) == sum(h[1] == i for h in held) <= per_ip for i in ("1.1.1.1", "2.2.2.2"))
         assert sum(h[0] == "A" for h in held) <= per_listener
+
+
+def test_brokers_have_a_reserve_on_a_shared_listener() -> None:
+    limits = ConnectionLimits(max_connections=1, max_connections_per_ip=1)
+    quotas = ConnectionQuotas(limits, is_broker_address=lambda ip: ip == "10.0.0.1")
+    assert quotas.acquire("L", "10.0.0.9") is Admission.ADMIT
+    assert quotas.acquire("L", "10.0.0.8") is Admission.WAIT
+    assert [quotas.acquire("L", "10.0.0.1") for _ in range(BROKER_RESERVE)] == [Admission.ADMIT] * BROKER_RESERVE
+    assert quotas.acquire("L", "10.0.0.1") is Admission.WAIT
+
+
+def test_limits_per_address_do_not_hold_for_the_listeners_of_brokers() -> None:
+    quotas = ConnectionQuotas(ConnectionLimits(max_connections_per_ip=1), protected_listeners={"IN"})
+    assert [quotas.acquire("IN", "10.0.0.1") for _ in range(3)] == [Admission.ADMIT] * 3
+    assert quotas.acquire("OUT", "10.0.0.1") is Admission.REFUSE
