@@ -154,7 +154,7 @@ class SocketKeys:
     socket_listen_backlog_size = int32(
         "socket.listen.backlog.size",
         1024,
-        "Connections that may wait to be accepted. Kafka's 50 overflows when hundreds of clients reconnect; each of them"
+        "Connections that may wait to be accepted. Kafka's 50 overflows if hundreds of clients reconnect; each of them"
         " then waits for a second.",
         check=at_least(1),
     )
