@@ -15,6 +15,7 @@ from klamm.coordinator.deferred import deliver
 from klamm.coordinator.effects import JoinGroupResult
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.join import JoinGroup
+from klamm.errors import ErrorCode
 from klamm.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
 
 
@@ -22,6 +23,10 @@ def handle(
     broker: Broker, ctx: RequestContext, req: JoinGroupRequest
 ) -> JoinGroupResponse | asyncio.Future[JoinGroupResponse]:
     version = ctx.api_version
+    groups: GroupCoordinator = broker.groups
+    if sum(len(protocol.metadata) for protocol in req.protocols) > groups.config.record_max_bytes:
+        # Refused before the metadata is copied out of the frame.
+        return _response(JoinGroupResult.failed(req.member_id, ErrorCode.UNKNOWN_SERVER_ERROR), version)
     join = JoinGroup(
         member_id=req.member_id,
         group_instance_id=req.group_instance_id,
@@ -34,7 +39,6 @@ def handle(
         require_known_member_id=version >= 4,
         supports_skipping_assignment=version >= 9,
     )
-    groups: GroupCoordinator = broker.groups
     return deliver(broker.loop, groups.join_group(req.group_id, join), lambda result: _response(result, version))
 
 

@@ -24,15 +24,18 @@ def handle(
 ) -> SyncGroupResponse | asyncio.Future[SyncGroupResponse]:
     if ctx.api_version >= 5 and (req.protocol_type is None or req.protocol_name is None):
         return _response(SyncGroupResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
+    groups: GroupCoordinator = broker.groups
+    size = sum(len(assignment.assignment) for assignment in req.assignments)
+    # Assignments that are too large are not copied out of the frame: the group is not stored.
+    is_copied = size <= groups.config.record_max_bytes
     sync = SyncGroup(
         generation_id=req.generation_id,
         member_id=req.member_id,
         group_instance_id=req.group_instance_id,
         protocol_type=req.protocol_type,
         protocol_name=req.protocol_name,
-        assignments={assignment.member_id: bytes(assignment.assignment) for assignment in req.assignments},
+        assignments={a.member_id: bytes(a.assignment) if is_copied else a.assignment for a in req.assignments},
     )
-    groups: GroupCoordinator = broker.groups
     return deliver(broker.loop, groups.sync_group(req.group_id, sync), _response)
 
 

@@ -15,6 +15,12 @@ class GroupConfig:
     initial_rebalance_delay_ms: int = 3_000
     max_size: int = 2**31 - 1
     offset_metadata_max_bytes: int = 4_096
+    record_max_bytes: int = 8 * 1024 * 1024
+    """A group whose record would be larger is not even encoded; below that, the log decides."""
+    members_max_bytes: int = 256 * 1024 * 1024
+    """What the members of all groups may hold: ids, subscriptions and assignments."""
+    offset_metadata_total_bytes: int = 128 * 1024 * 1024
+    """What the metadata of all committed offsets may hold."""
     offsets_load_buffer_size: int = 5 * 1024 * 1024
     offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1000
     offsets_retention_check_interval_ms: int = 600_000
@@ -30,6 +36,7 @@ class GroupConfig:
             initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
             max_size=config.group_max_size,
             offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+            record_max_bytes=max(8 * 1024 * 1024, config.message_max_bytes),
             offsets_load_buffer_size=config.offsets_load_buffer_size,
             offsets_retention_ms=config.offsets_retention_minutes * 60_000,
             offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,

@@ -13,6 +13,7 @@ from klamm.coordinator.group_metadata import GroupMetadata, GroupState
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.join import UNKNOWN_MEMBER_ID, JoinGroup, join
 from klamm.coordinator.membership import MemberIdentity, MemberResponse, SyncGroup
+from klamm.coordinator.memory import MEMBER_COST, protocols_bytes
 from klamm.coordinator.metrics import GroupMetrics
 from klamm.coordinator.offset_records import OffsetAndMetadata
 from klamm.coordinator.scheduler import Scheduler
@@ -106,6 +107,8 @@ class GroupCoordinator:
         group = self._manager.get(group_id) if error is ErrorCode.NONE else None
         if error is ErrorCode.NONE and group is None:
             error = self._refuse_new_group(request)
+        if error is ErrorCode.NONE:
+            error = self._refuse_memory(group, request)
         if error is not ErrorCode.NONE:
             return Deferred.of(JoinGroupResult.failed(request.member_id, error))
         group = group or self._manager.get_or_add(group_id)
@@ -124,6 +127,18 @@ class GroupCoordinator:
         if not request.protocol_type or not request.protocols:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.NONE
+
+    def _refuse_memory(self, group: GroupMetadata | None, request: JoinGroup) -> ErrorCode:
+        """Bounds what members make this broker hold. A member that does not grow may always join again."""
+        size = protocols_bytes(request.protocols)
+        if size > self.config.record_max_bytes:
+            return ErrorCode.UNKNOWN_SERVER_ERROR  # Kafka's answer if the group's record is too large for the log.
+        member = group.members.get(request.member_id) if group is not None else None
+        if member is not None and size <= protocols_bytes(member.protocols):
+            return ErrorCode.NONE
+        size += MEMBER_COST + 2 * len(request.client_id)
+        has_room = self._manager.members_budget.has_room(size, self._manager.now_ms())
+        return ErrorCode.NONE if has_room else ErrorCode.GROUP_MAX_SIZE_REACHED
 
     def sync_group(self, group_id: str, request: SyncGroup) -> Deferred[SyncGroupResult]:
         error = self._status(group_id)

@@ -19,6 +19,7 @@ from klamm.coordinator.effects import Answer, Store
 from klamm.coordinator.expiry import expired_offsets
 from klamm.coordinator.group_metadata import GroupMetadata, GroupState
 from klamm.coordinator.group_writer import GroupWriter
+from klamm.coordinator.memory import Budget, members_bytes
 from klamm.coordinator.metrics import GroupMetrics
 from klamm.coordinator.offset_records import OffsetAndMetadata
 from klamm.coordinator.offsets_loader import OffsetsLoader
@@ -62,7 +63,11 @@ class GroupMetadataManager:
         self._scheduler = scheduler
         self._metrics = metrics
         self._known_partition_count = known_partition_count
-        self._writer = GroupWriter(log, clock, config)
+        self.members_budget = Budget(config.members_max_bytes, lambda: sum(map(members_bytes, self.groups())))
+        metadata_budget = Budget(
+            config.offset_metadata_total_bytes, lambda: sum(group.offsets.metadata_bytes for group in self.groups())
+        )
+        self._writer = GroupWriter(log, clock, config, metadata_budget)
         self._wakeups = Wakeups()
         self._partitions: dict[int, OffsetsPartition] = {}
         self._epochs: dict[int, int] = {}

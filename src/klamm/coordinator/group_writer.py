@@ -10,6 +10,7 @@ from klamm.coordinator.config import GroupConfig
 from klamm.coordinator.deferred import Deferred, all_of
 from klamm.coordinator.effects import Store, StoreAssignment
 from klamm.coordinator.group_metadata import GroupMetadata
+from klamm.coordinator.memory import Budget
 from klamm.coordinator.offset_records import (
     NO_TIMESTAMP,
     GroupMetadataValue,
@@ -31,7 +32,8 @@ _LONGEST_STRING_BYTES: Final = 32_767
 
 
 class GroupWriter:
-    def __init__(self, log: OffsetsLog, clock: Clock, config: GroupConfig) -> None:
+    def __init__(self, log: OffsetsLog, clock: Clock, config: GroupConfig, metadata_budget: Budget) -> None:
+        self._metadata_budget = metadata_budget
         self._log = log
         self._clock = clock
         self._config = config
@@ -39,9 +41,20 @@ class GroupWriter:
     def store_group(self, group: GroupMetadata, store: Store, now_ms: int) -> Deferred[ErrorCode]:
         """Writes the group as it is now, with the assignment that `store` brings or that its members have."""
         assignment = store.assignment if isinstance(store, StoreAssignment) else None
+        if self._record_bytes(group, assignment) > self._config.record_max_bytes:
+            return Deferred.of(group_store_error(ErrorCode.MESSAGE_TOO_LARGE))
         value = encode_group_value(self._group_value(group, assignment, now_ms))
         record = Record(timestamp=self._clock.now_ms(), key=encode_group_key(group.group_id), value=value)
         return self._append(group, [record]).map(lambda appended: group_store_error(appended.error))
+
+    def _record_bytes(self, group: GroupMetadata, assignment: Mapping[str, bytes] | None) -> int:
+        """About the size of the group's record: what is far too large for a log must not be copied for it."""
+        protocol = group.protocol_name
+        size = 0
+        for member in group.members.values():
+            size += 0 if protocol is None else len(member.metadata(protocol))
+            size += len(member.assignment if assignment is None else assignment.get(member.member_id, b""))
+        return size
 
     def _group_value(
         self, group: GroupMetadata, assignment: Mapping[str, bytes] | None, now_ms: int
@@ -71,7 +84,9 @@ class GroupWriter:
     ) -> Deferred[dict[TopicPartition, ErrorCode]]:
         """Writes those of `offsets` whose metadata is not too long; they count as committed once the log has them."""
         errors = {
-            tp: ErrorCode.NONE if self._metadata_fits(value.metadata) else ErrorCode.OFFSET_METADATA_TOO_LARGE
+            tp: ErrorCode.NONE
+            if not value.metadata or self._metadata_fits(value.metadata)
+            else ErrorCode.OFFSET_METADATA_TOO_LARGE
             for tp, value in offsets.items()
         }
         accepted = {tp: offsets[tp] for tp, error in errors.items() if error is ErrorCode.NONE}
@@ -98,7 +113,9 @@ class GroupWriter:
     def _metadata_fits(self, metadata: str) -> bool:
         """Kafka counts UTF-16 code units; the record's string must also fit its int16 length."""
         units = len(metadata.encode("utf-16-le", "surrogatepass")) // 2
-        return units <= self._config.offset_metadata_max_bytes and len(metadata.encode()) <= _LONGEST_STRING_BYTES
+        if units > self._config.offset_metadata_max_bytes or len(metadata.encode()) > _LONGEST_STRING_BYTES:
+            return False
+        return self._metadata_budget.has_room(len(metadata), round(self._clock.monotonic() * 1000))
 
     def delete(
         self, group: GroupMetadata, partitions: Sequence[TopicPartition], *, with_group: bool

@@ -24,6 +24,8 @@ class GroupOffsets:
     """Sent to the log, not yet acknowledged by it. Never shown to a client."""
     pending_transactional: dict[int, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
     """By producer id: in the log, but the transaction is still open."""
+    metadata_bytes: int = 0
+    """The characters of all committed metadata."""
 
     @property
     def is_empty(self) -> bool:
@@ -55,6 +57,7 @@ class GroupOffsets:
         current = self.committed.get(tp)
         if current is None or current.appended_offset < entry.appended_offset:
             self.committed[tp] = entry
+            self.metadata_bytes += len(entry.value.metadata) - (0 if current is None else len(current.value.metadata))
 
     def complete_transaction(self, producer_id: int, *, commit: bool) -> None:
         """The producer's transaction ended: its offsets are committed, or forgotten."""
@@ -74,6 +77,7 @@ class GroupOffsets:
             entry = self.committed.get(tp)
             if entry is not None and entry.appended_offset < before_offset:
                 del self.committed[tp]
+                self.metadata_bytes -= len(entry.value.metadata)
                 removed += 1
             for producer_id in list(self.pending_transactional):
                 offsets = self.pending_transactional[producer_id]

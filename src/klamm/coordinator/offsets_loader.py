@@ -98,6 +98,7 @@ class OffsetsLoader:
             value = self.values.get(group_id)
             offsets = self.offsets.get(group_id) or GroupOffsets()
             offsets.pending_transactional = {p: o for p, o in offsets.pending_transactional.items() if o}
+            offsets.metadata_bytes = sum(len(entry.value.metadata) for entry in offsets.committed.values())
             if value is not None:
                 loaded.append(_loaded_group(group_id, self.partition, value, offsets, now_ms, timestamp_ms))
             elif not offsets.is_empty:
