@@ -21,6 +21,7 @@ from klamm.errors import ConfigError
 from klamm.model import EndPoint
 from klamm.network import RequestContext, SocketServerConfig
 from klamm.network.connection import MAX_IN_FLIGHT
+from klamm.network.hoard import Hoard
 from klamm.protocol import runtime
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from klamm.protocol.messages.metadata import (
@@ -32,6 +33,7 @@ from klamm.protocol.messages.metadata import (
 from klamm.protocol.wire import encode_bytes
 from tests.unit.network.harness import (
     Answer,
+    ManualClock,
     RawClient,
     ScriptedApi,
     Server,
@@ -354,3 +356,79 @@ def test_a_broker_that_nobody_could_connect_to_does_not_start() -> None:
         with pytest.raises(ConfigError, match=name):
             KafkaConfig({"broker.id": "1", name: "0"})
     KafkaConfig({"broker.id": "1", "max.connections.per.ip": "0", "max.connections.per.ip.overrides": "10.0.0.1:5"})
+
+
+def test_half_sent_requests_are_bounded_and_the_stalled_ones_go() -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with Server(metadata_api(), heartbeat_api(), clock=clock) as server:
+            channel = server.network.channel
+            channel.unfinished = Hoard("unfinished requests", 2_000_000, clock.monotonic)
+            whole = large_metadata(300_000)
+            half = len(whole) // 2
+            stalled = [await server.client() for _ in range(2)]
+            for client in stalled:
+                client.writer.write(whole[:half])
+                await until(lambda: channel.unfinished.total_bytes)
+            await until(lambda: channel.unfinished.total_bytes > 1_500_000)
+            clock.seconds += 2
+            active = [await server.client() for _ in range(3)]
+            for client in active:
+                client.writer.write(whole[:half])
+            await until(lambda: server.network.connection_count == 3)
+            assert [await client.receive_end() for client in stalled] == [b"", b""]
+            for client in active:
+                client.writer.write(whole[half:])
+                await client.receive()
+            assert channel.unfinished.total_bytes == 0
+
+    uvloop.run(scenario())
+
+
+def test_unread_responses_are_bounded_and_the_slow_readers_go() -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+
+        def script(_: RequestContext, __: MetadataRequest) -> MetadataResponse:
+            nodes = [MetadataResponseBroker(node_id=n, host="h" * 30_000, port=1, rack=None) for n in range(700)]
+            return MetadataResponse(brokers=nodes, cluster_id=None, controller_id=0, topics=())
+
+        async with Server(metadata_api(script), heartbeat_api(), clock=clock) as server:
+            channel = server.network.channel
+            channel.unread = Hoard("unread responses", 50_000_000, clock.monotonic)
+            slow = [await server.client() for _ in range(4)]
+            for client in slow:
+                client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+                for _ in range(MAX_IN_FLIGHT):
+                    client.send(MetadataRequest(topics=[]), 9)
+                before = channel.unsent_bytes
+                await until(lambda: channel.unsent_bytes > before)  # noqa: B023
+                await settled()
+                clock.seconds += 2
+            await until(lambda: server.network.connection_count <= 2)
+            other = await server.client()
+            await ping(other, 1)
+            assert channel.unread.total_bytes <= 50_000_000
+
+    uvloop.run(scenario())
+
+
+def test_a_large_request_is_not_received_while_the_queued_ones_fill_the_memory() -> None:
+    async def scenario() -> None:
+        config = SocketServerConfig(queued_max_request_bytes=100_000)
+        async with Server(metadata_api(), config=config, started=False) as server:
+            server.accept_without_handlers()
+            first, second = await server.client(), await server.client()
+            first.writer.write(large_metadata(50_000))
+            await until(lambda: server.network.channel.memory_pool.is_depleted)
+            second.writer.write(large_metadata(3_000_000 // 3))
+            await until(lambda: server.network.channel.memory_pool.waiting)
+            (waiting,) = server.network.channel.memory_pool.waiting
+            await settled()
+            assert waiting._reader.pending_bytes < 2_000_000
+            server.network.handler_pool.start()
+            await first.receive()
+            await second.receive()
+            assert server.network.channel.memory_pool.used_bytes == 0
+
+    uvloop.run(scenario())

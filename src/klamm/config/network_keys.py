@@ -238,7 +238,9 @@ class RequestKeys:
         check=at_least(1),
     )
     queued_max_request_bytes = int64(
-        "queued.max.request.bytes", -1, "Bytes of requests that may wait for a handler; -1 sets no limit."
+        "queued.max.request.bytes",
+        536870912,
+        "Bytes of requests that may wait for a handler; -1, Kafka's default, sets no limit.",
     )
     max_incremental_fetch_session_cache_slots = int32(
         "max.incremental.fetch.session.cache.slots",

@@ -66,6 +66,8 @@ class Connection(MutableProtocol):
         self.data_lane = Lane(self)
         self.control_lane = self.data_lane if self.is_control_plane else Lane(self)
         self._unsent: list[tuple[Request, float]] = []
+        self._unsent_bytes = 0
+        self._unfinished_bytes = 0
         self._is_ready = False
         self._client_id_bytes: bytes = b""
         self._client_id: str | None = ""
@@ -102,7 +104,19 @@ class Connection(MutableProtocol):
         if frames:
             self._frames.extend(frames)
             self._process(now)
+        if self._reader.large_bytes != self._unfinished_bytes:
+            self._note_unfinished(self._reader.large_bytes)
         processor.idle.busy_seconds += self._monotonic() - now
+
+    def _note_unfinished(self, size_bytes: int) -> None:
+        """The frame that is being received takes another amount of memory. It grows only while there is some."""
+        has_grown = size_bytes > self._unfinished_bytes
+        self._unfinished_bytes = size_bytes
+        self.channel.unfinished.note(self, size_bytes)
+        is_short = self._pool is not None and self._pool.is_depleted
+        if self._pool is not None and has_grown and is_short and not self._is_control(self._reader.large_head):
+            self._pool.waiting[self] = None
+            self.pause(MEMORY)
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
@@ -123,6 +137,9 @@ class Connection(MutableProtocol):
             self.channel.unsent_bytes -= request.response_size_bytes
             self.processor.record(request, flushed_at, now)
         self._unsent.clear()
+        if self._unsent_bytes:
+            self._unsent_bytes = 0
+            self.channel.unread.note(self, 0)
 
     # Requests.
 
@@ -371,6 +388,8 @@ class Connection(MutableProtocol):
         processor.idle.busy_seconds += now - flushed_at
         if self.is_write_paused:
             self._unsent.extend((request, flushed_at) for request in sent)
+            self._unsent_bytes += size
+            self.channel.unread.note(self, self._unsent_bytes)
         else:
             self.channel.unsent_bytes -= size
             for request in sent:
@@ -434,6 +453,8 @@ class Connection(MutableProtocol):
         self.is_write_paused = False
         self._cancel_throttle()
         self._record_unsent(self._monotonic())
+        if self._unfinished_bytes:
+            self._note_unfinished(0)
         if self.paused & CLOSING:
             self._frames.clear()
         self.channel.list_again(self)

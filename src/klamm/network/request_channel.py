@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from klamm.metrics import MetricsRegistry
+from klamm.network.hoard import Hoard
 from klamm.network.request import Request
 from klamm.network.request_queue import RequestQueue
 
@@ -25,6 +26,8 @@ UNSENT_RESPONSE_BYTES: Final = 128 * 1024 * 1024
 """What responses may hold in memory until their clients have read them; beyond it a fetch gets the least there is."""
 LEAST_RESPONSE_BYTES: Final = 64 * 1024
 """What a response may have however much is unsent: clients that do read must get on."""
+UNFINISHED_REQUEST_BYTES: Final = 512 * 1024 * 1024
+"""What requests of which only a part has come may hold before connections that have stalled are closed."""
 _GROUP: Final = "kafka.network"
 
 
@@ -68,11 +71,15 @@ class RequestChannel:
         *,
         queued_max_requests: int = 500,
         queued_max_request_bytes: int = UNLIMITED,
+        monotonic: Callable[[], float] | None = None,
     ) -> None:
+        monotonic = monotonic if monotonic is not None else loop.time
         self._loop = loop
         self.data = RequestQueue(queued_max_requests)
         self.control = RequestQueue(CONTROL_PLANE_QUEUE_LIMIT)
         self.memory_pool = MemoryPool(queued_max_request_bytes)
+        self.unfinished = Hoard("unfinished requests", UNFINISHED_REQUEST_BYTES, monotonic)
+        self.unread = Hoard("unread responses", 2 * UNSENT_RESPONSE_BYTES, monotonic)
         self.in_flight = 0
         self.unsent_bytes = 0
         self.wake_handlers: Callable[[], None] = _nobody_listens

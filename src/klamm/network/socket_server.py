@@ -43,7 +43,7 @@ class SocketServerConfig:
 
     num_io_threads: int = 8
     queued_max_requests: int = 500
-    queued_max_request_bytes: int = -1
+    queued_max_request_bytes: int = 512 * 1024 * 1024
     socket_request_max_bytes: int = 104_857_600
     socket_send_buffer_bytes: int = OS_DEFAULT
     socket_receive_buffer_bytes: int = OS_DEFAULT
@@ -80,6 +80,7 @@ class SocketServer:
             registry,
             queued_max_requests=self.config.queued_max_requests,
             queued_max_request_bytes=self.config.queued_max_request_bytes,
+            monotonic=clock.monotonic,
         )
         self.handler_pool = KafkaRequestHandlerPool(self.channel, loop, clock, registry, self.config.num_io_threads)
         self.quotas = ConnectionQuotas(

@@ -49,6 +49,8 @@ class FrameReader:
         self._scratch = bytearray(SCRATCH_BYTES) if scratch is None else scratch
         self._stash = b""
         self._large: bytearray | None = None
+        self.large_bytes = 0
+        """The size of the buffer of a large frame that has not come whole; 0 if there is none."""
         self._large_size = 0
         self._filled = 0
 
@@ -56,6 +58,11 @@ class FrameReader:
     def pending_bytes(self) -> int:
         """How many bytes of an unfinished frame are held."""
         return self._filled if self._large is not None else len(self._stash)
+
+    @property
+    def large_head(self) -> bytes:
+        """The first bytes of a large frame that has not come whole: API key and version."""
+        return b"" if self._large is None else bytes(self._large[:4])
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
         """Where the next bytes belong.
@@ -119,6 +126,7 @@ class FrameReader:
         self._large = bytearray(min(size, max(FIRST_BYTES, len(head) * 2)))
         self._filled = len(head)
         self._large[: self._filled] = head
+        self.large_bytes = len(self._large)
 
     def _fill_large(self, nbytes: int) -> list[Frame]:
         large = self._large
@@ -128,8 +136,10 @@ class FrameReader:
             return []
         if self._filled < self._large_size:
             self._large = _grown(large, min(self._large_size, 4 * len(large)))
+            self.large_bytes = len(self._large)
             return []
         self._large = None
+        self.large_bytes = 0
         return [large]
 
 
