@@ -455,6 +455,7 @@ class Connection(MutableProtocol):
         self._record_unsent(self._monotonic())
         if self._unfinished_bytes:
             self._note_unfinished(0)
+        self._reader.discard()  # A closed connection waits for the garbage collector.
         if self.paused & CLOSING:
             self._frames.clear()
         self.channel.list_again(self)

@@ -27,8 +27,10 @@ A larger one gets its own buffer.
 FIRST_BYTES: Final = 256 * 1024
 """The most that is reserved for a large frame before its bytes come.
 
-After that the buffer grows fourfold each time it is full.
+After that the buffer grows fourfold each time it is full, by `GROWTH_BYTES` at most.
 """
+GROWTH_BYTES: Final = 1024 * 1024
+"""A step that takes a millisecond or two: the system moves the pages of a large buffer without copying them."""
 
 Frame = bytes | bytearray
 
@@ -70,6 +72,8 @@ class FrameReader:
         Every call must be followed by `buffer_updated` before any other reader's turn.
         """
         if self._large is not None:
+            if self._filled == len(self._large):
+                self._grow_large(self._large)
             return memoryview(self._large)[self._filled :]
         kept = len(self._stash)
         self._scratch[:kept] = self._stash
@@ -128,6 +132,16 @@ class FrameReader:
         self._large[: self._filled] = head
         self.large_bytes = len(self._large)
 
+    def _grow_large(self, large: bytearray) -> None:
+        """Here and not in `buffer_updated`, where the transport may still hold a view: then all would be copied."""
+        more = min(self._large_size - len(large), 3 * len(large), GROWTH_BYTES)
+        self._large = _grown(large, len(large) + more)
+        self.large_bytes = len(self._large)
+
+    def discard(self) -> None:
+        """Free what is held of an unfinished frame: nothing more will come."""
+        self._large, self.large_bytes, self._stash = None, 0, b""
+
     def _fill_large(self, nbytes: int) -> list[Frame]:
         large = self._large
         assert large is not None
@@ -135,8 +149,6 @@ class FrameReader:
         if self._filled < len(large):
             return []
         if self._filled < self._large_size:
-            self._large = _grown(large, min(self._large_size, 4 * len(large)))
-            self.large_bytes = len(self._large)
             return []
         self._large = None
         self.large_bytes = 0
