@@ -14,19 +14,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from struct import Struct
 from typing import TYPE_CHECKING, Final, cast
 
 from klamm.errors import ErrorCode, ProtocolError
-from klamm.network.api_table import API_VERSIONS_KEY, VersionedApi
+from klamm.network.api_table import API_VERSIONS_KEY
 from klamm.network.muting import CLOSING, IN_FLIGHT, MEMORY, NOT_ADMITTED, QUEUE_FULL, WRITE, MutableProtocol
 from klamm.network.request import ChannelContext, Request
+from klamm.network.request_decoder import RequestDecoder
 from klamm.network.request_metrics import MAX_CODES
 from klamm.network.request_queue import Lane
 from klamm.network.sliced_work import Steps
-from klamm.protocol.frames import Frame, FrameReader, decode_request_header
-from klamm.protocol.wire import BytesLike, Message, decode, decode_in_slices, encode, encode_in_slices
+from klamm.protocol.frames import Frame, FrameReader
+from klamm.protocol.wire import BytesLike, Message, encode, encode_in_slices
 
 if TYPE_CHECKING:
     from klamm.network.processor import Processor
@@ -69,8 +70,7 @@ class Connection(MutableProtocol):
         self._unsent_bytes = 0
         self._unfinished_bytes = 0
         self._is_ready = False
-        self._client_id_bytes: bytes = b""
-        self._client_id: str | None = ""
+        self.decoder = RequestDecoder()
 
     # The transport calls these.
 
@@ -176,36 +176,6 @@ class Connection(MutableProtocol):
         if self.is_control_plane and not api.is_control and api.key != API_VERSIONS_KEY:
             raise ProtocolError(f"{api.name} is not served on the control plane")
         self._submit(Request(self, api, correlation_id, frame, now))
-
-    # Decoding: handlers call these when a request's turn has come.
-
-    def decode(self, request: Request) -> Message:
-        """The message of a small request. Raises ProtocolError only."""
-        api, frame = request.api, request.frame
-        request.frame = b""
-        request.client_id, pos = self._read_client_id(frame, api) if api.has_client_id else (None, 8)
-        return decode(api.request, api.version, frame, pos)[0]
-
-    def decode_in_slices(self, request: Request) -> Generator[None, None, Message]:
-        """The message of a large request. Raises ProtocolError only."""
-        api, frame = request.api, request.frame
-        request.frame = b""
-        request.client_id, pos = self._read_client_id(frame, api) if api.has_client_id else (None, 8)
-        return (yield from decode_in_slices(api.request, api.version, frame, pos))[0]
-
-    def _read_client_id(self, frame: Frame, api: VersionedApi) -> tuple[str | None, int]:
-        """The client id and where the body begins. A client sends the same id each time: it is decoded once."""
-        length = frame[8] << 8 | frame[9] if frame[8] < 0x80 else -1
-        end = 10 + length
-        raw = frame[10:end]
-        if raw == self._client_id_bytes and length == len(raw) and end < len(frame):
-            if not api.is_request_flexible:
-                return self._client_id, end
-            if frame[end] == 0:
-                return self._client_id, end + 1
-        header, pos = decode_request_header(frame)
-        self._client_id_bytes, self._client_id = bytes(raw), header.client_id
-        return header.client_id, pos
 
     def _submit(self, request: Request) -> None:
         self.in_flight.append(request)

@@ -189,7 +189,7 @@ class KafkaRequestHandlerPool:
             self._begin(request, self._handle_large(request))
         else:
             try:
-                message = connection.decode(request)
+                message = connection.decoder.decode(request)
             except ProtocolError as error:
                 connection.refuse(request, str(error))
             else:
@@ -202,7 +202,7 @@ class KafkaRequestHandlerPool:
 
     def _handle_large(self, request: Request) -> Steps:
         try:
-            message = yield from request.connection.decode_in_slices(request)
+            message = yield from request.connection.decoder.decode_in_slices(request)
             rest = self._dispatch(request, message)
             del message  # Not kept while the response is encoded.
         except ProtocolError as error:
