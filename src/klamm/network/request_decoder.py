@@ -1,4 +1,4 @@
-"""RequestDecoder: header and body of the requests of one connection. Handlers decode a request when its turn has come."""
+"""RequestDecoder: header and body of one connection's requests, decoded when their turn has come."""
 
 from __future__ import annotations
 
