@@ -63,7 +63,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "                yield Enqueue(e.Reelect())\n",
         "                pass\n",
         seeds=300,
-        first=690,
+        first=425,
         also=(
             (
                 "yield from self._maybe_resign()\n                yield from self._elect()",
