@@ -1,0 +1,198 @@
+"""A siege: ordinary load on three brokers while a program attacks them, and an account of records, waits and memory.
+
+    KLAMM_SIEGE_SECONDS=1200 KLAMM_SIEGE_SEED=7 pytest -s tests/hostile/test_siege.py
+
+Nothing that was acknowledged may be missing, and memory stays under a ceiling. The longest wait of a probe is reported,
+not judged: the attacker, the load and the brokers share the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Final, TypeVar
+
+from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from klamm.testing import LocalCluster
+from klamm.testing.wire_client import exchange
+from tests.support import chaos_clients
+from tests.support.chaos_clients import Account, Reader, Worker, Writer
+
+T = TypeVar("T")
+
+TOPIC: Final = "siege"
+GROUP: Final = "siege-readers"
+PARTITIONS: Final = 3
+WRITERS: Final = 1
+RECORDS_PER_S: Final = 500
+PROBE_INTERVAL_S: Final = 0.02
+ANSWER_S: Final = 120.0
+WAIT_S: Final = 180.0
+
+
+@dataclass
+class Waits:
+    """How long a broker kept the probe waiting; written by one probe, read when it has ended."""
+
+    started: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def worst(self, count: int) -> list[tuple[float, float]]:
+        """(seconds, start) of the longest waits."""
+        return sorted(zip(self.seconds, self.started, strict=True), reverse=True)[:count]
+
+    def percentile(self, share: float) -> float:
+        ordered = sorted(self.seconds)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class Probe(Worker):
+    """An ordinary client of one broker: a new connection now and then, small requests otherwise."""
+
+    def __init__(self, port: int, account: Account) -> None:
+        super().__init__(f"probe of {port}", account)
+        self._address = "127.0.0.1", port
+        self.waits = Waits()
+
+    def run(self, is_stopped: Callable[[], bool]) -> None:
+        request = MetadataRequest(topics=[MetadataRequestTopic(name=TOPIC)], allow_auto_topic_creation=False)
+        while not is_stopped():
+            with self._timed(self._connect) as connection:
+                for _ in range(50):
+                    if is_stopped():
+                        return
+                    self._timed(lambda: exchange(connection, request, 7, MetadataResponse))
+                    time.sleep(PROBE_INTERVAL_S)
+
+    def _connect(self) -> socket.socket:
+        connection = socket.create_connection(self._address, ANSWER_S)
+        exchange(connection, ApiVersionsRequest(), 0, ApiVersionsResponse)
+        return connection
+
+    def _timed(self, action: Callable[[], T]) -> T:
+        started, begun = time.time(), time.perf_counter()
+        result = action()
+        self.waits.started.append(started)
+        self.waits.seconds.append(time.perf_counter() - begun)
+        return result
+
+
+class Siege:
+    """`run` works for about `seconds` and returns the problems it found; `report` says what happened."""
+
+    def __init__(self, cluster: LocalCluster, *, seconds: float, seed: int, size: float) -> None:
+        self.cluster = cluster
+        self.seconds = seconds
+        self.seed = seed
+        self.size = size
+        self.account = Account(PARTITIONS)
+        self.attacks: dict[str, int] = {}
+        self.peak_bytes: dict[int, int] = {}
+        self._steps: list[tuple[float, str]] = []
+        self._probes = [Probe(cluster.port(broker_id), self.account) for broker_id in cluster.broker_ids]
+
+    def run(self) -> list[str]:
+        cluster = self.cluster
+        servers = cluster.bootstrap_servers
+        cluster.create_topic(TOPIC, PARTITIONS, 3, {"min.insync.replicas": 2})
+        chaos_clients.commit_zero(servers, TOPIC, GROUP, PARTITIONS)
+        writers = [Writer(servers, TOPIC, i, RECORDS_PER_S / WRITERS, self.account) for i in range(WRITERS)]
+        reader = Reader(servers, TOPIC, GROUP, 0, self.account)
+        workers = [*writers, reader, *self._probes]
+        try:
+            for worker in workers:
+                worker.start()
+            self._attack()
+            for each in [*writers, *self._probes]:
+                each.stop()
+                each.join()
+            return self._judge()
+        finally:
+            for worker in workers:
+                worker.stop()
+            for worker in workers:
+                worker.join(WAIT_S)
+
+    def _attack(self) -> None:
+        cluster = self.cluster
+        command = [sys.executable, "-m", "tests.support.attacks", "--topic", TOPIC, "--partitions", str(PARTITIONS)]
+        command += ["--brokers", *(str(cluster.port(broker_id)) for broker_id in cluster.broker_ids)]
+        command += ["--zookeeper", cluster.zookeeper_connect.split("/")[0].rpartition(":")[2]]
+        command += ["--seconds", str(self.seconds), "--seed", str(self.seed), "--size", str(self.size)]
+        folder = Path(__file__).parents[2]
+        with subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as attacker:
+            assert attacker.stderr is not None and attacker.stdout is not None
+            for line in attacker.stderr:
+                moment, _, name = line.strip().partition(" ")
+                self._steps.append((float(moment), name))
+            self.attacks = json.loads(attacker.stdout.read() or "{}")
+        if attacker.returncode != 0:
+            self.account.problems.append(f"the attacker ended with {attacker.returncode}")
+        for broker_id in cluster.broker_ids:
+            self.peak_bytes[broker_id] = peak_bytes(cluster.pid(broker_id))
+
+    def _judge(self) -> list[str]:
+        servers = self.cluster.bootstrap_servers
+        log = chaos_clients.read_log(servers, TOPIC, PARTITIONS, WAIT_S)
+        problems = chaos_clients.check(self.account, log)
+        if not problems:
+            self.cluster.wait_for(
+                lambda: not chaos_clients.unread(self.account, log), WAIT_S, what="The group has read everything"
+            )
+        return problems
+
+    def report(self) -> str:
+        lines = [
+            f"siege with seed {self.seed}, size {self.size:g}: {sum(self.attacks.values())} attacks in"
+            f" {self.seconds:g} s, {self.account.acked_count} records acknowledged,"
+            f" {len(self.account.timed_out)} timed out"
+        ]
+        for probe in self._probes:
+            if not probe.waits.seconds:
+                continue
+            waits = probe.waits
+            worst = ", ".join(f"{1000 * s:.0f} ms ({self._during(at, at + s)})" for s, at in waits.worst(5))
+            tail = f"p99 {1000 * waits.percentile(0.99):.1f} ms"
+            lines.append(f"  {probe.name}: {len(waits.seconds)} answers, {tail}, longest {worst}")
+        peaks = ", ".join(f"broker {broker_id} {peak >> 20} MiB" for broker_id, peak in self.peak_bytes.items())
+        return "\n".join([*lines, f"  peak memory: {peaks}"])
+
+    def _during(self, start: float, end: float) -> str:
+        """The attacks that were under way in a time."""
+        first = bisect_right(self._steps, start, key=lambda step: step[0]) - 1
+        last = bisect_right(self._steps, end, key=lambda step: step[0])
+        return " ".join(name for _, name in self._steps[max(0, first) : last]) or "none"
+
+
+def peak_bytes(pid: int) -> int:
+    """The largest resident memory that a process ever had."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"process {pid} does not report its memory")
+
+
+def chosen_seed() -> int:
+    """KLAMM_SIEGE_SEED, or another one every time."""
+    return int(os.environ.get("KLAMM_SIEGE_SEED") or Random().randrange(1_000_000))
+
+
+def chosen_seconds(default: float) -> float:
+    return float(os.environ.get("KLAMM_SIEGE_SECONDS") or default)
+
+
+def chosen_size(default: float) -> float:
+    """KLAMM_SIEGE_SIZE: how large the attacks are; 1 is full size."""
+    return float(os.environ.get("KLAMM_SIEGE_SIZE") or default)
