@@ -37,7 +37,7 @@ from klamm.protocol.messages.fetch import (
 )
 from klamm.replica.delayed_fetch import DelayedFetch
 from klamm.replica.fetch_path import FetchParams, ReadLimit, Reads
-from klamm.replica.fetch_session import SessionPartition
+from klamm.replica.fetch_session import FetchSession, SessionPartition
 from klamm.replica.partition_reader import Isolation, PartitionRead
 from klamm.replica.replica_selector import ClientMetadata
 
@@ -46,6 +46,11 @@ _FIRST_WITH_STORAGE_ERROR: Final = 6
 _FIRST_WITH_ZSTD: Final = 10
 _FIRST_WITH_RACK: Final = 11
 _ZSTD: Final = "zstd"
+# Members under names of their own: Python 3.11 takes ten times as long to find `Isolation.LOG_END`.
+_LOG_END: Final = Isolation.LOG_END
+_HIGH_WATERMARK: Final = Isolation.HIGH_WATERMARK
+_TXN_COMMITTED: Final = Isolation.TXN_COMMITTED
+_UNKNOWN_SERVER_ERROR: Final = ErrorCode.UNKNOWN_SERVER_ERROR
 _MAX_WAIT_MS: Final = 600_000
 """The longest a fetch is held, whatever it asks for: nothing may stay parked for a client that has long gone."""
 
@@ -56,9 +61,12 @@ def handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchRespo
 
 
 def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse | asyncio.Future[FetchResponse]:
-    if sum(len(topic.partitions) for topic in req.topics) > SLICE:
-        return broker.loop.create_task(_handle_in_slices(broker, ctx, req))
-    context = run(open_context(broker, ctx.api_version, req))
+    count = 0
+    for topic in req.topics:
+        count += len(topic.partitions)
+    if count > SLICE:
+        return broker.loop.create_task(_handle_in_slices(broker, ctx, req, count))
+    context = run(open_context(broker, ctx.api_version, req, count))
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, responses=())
     params = _params(broker, ctx, req)
@@ -74,9 +82,9 @@ def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResp
     return _respond(broker, ctx, params, context, refused + reads)
 
 
-async def _handle_in_slices(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse:
+async def _handle_in_slices(broker: Broker, ctx: RequestContext, req: FetchRequest, count: int) -> FetchResponse:
     """A request that names many partitions: the loop serves others between the slices."""
-    steps = open_context(broker, ctx.api_version, req)
+    steps = open_context(broker, ctx.api_version, req, count)
     while True:
         try:
             next(steps)
@@ -153,10 +161,7 @@ def _replica(version: int, req: FetchRequest) -> tuple[int, int]:
 
 def _params(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchParams:
     replica_id, replica_epoch = _replica(ctx.api_version, req)
-    if replica_id >= 0:
-        isolation = Isolation.LOG_END
-    else:
-        isolation = Isolation.TXN_COMMITTED if req.isolation_level == 1 else Isolation.HIGH_WATERMARK
+    isolation = _LOG_END if replica_id >= 0 else _TXN_COMMITTED if req.isolation_level == 1 else _HIGH_WATERMARK
     is_consumer = replica_id == -1 and ctx.api_version >= _FIRST_WITH_RACK
     max_bytes = min(req.max_bytes, broker.config.fetch_max_bytes)
     min_bytes = min(req.min_bytes, max_bytes)
@@ -213,7 +218,9 @@ def _add(
     _mark(broker, params, results)
     hints = LeaderHints(broker, ctx) if version >= 16 else None
     topics: list[FetchableTopicResponse] = response.responses  # type: ignore[assignment]
-    last: object = topics[-1].topic_id if topics and version >= 13 else topics[-1].topic if topics else None
+    last: object = None
+    if topics:
+        last = topics[-1].topic_id if version >= 13 else topics[-1].topic
     for partition, read in context.to_send(results):
         data = _partition_data(partition, read, hints)
         topic = partition.topic_id if version >= 13 else partition.tp and partition.tp.topic
@@ -223,7 +230,7 @@ def _add(
             name = partition.tp.topic if partition.tp is not None else ""
             topics.append(FetchableTopicResponse(topic=name, topic_id=partition.topic_id, partitions=[data]))
             last = topic
-    if context.session.id:
+    if isinstance(context.session, FetchSession):
         broker.replicas.fetch_path.settle(params, context.session, results)
     if hints is not None and hints.endpoints:
         known = {node.node_id for node in response.node_endpoints}
@@ -284,7 +291,7 @@ def _mark(broker: Broker, params: FetchParams, results: Reads) -> None:
             size_bytes += read.size_bytes
             if not params.is_from_follower:
                 topic.bytes_out.count += read.size_bytes
-        elif read.error == ErrorCode.UNKNOWN_SERVER_ERROR:
+        elif read.error == _UNKNOWN_SERVER_ERROR:
             topic.failed_fetch_requests.mark()
             totals.failed_fetch_requests.mark()
     if params.is_from_follower:

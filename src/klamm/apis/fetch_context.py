@@ -16,6 +16,7 @@ from klamm.replica.fetch_session import (
     INITIAL_EPOCH,
     INVALID_SESSION_ID,
     FetchSession,
+    OneFetch,
     SessionKey,
     SessionPartition,
     size_bytes_of,
@@ -39,7 +40,7 @@ class FetchContext:
 
     __slots__ = ("asked", "is_full", "session")
 
-    def __init__(self, session: FetchSession, asked: list[SessionPartition], *, is_full: bool) -> None:
+    def __init__(self, session: FetchSession | OneFetch, asked: list[SessionPartition], *, is_full: bool) -> None:
         self.session = session
         self.asked = asked
         """The partitions of a request without a session."""
@@ -48,7 +49,7 @@ class FetchContext:
     def begin(self, broker: Broker, params: FetchParams, version: int) -> list[SessionPartition]:
         """The partitions to look at."""
         session = self.session
-        if session.id == INVALID_SESSION_ID:
+        if isinstance(session, OneFetch):
             return self.asked
         client = params.client
         is_sent_elsewhere = client is not None and client.rack_id and broker.replicas.replica_selector is not None
@@ -58,15 +59,16 @@ class FetchContext:
 
     def to_send(self, results: Reads) -> Reads:
         """The results that belong into the response."""
-        if self.session.id == INVALID_SESSION_ID:
+        session = self.session
+        if isinstance(session, OneFetch):
             return results
         is_full = self.is_full
-        return [result for result in results if self._note(*result) or is_full]
+        return [result for result in results if self._note(session, *result) or is_full]
 
-    def _note(self, partition: SessionPartition, read: PartitionRead) -> bool:
+    def _note(self, session: FetchSession, partition: SessionPartition, read: PartitionRead) -> bool:
         """Remembers what the reader will know; returns whether it is news to it."""
         if read.size_bytes and partition.session is not None:
-            self.session.move_to_end(partition)
+            session.move_to_end(partition)
         is_news = bool(
             read.size_bytes
             or read.error
@@ -90,16 +92,20 @@ def run(steps: Generator[None, None, T]) -> T:
             return result
 
 
-def open_context(broker: Broker, version: int, req: FetchRequest) -> Generator[None, None, FetchContext | ErrorCode]:
-    """The request's partitions, with its session created, resumed or closed as its epoch says."""
+def open_context(
+    broker: Broker, version: int, req: FetchRequest, count: int
+) -> Generator[None, None, FetchContext | ErrorCode]:
+    """The request's `count` partitions, with its session created, resumed or closed as its epoch says."""
     sessions = broker.fetch_sessions
     uses_ids = version >= 13
     if req.session_epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
         return (yield from _resume(broker, req, uses_ids))
     if req.session_id != INVALID_SESSION_ID:
         sessions.remove(req.session_id)
-    count = sum(len(topic.partitions) for topic in req.topics)
     if req.session_epoch == FINAL_EPOCH or not 0 < count <= MAX_SESSION_PARTITIONS:
+        if count <= SLICE:
+            this = OneFetch()
+            return FetchContext(this, list(_asked(broker, req, uses_ids, this)), is_full=True)
         return (yield from _without_session(broker, req, uses_ids))
     created = sessions.create(
         is_privileged=req.replica_id >= 0 or req.replica_state is not None,
@@ -133,7 +139,7 @@ def _resume(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None
                 partition.tp = TopicPartition(known, partition.index)
     if not session.partitions:  # everything is forgotten: so is the session
         sessions.remove(session.id)
-        return _ephemeral([], broker)
+        return FetchContext(OneFetch(), [], is_full=True)
     if len(session.partitions) > MAX_SESSION_PARTITIONS:
         sessions.remove(session.id)
         return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -143,20 +149,13 @@ def _resume(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None
 
 
 def _without_session(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None, None, FetchContext]:
+    this = OneFetch()
     asked: list[SessionPartition] = []
-    for partition in _asked(broker, req, uses_ids):
+    for partition in _asked(broker, req, uses_ids, this):
         asked.append(partition)
         if not len(asked) % SLICE:
             yield
-    return _ephemeral(asked, broker)
-
-
-def _ephemeral(asked: list[SessionPartition], broker: Broker) -> FetchContext:
-    session = FetchSession(INVALID_SESSION_ID, False, False, broker.clock.now_ms())
-    for place, partition in enumerate(asked):
-        partition.place = place
-        partition.session = session
-    return FetchContext(session, asked, is_full=True)
+    return FetchContext(this, asked, is_full=True)
 
 
 def _update(broker: Broker, session: FetchSession, req: FetchRequest, uses_ids: bool) -> Generator[None, None, None]:
@@ -166,7 +165,10 @@ def _update(broker: Broker, session: FetchSession, req: FetchRequest, uses_ids: 
             yield
 
 
-def _asked(broker: Broker, req: FetchRequest, uses_ids: bool) -> Iterator[SessionPartition]:
+def _asked(
+    broker: Broker, req: FetchRequest, uses_ids: bool, session: OneFetch | None = None
+) -> Iterator[SessionPartition]:
+    place = 0
     for topic in req.topics:
         name = broker.metadata.topic_name(topic.topic_id) if uses_ids else topic.topic
         topic_id = topic.topic_id if uses_ids else ZERO_UUID
@@ -179,7 +181,8 @@ def _asked(broker: Broker, req: FetchRequest, uses_ids: bool) -> Iterator[Sessio
                 asked.last_fetched_epoch,
             )
             tp = None if name is None else TopicPartition(name, asked.partition)
-            yield SessionPartition(tp, topic_id, asked.partition, fetch)
+            yield SessionPartition(tp, topic_id, asked.partition, fetch, session, place)
+            place += 1
 
 
 def _key(partition: SessionPartition, uses_ids: bool) -> SessionKey:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from klamm.errors import ErrorCode
-from klamm.replica.fetch_session import FetchSession, SessionPartition, place_of
+from klamm.replica.fetch_session import Readers, SessionPartition, place_of
 from klamm.replica.partition_reader import PartitionRead, end_of, readable_log
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class DelayedFetch:
         "_touched",
     )
 
-    def __init__(self, path: FetchPath, params: FetchParams, session: FetchSession, *, is_large: bool = False) -> None:
+    def __init__(self, path: FetchPath, params: FetchParams, session: Readers, *, is_large: bool = False) -> None:
         """`is_large`: it has been read in slices, and whoever waits for it completes the answer in slices."""
         self._path = path
         self._is_large = is_large

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, UNKNOWN_BROKER_EPOCH, TopicPartition
 from klamm.replica.delayed_fetch import DelayedFetch
-from klamm.replica.fetch_session import FetchSession, SessionPartition
+from klamm.replica.fetch_session import FetchSession, Readers, SessionPartition
 from klamm.replica.partition_reader import Isolation, PartitionFetch, PartitionRead, end_of, read_records, readable_log
 from klamm.replica.replica_selector import NO_PREFERENCE, ClientMetadata, preferred_read_replica
 
@@ -78,16 +78,12 @@ class FetchPath:
         """Parked fetches whose partitions changed and that have not looked yet."""
 
     def fetch_messages(
-        self, params: FetchParams, session: FetchSession, partitions: Sequence[SessionPartition]
+        self, params: FetchParams, session: Readers, partitions: Sequence[SessionPartition]
     ) -> Reads | asyncio.Future[Reads]:
         """Reads now, and again later when there was less than `min_bytes` and nothing to report at once."""
         reads = self.read_all(params, partitions)
-        has_partitions = bool(reads or session.partitions)
-        if (
-            params.max_wait_ms <= 0
-            or not has_partitions
-            or self.bytes_to_wait_for(params, reads, params.min_bytes) <= 0
-        ):
+        may_wait = params.max_wait_ms > 0 and (reads or session.id)
+        if not may_wait or not self.bytes_to_wait_for(params, reads, params.min_bytes):
             return self.answered(params, reads)
         delayed = DelayedFetch(self, params, session)
         delayed.add(reads)
@@ -181,7 +177,9 @@ class FetchPath:
         reads: Reads = []
         for partition in partitions:
             fetch = partition.fetch
-            max_bytes = min(fetch.max_bytes, limit.max_bytes)
+            max_bytes = fetch.max_bytes
+            if max_bytes > limit.max_bytes:
+                max_bytes = limit.max_bytes
             assert partition.tp is not None, "a topic id that is not known here is refused before"
             read = self._read(partition.tp, fetch, params, max_bytes, limit.min_one_message, now_ms)
             if read.size_bytes:

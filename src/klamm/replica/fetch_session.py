@@ -73,7 +73,8 @@ class SessionPartition:
         topic_id: UUID,
         index: int,
         fetch: PartitionFetch,
-        session: FetchSession | None = None,
+        session: Readers | None = None,
+        place: int = 0,
     ) -> None:
         self.tp = tp
         """None while the topic id is not known here."""
@@ -84,7 +85,7 @@ class SessionPartition:
         """None once the reader has forgotten the partition."""
         self.high_watermark = -1
         self.log_start_offset = -1
-        self.place = 0
+        self.place = place
         self.log_size_bytes = 0
         """The size of the log when the reader had read all of it."""
         self.watched: Partition | None = None
@@ -113,8 +114,29 @@ class SessionPartition:
                 waiting.on_change(self)
 
 
-class FetchSession:
-    """The partitions of one reader. A Fetch without a session has one of its own, which is in no cache."""
+class Readers:
+    """The partitions of one Fetch, or of a session, as the partitions' owners see them."""
+
+    __slots__ = ("waiting",)
+
+    id: int
+
+    def __init__(self) -> None:
+        self.waiting: list[WaitingFetch] = []
+
+    def mark(self, partition: SessionPartition) -> None:
+        """The partition may have something for the reader."""
+
+
+class OneFetch(Readers):
+    """A Fetch without a session: nothing is remembered."""
+
+    __slots__ = ()
+    id = INVALID_SESSION_ID
+
+
+class FetchSession(Readers):
+    """The partitions that a reader named, and those of them that may have something for it."""
 
     __slots__ = (
         "_next_place",
@@ -130,16 +152,15 @@ class FetchSession:
         "reader",
         "size_bytes",
         "uses_topic_ids",
-        "waiting",
     )
 
     def __init__(self, session_id: int, is_privileged: bool, uses_topic_ids: bool, now_ms: int) -> None:
+        super().__init__()
         self.id = session_id
         self.is_privileged = is_privileged
         self.uses_topic_ids = uses_topic_ids
         self.partitions: dict[SessionKey, SessionPartition] = {}
         self.changed: dict[SessionPartition, None] = {}
-        self.waiting: list[WaitingFetch] = []
         self.reader: object = None
         self.epoch = 1
         self.created_ms = self.last_used_ms = self.last_fetch_ms = now_ms
