@@ -25,28 +25,29 @@ def convert(
     broker: Broker, version: int, req: FetchRequest, answer: FetchResponse | asyncio.Future[FetchResponse]
 ) -> FetchResponse | asyncio.Future[FetchResponse]:
     """The answer in the format of this version."""
-    offsets = {
-        TopicPartition(topic.topic, partition.partition): partition.fetch_offset
-        for topic in req.topics
-        for partition in topic.partitions
-    }
     magic = 1 if version >= _FIRST_WITH_TIMESTAMPS else 0
     if isinstance(answer, asyncio.Future):
-        return then(answer, lambda response: _convert(broker, magic, offsets, response))
-    return _convert(broker, magic, offsets, answer)
+        return then(answer, lambda response: _convert(broker, magic, req, response))
+    return _convert(broker, magic, req, answer)
 
 
 def _convert(
-    broker: Broker, magic: int, offsets: dict[TopicPartition, int], response: FetchResponse
+    broker: Broker, magic: int, req: FetchRequest, response: FetchResponse
 ) -> FetchResponse | asyncio.Future[FetchResponse]:
-    work = [
-        (data, offsets.get(TopicPartition(topic.topic, data.partition_index), 0))
-        for topic in response.responses
-        for data in topic.partitions
-        if data.records
-    ]
-    if not work:
+    found: dict[TopicPartition, list[PartitionData]] = {}
+    for topic in response.responses:
+        for data in topic.partitions:
+            if data.records:
+                found.setdefault(TopicPartition(topic.topic, data.partition_index), []).append(data)
+    if not found:
         return response
+    offsets = {
+        tp: asked.fetch_offset
+        for topic_asked in req.topics
+        for asked in topic_asked.partitions
+        if (tp := TopicPartition(topic_asked.topic, asked.partition)) in found
+    }
+    work = [(data, offsets[tp]) for tp, each in found.items() for data in each]
     done = broker.replicas.run_record_work(partial(_convert_all, magic, work))
     return then(done, lambda _: response)
 

@@ -165,6 +165,7 @@ class LogDirMoves:
             replicas.logs.failed(future.log_dir, failure, f"changing over to {future.dir}")
         else:
             log.info("%s: moved to %s", tp, future.log_dir)
+            partition.changed()
         self._moving.pop(tp, None)
         if not partition.is_leader:
             replicas.fetchers.add([partition])
