@@ -15,7 +15,7 @@ from typing import Final
 
 from bench import report
 from bench.clusters import KlammCluster
-from bench.control_plane import control_log_cost, failover, one_change, peer, saturation, stopped_broker
+from bench.control_plane import control_log_cost, failover, one_change, peer, saturation, start_up, stopped_broker
 from bench.report import Row
 from klamm.errors import KlammError
 
@@ -43,6 +43,7 @@ PARTS: Final[dict[str, Callable[[bool], Iterable[Row]]]] = {
     "life": life,
     "propagation": lambda quick: saturation.rows(30 if quick else saturation.CHANGES),
     "stopped": lambda quick: stopped_broker.rows(100, 5.0) if quick else stopped_broker.rows(),
+    "start": lambda quick: start_up.rows(2_000 if quick else start_up.PARTITIONS),
     "control-log": lambda quick: control_log_cost.rows(50, 1) if quick else control_log_cost.rows(),
 }
 

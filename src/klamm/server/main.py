@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Final
 
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.server import file_limit
 from klamm.server.kafka_server import KafkaServer
+
+COLLECTOR_OFF_S: Final = 60
+"""A start that takes longer waits for somebody, and makes garbage meanwhile."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,6 +56,18 @@ def announce(path: Path, server: KafkaServer) -> None:
     aside.replace(path)
 
 
+async def _start(server: KafkaServer) -> None:
+    """A start fills the memory with objects that stay: looking for garbage among them only takes time."""
+    gc.disable()
+    limit = asyncio.get_running_loop().call_later(COLLECTOR_OFF_S, gc.enable)
+    try:
+        await server.start()
+        gc.freeze()
+    finally:
+        limit.cancel()
+        gc.enable()
+
+
 async def run(config: KafkaConfig, ready_file: Path | None) -> None:
     """Until a signal comes. Raises KlammError when the broker cannot start, or cannot go on."""
     stop = asyncio.Event()
@@ -64,7 +81,7 @@ async def run(config: KafkaConfig, ready_file: Path | None) -> None:
         stop.set()
 
     server = KafkaServer(config, on_failure=on_failure)
-    starting = loop.create_task(server.start())
+    starting = loop.create_task(_start(server))
     stopping = loop.create_task(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     try:
