@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from kafka.admin import KafkaAdminClient
 from kafka.errors import NoError
+from typer.testing import CliRunner
 
+from klamm.cli.app import app
 from klamm.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from klamm.testing import LocalCluster
 from tests.support.raw_client import RawClient
@@ -68,7 +71,7 @@ def raise_limit(cluster: LocalCluster) -> None:
         future.result(60)
 
 
-def test_leader_and_follower_move_under_load_and_after_a_kill(cluster: LocalCluster) -> None:
+def test_leader_and_follower_move_under_load_and_after_a_kill(cluster: LocalCluster, tmp_path: Path) -> None:
     cluster.create_topic(TOPIC, replication_factor=2)
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "enable.idempotence": True, "linger.ms": 5})
     sent = 0
@@ -81,7 +84,15 @@ def test_leader_and_follower_move_under_load_and_after_a_kill(cluster: LocalClus
         assert producer.flush(120) == 0
 
     produce(1000)
-    _, other = move(cluster, 2)
+    (before,) = replicas(cluster, 2)
+    other = before[:-1] + ("b" if before.endswith("a") else "a")
+    file = tmp_path / "moves.json"
+    order = [cluster.leader(TOPIC, 0), 3 - cluster.leader(TOPIC, 0)]
+    log_dirs = [other if broker == 2 else "any" for broker in order]
+    entry = {"topic": TOPIC, "partition": 0, "replicas": order, "log_dirs": log_dirs}
+    file.write_text(json.dumps({"version": 1, "partitions": [entry]}))
+    done = CliRunner().invoke(app, ["partition", "reassign", "-f", str(file), "-b", cluster.bootstrap_servers])
+    assert done.exit_code == 0, (done.output, done.exception)
     produce(200)
     cluster.wait_for(lambda: set(replicas(cluster, 2)) == {other}, what="broker 2 moved its replica")
 

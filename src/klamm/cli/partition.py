@@ -9,7 +9,7 @@ import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer
 from klamm.cli.output import fail, note, table
-from klamm.cli.reassignment_file import parse_replicas, read_targets
+from klamm.cli.reassignment_file import parse_replicas, read_log_dirs, read_targets
 from klamm.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -61,11 +61,22 @@ def reassign(
     if not moves:
         _nothing_moves(bootstrap_server, topic, partition)
         return
+    has_refused_dirs = file is not None and not cancel and _has_refused_dirs(bootstrap_server, file)
     started = start(controller, moves, moving)
     if wait and started:
         wait_for_moves(bootstrap_server, started, timeout)
-    if len(started) < len(moves):
+    if len(started) < len(moves) or has_refused_dirs:
         raise typer.Exit(1)
+
+
+def _has_refused_dirs(bootstrap_server: str, file: Path) -> bool:
+    """Directories are named first: a replica that is yet to be made is then made there."""
+    log_dirs = read_log_dirs(file)
+    if not log_dirs:
+        return False
+    from klamm.cli.log_dir_targets import place
+
+    return bool(place(bootstrap_server, log_dirs))
 
 
 def _refuse_contradictions(

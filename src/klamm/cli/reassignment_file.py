@@ -11,9 +11,34 @@ from klamm.model import TopicPartition
 
 _EXPECTED = 'expected {"version": 1, "partitions": [{"topic": "t", "partition": 0, "replicas": [1, 2]}, ...]}'
 
+_ANY = "any"
+
 
 def read_targets(path: Path) -> dict[TopicPartition, list[int]]:
     """Where each partition is to go. Whatever is not as Kafka writes it is a failure that names it."""
+    targets: dict[TopicPartition, list[int]] = {}
+    for entry in _entries(path):
+        tp, replicas = _entry(path, entry)
+        if tp in targets:
+            fail(f"{path} names partition {tp} twice.")
+        targets[tp] = replicas
+    if not targets:
+        fail(f"{path} names no partition.")
+    return targets
+
+
+def read_log_dirs(path: Path) -> dict[tuple[TopicPartition, int], str]:
+    """The directories that replicas are to go to, by partition and broker; those for any directory are left out."""
+    found = {}
+    for entry in _entries(path):
+        tp, replicas = _entry(path, entry)
+        for broker_id, log_dir in zip(replicas, entry.get("log_dirs") or (), strict=False):
+            if log_dir != _ANY:
+                found[tp, broker_id] = log_dir
+    return found
+
+
+def _entries(path: Path) -> list[Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -28,15 +53,7 @@ def read_targets(path: Path) -> dict[TopicPartition, list[int]]:
         fail(f"{path}: {_EXPECTED}.")
     if (version := content.get("version", 1)) != 1:
         fail(f"{path} has version {version!r}: only version 1 is known.")
-    targets: dict[TopicPartition, list[int]] = {}
-    for entry in content["partitions"]:
-        tp, replicas = _entry(path, entry)
-        if tp in targets:
-            fail(f"{path} names partition {tp} twice.")
-        targets[tp] = replicas
-    if not targets:
-        fail(f"{path} names no partition.")
-    return targets
+    return list(content["partitions"])
 
 
 def _entry(path: Path, entry: Any) -> tuple[TopicPartition, list[int]]:
@@ -46,10 +63,15 @@ def _entry(path: Path, entry: Any) -> tuple[TopicPartition, list[int]]:
     numbers = replicas if isinstance(replicas, list) else [None]
     if not isinstance(topic, str) or not all(_is_number(n) for n in (partition, *numbers)):
         fail(f"{path}: {_EXPECTED}, not {json.dumps(entry)}.")
-    if any(log_dir != "any" for log_dir in entry.get("log_dirs") or ()):
-        fail(f'{path}: log_dirs of {topic}-{partition} must be "any": replicas cannot be moved between directories.')
+    log_dirs = entry.get("log_dirs") or [_ANY] * len(numbers)
+    if len(log_dirs) != len(numbers) or not all(_is_log_dir(log_dir) for log_dir in log_dirs):
+        fail(f'{path}: log_dirs of {topic}-{partition} must name "any" or an absolute path for every replica.')
     assert isinstance(partition, int)
     return TopicPartition(topic, partition), list(numbers)
+
+
+def _is_log_dir(value: object) -> bool:
+    return isinstance(value, str) and (value == _ANY or value.startswith("/"))
 
 
 def _is_number(value: object) -> bool:

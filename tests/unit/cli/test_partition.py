@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from klamm.cli.app import app
 from klamm.cli.controller import reason
 from klamm.cli.output import Failure
-from klamm.cli.reassignment_file import read_targets
+from klamm.cli.reassignment_file import read_log_dirs, read_targets
 from klamm.model import TopicPartition
 
 SAY_WHAT = "Say what to move: --topic, --partition and --replicas, or --file; or --list, or --cancel with --topic."
@@ -54,6 +54,13 @@ def test_kafkas_file(tmp_path: Path) -> None:
     assert read_targets(path) == {TopicPartition("a", 0): [1, 2], TopicPartition("a", 1): [2]}
 
 
+def test_directories_in_kafkas_file(tmp_path: Path) -> None:
+    path = tmp_path / "moves.json"
+    path.write_text('{"partitions":[{"topic":"a","partition":0,"replicas":[1,2,3],"log_dirs":["any","/d","/e"]}]}')
+    assert read_targets(path) == {TopicPartition("a", 0): [1, 2, 3]}
+    assert read_log_dirs(path) == {(TopicPartition("a", 0), 2): "/d", (TopicPartition("a", 0), 3): "/e"}
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -72,8 +79,12 @@ def test_kafkas_file(tmp_path: Path) -> None:
         ),
         ('{"partitions": [{"topic": "t", "partition": 0, "replicas": [true]}]}', ', not {"topic": "t", "partition": 0'),
         (
-            '{"partitions": [{"topic": "t", "partition": 0, "replicas": [1], "log_dirs": ["/d"]}]}',
-            ": log_dirs of t-0 must be ",
+            '{"partitions": [{"topic": "t", "partition": 0, "replicas": [1], "log_dirs": ["d"]}]}',
+            ': log_dirs of t-0 must name "any" or an absolute path for every replica.',
+        ),
+        (
+            '{"partitions": [{"topic": "t", "partition": 0, "replicas": [1, 2], "log_dirs": ["/d"]}]}',
+            ': log_dirs of t-0 must name "any" or an absolute path for every replica.',
         ),
         (
             '{"partitions": [{"topic": "t", "partition": 0, "replicas": [1]},'

@@ -1,0 +1,53 @@
+"""`log_dirs` of a reassignment file: which directory of its broker a replica goes to."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from klamm.cli.controller import metadata, reason
+from klamm.cli.output import note
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopic,
+)
+from klamm.testing.wire_client import send_request
+
+TIMEOUT_S: Final = 30.0
+LogDirTargets = dict[tuple[TopicPartition, int], str]
+"""By partition and broker; replicas that may be in any directory are not in it."""
+
+
+def place(servers: str, targets: LogDirTargets) -> list[TopicPartition]:
+    """Tells every broker where its replicas go, and returns the partitions that were refused.
+
+    A replica that is yet to be made is not available: the broker remembers the directory for it.
+    """
+    _, view = metadata(servers, {tp.topic for tp, _ in targets})
+    addresses = {broker.node_id: (broker.host, broker.port) for broker in view.brokers}
+    refused = []
+    for broker_id in sorted({broker_id for _, broker_id in targets}):
+        wanted = {tp: path for (tp, broker), path in targets.items() if broker == broker_id}
+        if broker_id not in addresses:
+            note(f"Broker {broker_id} is not alive: its replicas cannot be moved between directories.")
+            refused += list(wanted)
+            continue
+        request = AlterReplicaLogDirsRequest(
+            dirs=[
+                AlterReplicaLogDir(
+                    path=path, topics=[AlterReplicaLogDirTopic(name=tp.topic, partitions=[tp.partition])]
+                )
+                for tp, path in wanted.items()
+            ]
+        )
+        answer = send_request(addresses[broker_id], request, 2, AlterReplicaLogDirsResponse, TIMEOUT_S)
+        for topic in answer.results:
+            for each in topic.partitions:
+                tp = TopicPartition(topic.topic_name, each.partition_index)
+                if each.error_code not in (ErrorCode.NONE, ErrorCode.REPLICA_NOT_AVAILABLE):
+                    note(f"{tp} on broker {broker_id} does not go to {wanted[tp]}: {reason(each.error_code, None)}")
+                    refused.append(tp)
+    return refused
