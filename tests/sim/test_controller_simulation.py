@@ -28,6 +28,7 @@ PARTS = [(first, brokers) for brokers, count in SEEDS.items() for first in range
 EVERY_FAULT = {
     "/controller deleted",
     "ZooKeeper away",
+    "acknowledged records lost with all copies",
     "blocks of producer ids",
     "changed addresses at a restart",
     "changed addresses of a running broker",
@@ -43,6 +44,9 @@ EVERY_FAULT = {
     "lost answers of ZooKeeper",
     "lost replies",
     "pauses",
+    "power failures of 1 brokers",
+    "power failures of 2 brokers",
+    "power failures of all brokers",
     "replicas moved away unheard",
     "replicas moved to and fro",
     "requests of a closed channel that come late",

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
-from klamm.sim.mutants import MUTANTS, Mutant
+from klamm.sim.mutant import Mutant
+from klamm.sim.mutants import MUTANTS
 
 
 @pytest.mark.parametrize("mutants", [MUTANTS, CLUSTER_MUTANTS])

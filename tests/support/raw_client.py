@@ -38,7 +38,12 @@ R = TypeVar("R", bound=Message)
 
 EARLIEST, LATEST = -2, -1
 TIMEOUT_S = 120.0
-_NOT_YET = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE)
+_NOT_YET = (
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.LEADER_NOT_AVAILABLE,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+)
 
 
 def eventually(condition: Callable[[], T | None], problem: str) -> T:

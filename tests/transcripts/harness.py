@@ -36,12 +36,15 @@ from klamm.controller.events import (
     CreatePartitions,
     CreateTopics,
     DeleteTopics,
+    LogEndsReceived,
     ReplicaLeaderElection,
     Startup,
+    UncleanReplicaWaitOver,
 )
 from klamm.controller.replies import DONE, EventReply
 from klamm.controller.requests import ControlRequest, StopReplicaRequest
 from klamm.controller.responses import ControlResponse, response_event
+from klamm.controller.suspects import LogEnd
 from klamm.controller.watches import event_of
 from klamm.errors import ErrorCode
 from klamm.model import BrokerEndPoints, EndPoint, ReplicaAssignment, TopicPartition
@@ -186,10 +189,10 @@ class Harness:
         for broker in map(int, ids):
             self._register(broker)
 
-    def _register(self, broker: int) -> None:
+    def _register(self, broker: int, *, unclean: bool = False) -> None:
         endpoints = (EndPoint("PLAINTEXT", f"host{broker}", 9092),)
         self.tree.create_session(broker + 1, 1 << 40, 0)
-        data = encode_broker(BrokerEndPoints(broker, endpoints), 0)
+        data = encode_broker(BrokerEndPoints(broker, endpoints), 0, unclean_shutdown=unclean)
         self.tree.write(broker + 1, Create(paths.broker_path(broker), data, ephemeral=True), 0)
 
     def do_controller(self, broker: str) -> None:
@@ -208,17 +211,18 @@ class Harness:
     def do_controller_fails_over_to(self, broker: str, *bounced: str) -> None:
         """The controller loses its role to a broker that has just started; its own session stays.
 
-        Meanwhile others may go and come back: nobody sees it.
+        Meanwhile others may go and come back, with a `!` after a loss of power: nobody sees it.
         """
         self.tree.write(self.tools, Delete(paths.CONTROLLER), 0)
         for other in bounced:
-            self.do_bounces(other)
+            self.do_bounces_unclean(other.removesuffix("!")) if other.endswith("!") else self.do_bounces(other)
         self.tree.take_events()
         self.queue.clear()
         self.do_controller(broker)
 
-    def do_dies(self, broker: str) -> None:
-        self.tree.close_session(int(broker) + 1, 0)
+    def do_dies(self, *brokers: str) -> None:
+        for broker in brokers:
+            self.tree.close_session(int(broker) + 1, 0)
 
     def do_starts(self, broker: str) -> None:
         self._register(int(broker))
@@ -227,6 +231,25 @@ class Harness:
         """It dies and is back before anybody looked."""
         self.do_dies(broker)
         self.do_starts(broker)
+
+    def do_starts_unclean(self, broker: str) -> None:
+        self._register(int(broker), unclean=True)
+
+    def do_bounces_unclean(self, broker: str) -> None:
+        self.do_dies(broker)
+        self.do_starts_unclean(broker)
+
+    def do_log_ends(self, broker: str, *ends: str) -> None:
+        """The broker answers: `T-0=3,12` is the epoch of the last record and the end."""
+        assert self.controller is not None
+        epoch = self.controller.context.live_or_shutting_down[int(broker)].epoch
+        answers = ((name, _ids(end)) for name, _, end in (text.partition("=") for text in ends))
+        found = tuple((_partition(name), LogEnd(*end)) for name, end in answers)
+        self.queue.append(LogEndsReceived(int(broker), epoch, found))
+
+    def do_wait_is_over(self) -> None:
+        self.clock.seconds += 1_000
+        self.queue.append(UncleanReplicaWaitOver())
 
     def do_create(self, topic: str, *partitions: str) -> None:
         plan = tuple((i, _ids(text)) for i, text in enumerate(partitions))

@@ -1,16 +1,19 @@
 """OffsetForLeaderEpoch (23): where a leader epoch ends, so that a reader finds where its log diverges (KIP-101/320).
 
 v0-4: leader epoch in the response v1; the reader's current leader epoch v2, checked (74, 75); replica id v3.
+A debugging consumer (replica id -2) that asks for epoch 2^31-1 gets the epoch of the last record and the end of the
+log: so a controller compares logs before an election. It is refused with UNKNOWN_LEADER_EPOCH (75) until the replica
+knows the consumer's current leader epoch.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.errors import ErrorCode
-from klamm.model import TopicPartition
+from klamm.model import NO_EPOCH, TopicPartition
 from klamm.protocol.messages.offset_for_leader_epoch import (
+    DEBUGGING_CONSUMER,
+    LATEST_EPOCH,
     EpochEndOffset,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
@@ -19,11 +22,9 @@ from klamm.protocol.messages.offset_for_leader_epoch import (
 )
 from klamm.replica.partition_reader import offset_for_leader_epoch
 
-_DEBUGGING_CONSUMER: Final = -2
-
 
 def handle(broker: Broker, ctx: RequestContext, req: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
-    require_leader = ctx.api_version < 3 or req.replica_id != _DEBUGGING_CONSUMER
+    require_leader = ctx.api_version < 3 or req.replica_id != DEBUGGING_CONSUMER
     return OffsetForLeaderEpochResponse(
         topics=[
             OffsetForLeaderTopicResult(
@@ -36,6 +37,8 @@ def handle(broker: Broker, ctx: RequestContext, req: OffsetForLeaderEpochRequest
 
 
 def _partition(broker: Broker, topic: str, asked: OffsetForLeaderPartition, require_leader: bool) -> EpochEndOffset:
+    if asked.leader_epoch == LATEST_EPOCH and not require_leader:
+        return _log_end(broker, TopicPartition(topic, asked.partition), asked.current_leader_epoch)
     partition = broker.replicas.partition_or_error(TopicPartition(topic, asked.partition))
     if isinstance(partition, ErrorCode):
         return EpochEndOffset(error_code=partition, partition=asked.partition)
@@ -47,6 +50,27 @@ def _partition(broker: Broker, topic: str, asked: OffsetForLeaderPartition, requ
         partition=asked.partition,
         leader_epoch=found.leader_epoch,
         end_offset=found.end_offset,
+    )
+
+
+def _log_end(broker: Broker, tp: TopicPartition, current_leader_epoch: int) -> EpochEndOffset:
+    """Where the log ends, of a leader or a follower that knows the epoch in which there is no leader, or a later one.
+
+    Before that it may still append in the name of an older epoch.
+    """
+    if tp in broker.replicas.offline:
+        return EpochEndOffset(error_code=ErrorCode.KAFKA_STORAGE_ERROR, partition=tp.partition)
+    partition = broker.replicas.partitions.get(tp)
+    log = None if partition is None else partition.log
+    if partition is None or log is None or partition.leader_epoch < current_leader_epoch:
+        return EpochEndOffset(error_code=ErrorCode.UNKNOWN_LEADER_EPOCH, partition=tp.partition)
+    found = log.leader_epochs.epoch_for_offset(log.log_end_offset - 1)
+    found = log.leader_epochs.latest_epoch if found is None else found  # all records may have been deleted
+    return EpochEndOffset(
+        error_code=ErrorCode.NONE,
+        partition=tp.partition,
+        leader_epoch=NO_EPOCH if found is None else found,
+        end_offset=log.log_end_offset,
     )
 
 

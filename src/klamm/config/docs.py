@@ -41,7 +41,8 @@ most 3; `zookeeper.session.timeout.ms` is 6000; `group.initial.rebalance.delay.m
 of short tests, which `broker_configs` overrides: `zookeeper.session.timeout.ms` is 2000, of a lone broker 30000;
 `zookeeper.connection.timeout.ms` is `start_timeout_s`; `replica.lag.time.max.ms` is 2000;
 `replica.fetch.wait.max.ms` is 200; `controlled.shutdown.retry.backoff.ms` is 100;
-`group.initial.rebalance.delay.ms` is 0; `offsets.topic.num.partitions` is 4; `klamm.control.log.enable` is false.
+`group.initial.rebalance.delay.ms` is 0; `offsets.topic.num.partitions` is 4; `klamm.control.log.enable` is false;
+`klamm.unclean.replica.wait.ms` is 10000.
 
 ## Metrics
 

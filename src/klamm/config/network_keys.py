@@ -339,6 +339,13 @@ class KlammKeys:
     klamm_metrics_host = string(
         "klamm.metrics.host", "127.0.0.1", "The address that the Prometheus endpoint listens on."
     )
+    klamm_unclean_replica_wait_ms = int64(
+        "klamm.unclean.replica.wait.ms",
+        300_000,
+        "How long a partition stays without a leader when the live in-sync replicas were not shut down cleanly and "
+        "others are missing. Then the longest log of the newest leader epoch leads.",
+        check=at_least(0),
+    )
     klamm_zookeeper_embedded_dir = optional_string(
         "klamm.zookeeper.embedded.dir",
         None,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from klamm.controller import deletion, partition_state_machine, reassignment, replica_state_machine
+from klamm.controller import deletion, lost_tails, partition_state_machine, reassignment, replica_state_machine
 from klamm.controller.context import ControllerContext, PartitionReplica
 from klamm.controller.effects import AddChannel, CloseChannel, Note, Steps
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellStopReplica
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.store import read_data
 from klamm.controller.topic_store import read_brokers
-from klamm.model import BrokerEndPoints, TopicPartition
+from klamm.model import TopicPartition
 from klamm.zk import paths
-from klamm.zk.broker_znode import decode_broker
+from klamm.zk.broker_znode import BrokerInfo, decode_broker
 from klamm.zk.znodes import ZnodeFormatError
 
 
@@ -23,12 +23,12 @@ def on_broker_change(ctx: ControllerContext) -> Steps[None]:
     known = ctx.live_or_shutting_down
     new = [b for b in sorted(now) if b not in known]
     dead = [b for b in sorted(known) if b not in now]
-    bounced = [b for b in sorted(now) if b in known and now[b].epoch > known[b].epoch]
+    bounced = [b for b in sorted(now) if b in known and now[b].broker.epoch > known[b].epoch]
     if not (new or dead or bounced):
         return
     yield Note(f"brokers: new {new}, dead {dead}, bounced {bounced}, live {sorted(now)}")
     for broker in new:
-        yield AddChannel(now[broker])
+        yield AddChannel(now[broker].broker)
     for broker in (*bounced, *dead):
         yield CloseChannel(broker)
     if new:
@@ -36,15 +36,17 @@ def on_broker_change(ctx: ControllerContext) -> Steps[None]:
     if bounced:
         yield from _remove(ctx, bounced)
         for broker in bounced:  # only now: its channel is for the new incarnation alone
-            yield AddChannel(now[broker])
+            yield AddChannel(now[broker].broker)
         yield from _add(ctx, bounced, now)
     if dead:
         yield from _remove(ctx, dead)
 
 
-def _add(ctx: ControllerContext, ids: Sequence[int], now: dict[int, BrokerEndPoints]) -> Steps[None]:
+def _add(ctx: ControllerContext, ids: Sequence[int], now: dict[int, BrokerInfo]) -> Steps[None]:
     for broker in ids:
-        ctx.add_broker(now[broker])
+        ctx.add_broker(now[broker].broker)
+        if now[broker].unclean_shutdown:
+            yield from lost_tails.on_unclean_shutdown(ctx, broker)
     yield from on_broker_startup(ctx, ids)
 
 
@@ -66,6 +68,7 @@ def on_broker_startup(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]
     yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=(), update_metadata_to=others).send()
     yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=everything, update_metadata_to=ids).send()
     yield from _delete_strays(ctx, ids)
+    yield from lost_tails.leave_isrs(ctx, ids)
     replicas = ctx.replicas_on(ids)
     startable = [r for r in replicas if not _is_being_deleted(ctx, r)]
     yield from replica_state_machine.handle_state_changes(ctx, startable, ReplicaState.ONLINE)

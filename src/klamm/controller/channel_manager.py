@@ -17,6 +17,7 @@ from klamm.clock import Clock
 from klamm.controller.config import ControllerConfig
 from klamm.controller.events import ControllerEvent
 from klamm.controller.journal import ControllerJournal
+from klamm.controller.log_end_query import ask_log_ends
 from klamm.controller.request_queue import QueueItem, RequestQueue
 from klamm.controller.requests import ControlRequest
 from klamm.controller.responses import ControlResponse, response_event
@@ -24,7 +25,7 @@ from klamm.controller.wire import decode_response, encode_request
 from klamm.errors import ErrorCode
 from klamm.metadata.update import SLICING_CLIENT
 from klamm.metrics import MetricsRegistry
-from klamm.model import BrokerEndPoints
+from klamm.model import BrokerEndPoints, TopicPartition
 from klamm.network.client import BrokerConnection
 
 log = logging.getLogger(__name__)
@@ -208,6 +209,7 @@ class ControllerChannelManager:
         self._socket_timeout_ms = socket_timeout_ms
         self._journal = journal or ControllerJournal()
         self._senders: dict[int, RequestSender] = {}
+        self._queries: dict[int, set[asyncio.Task[None]]] = {}
         metrics.gauge(_GROUP, _TYPE, "TotalQueueSize", lambda: sum(s.queue_size for s in list(self._senders.values())))
 
     def add_broker(self, broker: BrokerEndPoints) -> None:
@@ -227,13 +229,15 @@ class ControllerChannelManager:
 
     def remove_broker(self, broker_id: int) -> None:
         """What is queued is dropped: the broker is gone, or will be told everything anew."""
+        for query in self._queries.pop(broker_id, ()):
+            query.cancel()
         sender = self._senders.pop(broker_id, None)
         if sender is not None:
             sender.close()
             self._metrics.remove_tagged("broker-id", str(broker_id))
 
     def remove_all(self) -> None:
-        for broker_id in list(self._senders):
+        for broker_id in {*self._senders, *self._queries}:
             self.remove_broker(broker_id)
 
     def send_request(self, broker_id: int, request: ControlRequest) -> None:
@@ -243,8 +247,17 @@ class ControllerChannelManager:
         else:
             sender.put(request)
 
+    def ask_log_ends(self, broker: BrokerEndPoints, partitions: tuple[tuple[TopicPartition, int], ...]) -> None:
+        """Over a connection of its own, since a broker that is starting answers control requests first."""
+        asking = ask_log_ends(broker, partitions, self._config, self._socket_timeout_ms, self._on_event)
+        task = asyncio.get_running_loop().create_task(asking)
+        queries = self._queries.setdefault(broker.id, set())
+        queries.add(task)
+        task.add_done_callback(queries.discard)
+
     async def shutdown(self) -> None:
         tasks = [sender._task for sender in self._senders.values()]
+        tasks += [query for queries in self._queries.values() for query in queries]
         self.remove_all()
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):

@@ -90,6 +90,9 @@ class ControllerConfig:
     auto_leader_rebalance_enable: bool = True
     leader_imbalance_check_interval_seconds: int = 300
     leader_imbalance_per_broker_percentage: int = 10
+    unclean_shutdown: bool = False
+    """Whether this broker's last run did not stop cleanly: its logs may have lost their unflushed tails."""
+    unclean_replica_wait_ms: int = 300_000
     max_topic_partitions: int = 100_000
     """More partitions than this in one request are refused: a bound on what a client can make the controller do."""
 

@@ -15,6 +15,7 @@ from klamm.clock import Clock
 from klamm.controller.assignment import Rng
 from klamm.controller.config import ControllerConfig
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.controller.suspects import Suspects
 from klamm.model import (
     NO_CONTROLLER,
     NO_LEADER,
@@ -67,6 +68,7 @@ class ControllerContext:
 
     live_or_shutting_down: dict[int, BrokerEndPoints] = field(default_factory=dict)
     shutting_down: set[int] = field(default_factory=set)
+    suspects: Suspects = field(default_factory=Suspects)
 
     topic_ids: dict[str, UUID] = field(default_factory=dict)
     topic_names: dict[UUID, str] = field(default_factory=dict)
@@ -129,6 +131,7 @@ class ControllerContext:
         self.live_or_shutting_down.pop(broker, None)
         self.shutting_down.discard(broker)
         self.offline_dirs.pop(broker, None)
+        self.suspects.remove_broker(broker)
 
     # ---- topics and assignments --------------------------------------------------------------------------------------
 
@@ -188,6 +191,8 @@ class ControllerContext:
             self.put_replica_state(PartitionReplica(tp, replica), ReplicaState.NON_EXISTENT)
         self._forget_partition_state(tp)
         self.reassigning.pop(tp, None)
+        self.suspects.forget(tp)
+        self.suspects.left.pop(tp, None)
         for tps in self.offline_dirs.values():
             tps.discard(tp)
         del self.topics[tp.topic][tp.partition]
@@ -261,7 +266,8 @@ class ControllerContext:
         assigned = self.assignment(tp).replicas
         if state.leader in assigned or not self.is_replica_online(state.leader, tp):
             return False
-        return not any(r in assigned and self.is_replica_online(r, tp) for r in state.isr)
+        suspects = self.suspects.of(tp)
+        return not any(r in assigned and r not in suspects and self.is_replica_online(r, tp) for r in state.isr)
 
     def partitions_without_online_leader(self, brokers: Iterable[int]) -> list[TopicPartition]:
         """Partitions whose leader is one of `brokers` (or none at all) and cannot serve; deleting topics left out."""

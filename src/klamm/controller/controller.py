@@ -16,6 +16,7 @@ from klamm.controller import (
     elections,
     failover,
     isr_changes,
+    lost_tails,
     producer_ids,
     reassignment,
     reassignment_requests,
@@ -67,6 +68,8 @@ _MoveEvent = (
 _BrokerEvent = (
     e.BrokerChange
     | e.BrokerModifications
+    | e.LogEndsReceived
+    | e.UncleanReplicaWaitOver
     | e.ControlledShutdown
     | e.AlterPartition
     | e.IsrChangeNotification
@@ -76,6 +79,17 @@ _BrokerEvent = (
     | e.AllocateProducerIds
 )
 _ActiveEvent = _TopicEvent | _MoveEvent | _BrokerEvent
+_SETTLES_SUSPECTS = (
+    e.BrokerChange,
+    e.LogEndsReceived,
+    e.UncleanReplicaWaitOver,
+    e.LeaderAndIsrResponseReceived,
+    e.ReplicaLeaderElection,
+    e.UncleanLeaderElectionEnable,
+    e.TopicUncleanLeaderElectionEnable,
+    e.TopicDeletionStopReplicaResponseReceived,
+)
+"""After these a partition may have its leader that waited for replicas whose log can be relied on."""
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
@@ -208,6 +222,8 @@ class KafkaController:
             yield from self._process_moves(event)
         else:
             yield from self._process_brokers(event)
+        if isinstance(event, _SETTLES_SUSPECTS):
+            yield from lost_tails.review(self.context)
 
     def _process_topics(self, event: _TopicEvent) -> Steps[None]:
         ctx = self.context
@@ -262,6 +278,10 @@ class KafkaController:
                 yield from broker_changes.on_broker_change(ctx)
             case e.BrokerModifications(broker_id):
                 yield from broker_changes.on_broker_modifications(ctx, broker_id)
+            case e.LogEndsReceived():
+                lost_tails.on_log_ends(ctx, event)
+            case e.UncleanReplicaWaitOver():
+                pass  # the review follows
             case e.ControlledShutdown():
                 yield from shutdown.on_controlled_shutdown(ctx, event)
             case e.AlterPartition():

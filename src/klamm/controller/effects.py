@@ -15,7 +15,7 @@ from klamm.controller.events import ControllerEvent
 from klamm.controller.replies import EventReply
 from klamm.controller.requests import ControlRequest
 from klamm.frozen import dataclass
-from klamm.model import BrokerEndPoints
+from klamm.model import BrokerEndPoints, TopicPartition
 from klamm.zk.ops import MultiResult, ReadOp, ReadResult, WriteOp
 
 
@@ -39,6 +39,19 @@ class Send:
 
     broker_id: int
     request: ControlRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AskLogEnds:
+    """Ask a broker where its logs end, until it answers or its channel is closed: `LogEndsReceived` is the answer.
+
+    Each partition comes with its leader epoch. A broker that does not know that epoch yet may still lead in an older
+    one: it is asked again, until nothing can be appended to its log any longer. It does not wait behind control
+    requests, nor they behind it.
+    """
+
+    broker: BrokerEndPoints
+    partitions: tuple[tuple[TopicPartition, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +132,7 @@ Effect: TypeAlias = (
     ZkRead
     | ZkMulti
     | Send
+    | AskLogEnds
     | AddChannel
     | CloseChannel
     | CloseAllChannels

@@ -6,14 +6,16 @@ costs one leader epoch. None means that no replica may lead.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import Final
 
+from klamm.controller.suspects import LogEnd
 from klamm.frozen import dataclass
-from klamm.model import INITIAL_LEADER_EPOCH, LeaderAndIsr, LeaderRecoveryState, ReplicaAssignment
+from klamm.model import INITIAL_LEADER_EPOCH, NO_EPOCH, NO_LEADER, LeaderAndIsr, LeaderRecoveryState, ReplicaAssignment
 
+_UNKNOWN: Final = LogEnd(NO_EPOCH, -1)
 INITIAL: Final = "initial"
 """What the control log calls the first choice of a leader, which follows no strategy."""
 
@@ -21,6 +23,7 @@ INITIAL: Final = "initial"
 class ElectionStrategy(Enum):
     OFFLINE = "offline"
     OFFLINE_UNCLEAN = "offline, unclean allowed"
+    LONGEST_LOG = "longest log"
     REASSIGN = "reassign"
     PREFERRED = "preferred"
     CONTROLLED_SHUTDOWN = "controlled shutdown"
@@ -48,24 +51,56 @@ def elect_offline(
     *,
     allow_unclean: bool,
     mark_recovering: bool = False,
+    suspects: Collection[int] = (),
 ) -> Election | None:
     """A new leader for a partition that lost its own: from the ISR, or any online replica if unclean.
+
+    `suspects` may have lost their tail: they do not lead, and leave the ISR when another leads. While one of them is
+    all that is left of the ISR nobody leads: see `elect_longest_log`.
 
     One that is only being added leads when there is no other: it may have copied nothing yet, and where its leadership
     completes the move the others' logs are deleted.
     """
     recipients = tuple([r for r in assignment.replicas if r in online])
     for leader in recipients:
-        if leader in state.isr:
-            isr = tuple([r for r in state.isr if r in online])
+        if leader in state.isr and leader not in suspects:
+            isr = tuple([r for r in state.isr if r in online and r not in suspects])
             return Election(state.with_leader(leader, isr), recipients)
-    if not (allow_unclean and recipients):
+    is_held = any(r in suspects for r in recipients if r in state.isr)
+    if is_held or not (allow_unclean and recipients):
         return None
     unclean = next((r for r in recipients if r not in assignment.adding_replicas), recipients[0])
     elected = state.with_leader(unclean, (unclean,))
     if mark_recovering:
         elected = replace(elected, leader_recovery_state=LeaderRecoveryState.RECOVERING)
     return Election(elected, recipients, unclean=True)
+
+
+def elect_longest_log(
+    assignment: ReplicaAssignment,
+    state: LeaderAndIsr,
+    online: Container[int],
+    log_ends: Mapping[int, LogEnd | None],
+) -> Election | None:
+    """All of the ISR that is online may have lost its tail: the longest log of the newest epoch leads, alone in sync.
+
+    A replica outside the ISR leads only if its log is longer than those of all members that are online: then it has
+    everything that they still have. If no member has answered yet, Kafka's rule holds: the first that is online leads.
+    A log end of None is of a log that cannot be used. While an unclean election is being recovered from, the others
+    may have records of newer epochs that were given up, and are not compared.
+    """
+    recipients = tuple([r for r in assignment.replicas if r in online])
+    members = [r for r in recipients if r in state.isr and log_ends.get(r, _UNKNOWN) is not None]
+    if not members:
+        return None
+    compared = members if state.leader_recovery_state is LeaderRecoveryState.RECOVERING else recipients
+    known = {r: end for r in compared if (end := log_ends.get(r)) is not None}
+    if not any(r in known for r in members):
+        return Election(state.with_leader(members[0], (members[0],)), recipients)
+    longest = max(known.values())
+    best = [r for r in recipients if known.get(r) == longest]
+    leader = next((r for r in best if r in state.isr), best[0])
+    return Election(state.with_leader(leader, (leader,)), recipients, unclean=leader not in state.isr)
 
 
 def elect_for_reassignment(
@@ -98,10 +133,23 @@ def elect_for_controlled_shutdown(
     return Election(state.with_leader(leader, isr), recipients)
 
 
-def remove_from_isr(state: LeaderAndIsr, replica: int) -> LeaderAndIsr | None:
-    """The state without `replica`: the last member stays, so that the ISR is never empty. None: nothing to change."""
-    if replica not in state.isr:
-        return None
-    leader = -1 if state.leader == replica else state.leader
-    isr = state.isr if state.isr == (replica,) else tuple(r for r in state.isr if r != replica)
-    return state.with_leader(leader, isr)
+def remove_from_isr(
+    state: LeaderAndIsr,
+    leaving: Container[int],
+    can_lead: Callable[[int], bool],
+    *,
+    outside: Collection[int] = (),
+    is_deleted: bool = False,
+) -> LeaderAndIsr | None:
+    """The state without the `leaving` replicas. None: nothing to change.
+
+    When nobody who stays can lead, nothing is committed until somebody can: then all members remain, for each of them
+    has everything. Of a topic that is being deleted the last remains, as in Kafka. Replicas `outside` the
+    assignment go in any case, unless there is no other.
+    """
+    assigned = tuple([r for r in state.isr if r not in outside]) or state.isr[-1:] if outside else state.isr
+    staying = tuple([r for r in assigned if r not in leaving])
+    last = (staying or assigned[-1:]) if is_deleted else assigned
+    isr = staying if any(map(can_lead, staying)) else last
+    leader = NO_LEADER if state.leader in leaving or state.leader not in isr else state.leader
+    return None if (leader, isr) == (state.leader, state.isr) else state.with_leader(leader, isr)

@@ -19,6 +19,7 @@ from klamm.controller.controller import KafkaController
 from klamm.controller.effects import (
     ActiveControllerChanged,
     AddChannel,
+    AskLogEnds,
     AskSessionId,
     BrokerRegistered,
     CancelScheduled,
@@ -43,7 +44,7 @@ from klamm.controller.replies import EventReply
 from klamm.controller.requests import ControlRequest
 from klamm.controller.states import ControllerState
 from klamm.errors import ErrorCode
-from klamm.model import BrokerEndPoints
+from klamm.model import BrokerEndPoints, TopicPartition
 from klamm.zk.ops import ReadOp, WriteOp, ZkError
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class Channels(Protocol):
     def remove_all(self) -> None: ...
 
     def send_request(self, broker_id: int, request: ControlRequest) -> None: ...
+
+    def ask_log_ends(self, broker: BrokerEndPoints, partitions: tuple[tuple[TopicPartition, int], ...]) -> None: ...
 
 
 class QueuedEvent:
@@ -288,6 +291,8 @@ class ControllerEventManager:
         match effect:
             case Send(broker_id, request):
                 self._channels.send_request(broker_id, request)
+            case AskLogEnds(broker, partitions):
+                self._channels.ask_log_ends(broker, partitions)
             case AddChannel(broker):
                 self._channels.add_broker(broker)
             case CloseChannel(broker_id):

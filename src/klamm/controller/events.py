@@ -26,6 +26,7 @@ from klamm.controller.replies import (
 )
 from klamm.controller.requests import RequestHead
 from klamm.controller.states import ControllerState
+from klamm.controller.suspects import LogEnd
 from klamm.errors import ErrorCode
 from klamm.frozen import dataclass
 from klamm.model import UNKNOWN_BROKER_EPOCH, ZERO_UUID, LeaderRecoveryState, TopicPartition
@@ -139,6 +140,23 @@ class ControlledShutdown:
     broker_id: int
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
     STATE: ClassVar = ControllerState.CONTROLLED_SHUTDOWN
+
+
+@dataclass(frozen=True, slots=True)
+class LogEndsReceived:
+    """Where the logs of a broker end, as that incarnation of it answered; None where it cannot tell."""
+
+    broker_id: int
+    broker_epoch: int
+    log_ends: tuple[tuple[TopicPartition, LogEnd | None], ...]
+    STATE: ClassVar = ControllerState.BROKER_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class UncleanReplicaWaitOver:
+    """Partitions have waited long enough for in-sync replicas that are missing."""
+
+    STATE: ClassVar = ControllerState.BROKER_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +299,13 @@ class AlterPartition:
 
 @dataclass(frozen=True, slots=True)
 class LeaderAndIsrResponseReceived:
+    """`leader_epochs` are the request's, in the order of `partition_errors`."""
+
     broker_id: int
     head: RequestHead
     error: ErrorCode
     partition_errors: tuple[tuple[TopicPartition, ErrorCode], ...]
+    leader_epochs: tuple[int, ...] = ()
     STATE: ClassVar = ControllerState.LEADER_AND_ISR_RESPONSE_RECEIVED
 
 
@@ -313,6 +334,8 @@ ControllerEvent = (
     | BrokerChange
     | BrokerModifications
     | RegistrationDeleted
+    | LogEndsReceived
+    | UncleanReplicaWaitOver
     | TopicChange
     | PartitionModifications
     | TopicDeletion

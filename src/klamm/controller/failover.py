@@ -12,6 +12,7 @@ from typing import Final
 from klamm.controller import (
     deletion,
     elections,
+    lost_tails,
     partition_state_machine,
     reassignment,
     reassignment_requests,
@@ -88,7 +89,13 @@ def register_broker(ctx: ControllerContext) -> Steps[BrokerRegistration]:
     path = paths.broker_path(config.broker_id)
     me = BrokerEndPoints(config.broker_id, config.endpoints, config.rack)
     version = 5 if config.inter_broker_protocol.has_features else 4
-    data = encode_broker(me, ctx.clock.now_ms(), version=version, jmx_port=config.jmx_port)
+    data = encode_broker(
+        me,
+        ctx.clock.now_ms(),
+        version=version,
+        jmx_port=config.jmx_port,
+        unclean_shutdown=config.unclean_shutdown,
+    )
     while True:
         try:
             results: MultiResults = yield ZkMulti((Create(path, ephemeral=True), SetData(path, data, 0)))
@@ -236,6 +243,7 @@ def on_controller_failover(ctx: ControllerContext) -> Steps[None]:
     yield from reassignment.resume_all(ctx)
     yield from deletion.resume(ctx, list(ctx.topics_to_be_deleted))
     yield from elections.on_failover(ctx)
+    yield from lost_tails.review(ctx)
     if ctx.config.auto_leader_rebalance_enable:
         yield Schedule(elections.FIRST_BALANCE_CHECK_MS, AutoPreferredReplicaLeaderElection())
 
@@ -295,9 +303,10 @@ def _initialise_context(ctx: ControllerContext) -> Steps[frozenset[TopicPartitio
 
     What it knew when it led and had not written to its disk is gone; it must not go on in the same leader epoch.
     """
-    for broker in (yield from topic_store.read_brokers(watch=True)).values():
-        ctx.add_broker(broker)
-        yield AddChannel(broker)
+    brokers = yield from topic_store.read_brokers(watch=True)
+    for registered in brokers.values():
+        ctx.add_broker(registered.broker)
+        yield AddChannel(registered.broker)
     topics = yield from store.read_children(paths.TOPICS, watch=True)
     stored = yield from topic_store.read_topics(topics, watch=True)
     yield from adopt_topics(ctx, stored)
@@ -309,6 +318,11 @@ def _initialise_context(ctx: ControllerContext) -> Steps[frozenset[TopicPartitio
             leader = ctx.live_or_shutting_down.get(state.leader_and_isr.leader)
             if leader is not None and leader.epoch > mzxids[tp]:
                 returned.append(tp)
+    for broker_id, registered in brokers.items():
+        if registered.unclean_shutdown:
+            yield from lost_tails.on_unclean_shutdown(ctx, broker_id)
+            led = ctx.partitions_by_leader.get(broker_id, ())
+            returned += [tp for tp in ctx.suspects.partitions[broker_id] if tp in led]
     return frozenset(returned)
 
 

@@ -181,6 +181,7 @@ def on_leader_and_isr_response(ctx: ControllerContext, event: LeaderAndIsrRespon
     if event.error is not ErrorCode.NONE:
         yield Note(f"broker {event.broker_id} answered LeaderAndIsr with {event.error.name}")
         return
+    _note_leaders(ctx, event)
     offline = ctx.offline_dirs.setdefault(event.broker_id, set())
     lost = []
     came_back = []
@@ -198,6 +199,18 @@ def on_leader_and_isr_response(ctx: ControllerContext, event: LeaderAndIsrRespon
         yield from on_replicas_become_offline(ctx, lost)
     if came_back:
         yield from on_replicas_come_back(ctx, came_back)
+
+
+def _note_leaders(ctx: ControllerContext, event: LeaderAndIsrResponseReceived) -> None:
+    """Leaders that know their epoch: from now on they may commit without who is not in their ISR."""
+    if not ctx.suspects.left:
+        return
+    known = (ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH)
+    for (tp, error), epoch in zip(event.partition_errors, event.leader_epochs, strict=False):
+        if tp in ctx.suspects.left and error in known and tp in ctx.leadership:
+            state = ctx.leadership[tp].leader_and_isr
+            if (state.leader, state.leader_epoch) == (event.broker_id, epoch):
+                ctx.suspects.on_leader_answered(tp)
 
 
 def on_update_metadata_response(event: UpdateMetadataResponseReceived) -> Steps[None]:

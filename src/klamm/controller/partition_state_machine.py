@@ -19,6 +19,7 @@ from klamm.controller.election import (
     ElectionStrategy,
     elect_for_controlled_shutdown,
     elect_for_reassignment,
+    elect_longest_log,
     elect_offline,
     elect_preferred,
     initial_leader_and_isr,
@@ -152,8 +153,10 @@ def _elect(
             missing = tp in updated.missing
             outcome.failed[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if missing else ErrorCode.LEADER_NOT_AVAILABLE
             continue
+        ctx.suspects.on_isr(tp, ctx.leadership[tp].leader_and_isr.isr, state.leader_and_isr.isr)
         ctx.put_leadership(tp, state, strategy.value)
         ctx.put_partition_state(tp, PartitionState.ONLINE)
+        ctx.suspects.forget(tp)
         ctx.unclean_elections += elections[tp].unclean
         outcome.elected[tp] = state.leader_and_isr
         tells.append(TellLeaderAndIsr(elections[tp].recipients, tp))
@@ -173,17 +176,31 @@ def run_strategy(
 ) -> Election | None:
     assignment = ctx.assignment(tp)
     online = ctx.online_replicas(tp)
+    suspects = ctx.suspects.of(tp)
+    if suspects and len(online) == 1 and state.isr == online and tp not in ctx.suspects.left:
+        suspects = frozenset()  # the last in sync, and nobody to compare it with
+    able = [r for r in online if r not in suspects] if suspects else online
+    recovery = ctx.config.inter_broker_protocol.has_leader_recovery_state
     match strategy:
-        case ElectionStrategy.OFFLINE | ElectionStrategy.OFFLINE_UNCLEAN:
-            recovery = ctx.config.inter_broker_protocol.has_leader_recovery_state
+        case ElectionStrategy.OFFLINE:
+            return elect_offline(
+                assignment, state, online, allow_unclean=allow_unclean, mark_recovering=recovery, suspects=suspects
+            )
+        case ElectionStrategy.LONGEST_LOG | ElectionStrategy.OFFLINE_UNCLEAN:
+            if suspects and not any(r in able for r in state.isr):
+                hold = ctx.suspects.held.get(tp)
+                ends = {} if hold is None else hold.log_ends
+                found = elect_longest_log(assignment, state, online, ends)
+                if found is not None or strategy is ElectionStrategy.LONGEST_LOG:
+                    return found
             return elect_offline(assignment, state, online, allow_unclean=allow_unclean, mark_recovering=recovery)
         case ElectionStrategy.REASSIGN:
-            return elect_for_reassignment(assignment, state, online)
+            return elect_for_reassignment(assignment, state, able)
         case ElectionStrategy.PREFERRED:
-            return elect_preferred(assignment, state, online)
+            return elect_preferred(assignment, state, able)
         case ElectionStrategy.CONTROLLED_SHUTDOWN:
             everyone = ctx.online_replicas(tp, include_shutting_down=True)
-            return elect_for_controlled_shutdown(assignment, state, everyone, ctx.shutting_down)
+            return elect_for_controlled_shutdown(assignment, state, everyone, ctx.shutting_down | suspects)
 
 
 def _unclean_topics(
@@ -198,7 +215,12 @@ def _unclean_topics(
     if strategy is not ElectionStrategy.OFFLINE:
         return frozenset()
     lost = dict.fromkeys(tp.topic for tp in tps if not _has_online_isr(ctx, tp))
-    configs = yield from store.read_topic_configs(lost)
+    return (yield from topics_that_may_lose_records(ctx, lost))
+
+
+def topics_that_may_lose_records(ctx: ControllerContext, topics: Iterable[str]) -> Steps[frozenset[str]]:
+    """Those of `topics` with `unclean.leader.election.enable`."""
+    configs = yield from store.read_topic_configs(topics)
     default = "true" if ctx.config.unclean_leader_election_enable else "false"
     key = "unclean.leader.election.enable"
     return frozenset(topic for topic, config in configs.items() if config.get(key, default).lower() == "true")

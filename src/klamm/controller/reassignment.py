@@ -56,7 +56,7 @@ def _is_in_sync(
     if state is None or tp not in ctx.reassigning:
         return False
     isr, target = state.leader_and_isr.isr, new.target_replicas
-    able = any(ctx.is_replica_online(r, tp) for r in target if r in isr)
+    able = not ctx.suspects.of(tp) and any(ctx.is_replica_online(r, tp) for r in target if r in isr)
     return able and (not new.is_being_reassigned or set(target) <= set(isr))
 
 

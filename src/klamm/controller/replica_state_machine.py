@@ -36,9 +36,14 @@ def leave_isrs(ctx: ControllerContext, offline: dict[TopicPartition, list[int]])
     leaving: dict[TopicPartition, list[int]] = {}
     for tp, state in ctx.leadership.items():
         gone = offline.get(tp, [])
+        if ctx.suspects.unclean:
+            gone = [*gone, *ctx.suspects.of(tp)]
         if has_unassigned_isr(ctx, tp) or any([replica in state.leader_and_isr.isr for replica in gone]):
             leaving[tp] = gone
     yield from shrink_isr(ctx, leaving)
+    for tp in leaving:
+        if ctx.has_online_leader(tp):
+            ctx.suspects.forget(tp)
 
 
 def has_unassigned_isr(ctx: ControllerContext, tp: TopicPartition) -> bool:
@@ -119,22 +124,28 @@ def _become_offline(ctx: ControllerContext, replicas: list[PartitionReplica]) ->
 
 
 def shrink_isr(ctx: ControllerContext, leaving: dict[TopicPartition, list[int]]) -> Steps[None]:
-    """Removes replicas from ISRs in one write a partition; the last member stays, so that an ISR is never empty.
+    """Removes replicas from ISRs in one write a partition. When nobody is left who can lead, the members stay.
 
     Replicas that are not assigned any more leave first: were one of them the last, nobody could ever lead. A leader
     among them stays while nobody else could lead.
     """
 
     def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
-        shrunk = state
         assigned = ctx.assignment(tp).replicas
         stays = state.leader if ctx.leads_for_want_of_another(tp, state) else NO_LEADER
-        for replica in (*(r for r in state.isr if r not in assigned and r != stays), *leaving[tp]):
-            shrunk = remove_from_isr(shrunk, replica) or shrunk
-        unchanged = (shrunk.leader, shrunk.isr) == (state.leader, state.isr)
-        return None if unchanged else state.with_leader(shrunk.leader, shrunk.isr)
+        outside = [r for r in state.isr if r not in assigned and r != stays]
+        suspects = ctx.suspects.of(tp)
+
+        def can_lead(replica: int) -> bool:
+            return replica not in suspects and ctx.is_replica_online(replica, tp, include_shutting_down=True)
+
+        is_deleted = ctx.is_queued_for_deletion(tp.topic)
+        return remove_from_isr(state, leaving[tp], can_lead, outside=outside, is_deleted=is_deleted)
 
     updated = yield from store.update_states(ctx, list(leaving), decide)
+    for tp, state in updated.changed.items():
+        if tp in ctx.leadership:
+            ctx.suspects.on_isr(tp, ctx.leadership[tp].leader_and_isr.isr, state.leader_and_isr.isr)
     for tp, state in (*updated.changed.items(), *updated.unchanged.items()):
         ctx.put_leadership(tp, state)
     for tp in updated.missing:

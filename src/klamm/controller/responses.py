@@ -11,7 +11,7 @@ from klamm.controller.events import (
 from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.errors import ErrorCode
 from klamm.frozen import dataclass
-from klamm.model import TopicPartition
+from klamm.model import NO_EPOCH, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,9 @@ def response_event(broker_id: int, request: ControlRequest, response: ControlRes
     was given already.
     """
     if isinstance(request, LeaderAndIsrRequest):
-        return LeaderAndIsrResponseReceived(broker_id, request.head, response.error, response.partition_errors)
+        asked = {state.partition: state.leader_and_isr.leader_epoch for state in request.partitions}
+        told = tuple([asked.get(tp, NO_EPOCH) for tp, _ in response.partition_errors])
+        return LeaderAndIsrResponseReceived(broker_id, request.head, response.error, response.partition_errors, told)
     if isinstance(request, UpdateMetadataRequest):
         return UpdateMetadataResponseReceived(broker_id, request.head, response.error)
     errors = dict(response.partition_errors)

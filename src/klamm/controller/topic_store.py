@@ -20,7 +20,7 @@ from klamm.controller.store import (
 from klamm.frozen import dataclass
 from klamm.model import ZERO_UUID, BrokerEndPoints, ReplicaAssignment
 from klamm.zk import paths
-from klamm.zk.broker_znode import decode_broker
+from klamm.zk.broker_znode import BrokerInfo, decode_broker, without_unclean_shutdown
 from klamm.zk.ops import (
     ConnectionLoss,
     Create,
@@ -104,7 +104,7 @@ def topic_size(ctx: ControllerContext, topic: str, changes: Assignment) -> int:
     return len(encode_topic(TopicZnode(assignment, ctx.topic_ids.get(topic, ZERO_UUID))))
 
 
-def read_brokers(*, watch: bool = False) -> Steps[dict[int, BrokerEndPoints]]:
+def read_brokers(*, watch: bool = False) -> Steps[dict[int, BrokerInfo]]:
     """All registered brokers with their epochs. With `watch`, both the list and each registration are watched."""
     names = yield from read_children(paths.BROKER_IDS, watch=watch)
     ids = sorted(int(name) for name in names if name.isdecimal())
@@ -114,10 +114,31 @@ def read_brokers(*, watch: bool = False) -> Steps[dict[int, BrokerEndPoints]]:
         if result is None:
             continue
         try:
-            brokers[broker_id] = decode_broker(broker_id, result.data, result.stat.czxid).broker
+            brokers[broker_id] = decode_broker(broker_id, result.data, result.stat.czxid)
         except ZnodeFormatError as error:
             yield Note(str(error), True)
     return brokers
+
+
+def trust_registration(ctx: ControllerContext, broker: BrokerEndPoints) -> Steps[bool]:
+    """Takes back what a broker's registration reports of an unclean shutdown. False: try again later."""
+    path = paths.broker_path(broker.id)
+    while True:
+        (found,) = yield from read_data([path])
+        if found is None or found.stat.czxid != broker.epoch:
+            return False
+        data = without_unclean_shutdown(broker.id, found.data)
+        if data == found.data:
+            return True
+        try:
+            yield from fenced(ctx, [SetData(path, data, found.stat.version)])
+        except ConnectionLoss:
+            continue
+        except MultiFailed as failed:
+            if may_be_tried_again(failed):
+                continue
+            yield Note(f"{path} cannot be written: {failed}")
+        return True
 
 
 def read_delete_topics(*, watch: bool = False) -> Steps[tuple[str, ...]]:

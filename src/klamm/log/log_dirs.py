@@ -35,8 +35,14 @@ class LogDir:
         return self._files.stat(f"{self.path}/{names.CLEAN_SHUTDOWN}").modified_ns
 
     def take_into_use(self) -> None:
-        """The first change to the directory: a crash from now on is not a clean shutdown."""
+        """The first change to the directory: a crash from now on is not a clean shutdown.
+
+        The mark must be gone for good before anything is appended: were it back after a loss of power, a log that lost
+        its tail would be taken for a whole one.
+        """
         self._files.unlink(f"{self.path}/{names.CLEAN_SHUTDOWN}")
+        if self.had_clean_shutdown:
+            self._files.fsync_path(self.path)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
         """A checkpoint that cannot be understood counts as missing: more is recovered than needed, nothing is lost."""

@@ -79,6 +79,8 @@ class LogManager(LogPasses):
         self._syncs = SyncQueue(self._files, self._worker)
         self._owner = threading.get_ident()
         self.dirs = LogDirs(log_dirs, self._files)
+        self.had_clean_shutdown = False
+        """Whether the last run left its mark in every directory. If not, any log may have lost its unflushed tail."""
         self._checkpoints = CheckpointWriter(self._files, self.dirs, self.submit)
         self._logs: dict[TopicPartition, Log] = {}
         self._by_topic: dict[str, dict[TopicPartition, Log]] = {}
@@ -118,6 +120,7 @@ class LogManager(LogPasses):
         self.dirs.open_all()
         if owner is not None:
             self._claim(owner)
+        self.had_clean_shutdown = all(log_dir.had_clean_shutdown for log_dir in self.dirs.live)
         for log_dir in tuple(self.dirs.live):
             try:
                 log_dir.take_into_use()
@@ -175,8 +178,14 @@ class LogManager(LogPasses):
             return log.config
         return self._topic_config(topic)
 
-    def shutdown(self, high_watermarks: Mapping[TopicPartition, int] | None = None, broker_epoch: int = -1) -> None:
-        """Flushes and closes every log and leaves the mark of a clean shutdown in every live directory."""
+    def shutdown(
+        self,
+        high_watermarks: Mapping[TopicPartition, int] | None = None,
+        broker_epoch: int = -1,
+        *,
+        is_clean: bool = True,
+    ) -> None:
+        """Flushes and closes every log and, if `is_clean`, leaves the mark of that in every live directory."""
         self._syncs.stop()
         self._worker.stop()
         for log_dir in self.dirs.live:
@@ -185,8 +194,9 @@ class LogManager(LogPasses):
         self.checkpoint_log_start_offsets()
         if high_watermarks is not None:
             self.checkpoint_high_watermarks(high_watermarks)
-        for log_dir in self.dirs.live:
-            self._guard_dir(log_dir, lambda d: self._mark_clean(d, broker_epoch))
+        if is_clean:
+            for log_dir in self.dirs.live:
+                self._guard_dir(log_dir, lambda d: self._mark_clean(d, broker_epoch))
         self.dirs.release()
 
     def _mark_clean(self, log_dir: LogDir, broker_epoch: int) -> None:

@@ -96,15 +96,18 @@ class MemoryFiles:
     def check(self, operation: str, path: str) -> int | None:
         return self.fault(operation, path) if self.fault is not None else None
 
-    def crash(self, rng: Random) -> MemoryFiles:
-        """The disk after the power went: of what was not forced, some prefix of each file has survived."""
+    def crash(self, rng: Random, is_kept: Callable[[str], bool] = lambda path: False) -> MemoryFiles:
+        """The disk after the power went: of what was not forced, some prefix of each file has survived.
+
+        Files that are kept were written out in time.
+        """
         after = MemoryFiles()
         after.now_ms = self.now_ms
         after._changes = self._changes
         after._dirs = set(self._dirs)
         for path, file in self._files.items():
             kept = after._files[path] = _File()
-            common = _common_bytes(file.data, file.synced)
+            common = len(file.data) if is_kept(path) else _common_bytes(file.data, file.synced)
             kept.data = bytearray(file.data[: rng.randint(common, max(common, len(file.data)))])
             kept.synced = bytes(kept.data)
             kept.modified_ms = file.modified_ms

@@ -265,7 +265,9 @@ class KafkaServer:
         assert self._controller is not None and self._sockets is not None
         broker = self.broker
         advertised = settings.advertised(broker.config, self._sockets.endpoints)
-        settings_of_controller = settings.controller(broker.config, broker.id, advertised)
+        settings_of_controller = settings.controller(
+            broker.config, broker.id, advertised, unclean_shutdown=not broker.logs.had_clean_shutdown
+        )
         self._controller.start(settings_of_controller)
         registered = await registration.register(self._controller.handle, wait_ms)
         if registered.error != ErrorCode.NONE:
@@ -370,6 +372,7 @@ class KafkaServer:
 
     async def stop(self) -> None:
         """A controlled shutdown: leaderships are handed over, what waits is answered, logs are flushed and marked."""
+        is_clean = self._broker is None or registration.is_tail_settled(self._broker)
         if self._pulse is not None:
             self._pulse.stop()  # flushing logs may take long
         if self._scheduler is not None:
@@ -386,7 +389,7 @@ class KafkaServer:
         if self._logs is not None:
             epoch = -1 if self._broker is None else self._broker.broker_epoch
             marks = None if self._broker is None else self._broker.replicas.high_watermarks()
-            self._logs.shutdown(marks, epoch)
+            self._logs.shutdown(marks, epoch, is_clean=is_clean)
         if self._coordination is not None:
             await self._coordination.stop()
         log.info("Stopped")

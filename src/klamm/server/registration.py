@@ -7,12 +7,13 @@ import contextlib
 import logging
 from typing import Final
 
+from klamm.broker import Broker
 from klamm.controller.events import Startup
 from klamm.controller.replies import BrokerRegistration
 from klamm.controller.runner import ControllerHandle
 from klamm.errors import ErrorCode, KlammError
 from klamm.metadata import MetadataCache
-from klamm.model import EndPoint
+from klamm.model import NO_LEADER, EndPoint
 from klamm.zk import paths
 from klamm.zk.session import ZkSession
 
@@ -90,3 +91,15 @@ async def until_partitions_known(metadata: MetadataCache, zk: ZkSession, limit_s
         async with asyncio.timeout(limit_s):
             if not known.is_set() and await zk.get_children(paths.TOPICS):
                 await known.wait()
+
+
+def is_tail_settled(broker: Broker) -> bool:
+    """Whether the next start may take this broker's logs for whole, if it stops cleanly now.
+
+    A log that may have lost its tail is as good as any other once its partition has a leader: then it follows that
+    leader, or was compared with the others and leads. Until then it must go on being suspected.
+    """
+    if broker.logs.had_clean_shutdown:
+        return True
+    hosted = broker.replicas.partitions
+    return all((partition := hosted.get(tp)) is not None and partition.leader != NO_LEADER for tp in broker.logs.logs)

@@ -59,7 +59,9 @@ def advertised(config: KafkaConfig, bound: tuple[EndPoint, ...]) -> tuple[EndPoi
     return tuple(replace(e, port=e.port or ports[e.listener]) for e in config.advertised_endpoints)
 
 
-def controller(config: KafkaConfig, broker_id: int, endpoints: tuple[EndPoint, ...]) -> ControllerConfig:
+def controller(
+    config: KafkaConfig, broker_id: int, endpoints: tuple[EndPoint, ...], *, unclean_shutdown: bool
+) -> ControllerConfig:
     return ControllerConfig(
         broker_id=broker_id,
         endpoints=endpoints,
@@ -74,6 +76,8 @@ def controller(config: KafkaConfig, broker_id: int, endpoints: tuple[EndPoint, .
         auto_leader_rebalance_enable=config.auto_leader_rebalance_enable,
         leader_imbalance_check_interval_seconds=config.leader_imbalance_check_interval_seconds,
         leader_imbalance_per_broker_percentage=config.leader_imbalance_per_broker_percentage,
+        unclean_shutdown=unclean_shutdown,
+        unclean_replica_wait_ms=config.klamm_unclean_replica_wait_ms,
     )
 
 

@@ -6,8 +6,10 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
 from uuid import UUID
 
 from klamm.controller.requests import (
@@ -20,12 +22,18 @@ from klamm.controller.requests import (
     UpdateMetadataRequest,
 )
 from klamm.controller.responses import ControlResponse
+from klamm.controller.suspects import LogEnd
 from klamm.errors import ErrorCode
 from klamm.metadata.cache import MetadataCache
 from klamm.metadata.update import MetadataUpdate, PartitionState, TopicUpdate
-from klamm.model import EPOCH_DURING_DELETE, NO_EPOCH, ZERO_UUID, BrokerEndPoints, TopicPartition
+from klamm.model import EPOCH_DURING_DELETE, NO_EPOCH, NO_LEADER, ZERO_UUID, BrokerEndPoints, TopicPartition
 
 LOG_DIRS = 2
+
+
+class Record(NamedTuple):
+    epoch: int
+    number: int
 
 
 @dataclass(slots=True)
@@ -44,6 +52,8 @@ class Hosted:
     """What its leader has proposed and nobody has decided yet."""
     waits_for_controller: bool = False
     """The controller knows better: its next LeaderAndIsr settles what is pending."""
+    fetched: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of a leader, by follower: up to where it has fetched, and as which incarnation."""
 
 
 @dataclass(slots=True)
@@ -54,6 +64,21 @@ class Disk:
     dirs: dict[TopicPartition, int] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)
     """Directories that failed: what is in them cannot be reached until the process is started anew."""
+    records: dict[TopicPartition, list[Record]] = field(default_factory=dict)
+    flushed: dict[TopicPartition, int] = field(default_factory=dict)
+    """Up to where each log survives a loss of power."""
+    is_marked_clean: bool = True
+    """Whether the mark of a clean shutdown is there. A disk that was never used has nothing to lose."""
+
+    def flush(self) -> None:
+        self.flushed = {tp: len(log) for tp, log in self.records.items()}
+
+    def lose_power(self, rng: Random) -> None:
+        """Of what was not flushed some is gone; sometimes a disk comes back empty."""
+        is_empty = rng.random() < 0.05
+        for tp, log in self.records.items():
+            del log[0 if is_empty else rng.randint(self.flushed.get(tp, 0), len(log)) :]
+        self.flush()
 
     def create(self, tp: TopicPartition, topic_id: UUID) -> None:
         """A new log goes where the fewest are."""
@@ -62,11 +87,14 @@ class Disk:
             if used in counts:
                 counts[used] += 1
         self.logs[tp] = topic_id
+        self.records[tp] = []
         self.dirs[tp] = min(counts, key=lambda d: (counts[d], d))
 
     def delete(self, tp: TopicPartition) -> None:
         self.logs.pop(tp, None)
         self.dirs.pop(tp, None)
+        self.records.pop(tp, None)
+        self.flushed.pop(tp, None)
 
 
 class BrokerModel:
@@ -93,7 +121,8 @@ class BrokerModel:
 
     def copy(self) -> BrokerModel:
         """Another that knows and hosts the same; neither notices what becomes of the other."""
-        disk = Disk(dict(self.disk.logs), dict(self.disk.dirs), set(self.disk.broken))
+        records = {tp: list(log) for tp, log in self.disk.records.items()}
+        disk = Disk(dict(self.disk.logs), dict(self.disk.dirs), set(self.disk.broken), records)
         twin = BrokerModel(self.id, disk, self._on_leader, stop_epochs=self.has_stop_epochs)
         twin.broker_epoch, twin.controller_epoch = self.broker_epoch, self.controller_epoch
         twin.metadata.snapshot = self.metadata.snapshot
@@ -120,6 +149,23 @@ class BrokerModel:
             if used == log_dir:
                 self.offline.add(tp)
                 self.hosted.pop(tp, None)
+
+    @property
+    def is_tail_settled(self) -> bool:
+        """As in `klamm.server.registration`, of a process whose last run did not stop cleanly."""
+        return all(tp in self.hosted and self.hosted[tp].leader != NO_LEADER for tp in self.disk.logs)
+
+    def log_ends(self, asked: Iterable[tuple[TopicPartition, int]]) -> dict[TopicPartition, LogEnd | None]:
+        """As in `klamm.apis.offset_for_leader_epoch`: without partitions whose leader epoch is not known here yet."""
+        ends: dict[TopicPartition, LogEnd | None] = {}
+        for tp, epoch in asked:
+            mine = self.hosted.get(tp)
+            if tp in self.offline:
+                ends[tp] = None
+            elif mine is not None and mine.leader_epoch >= epoch:
+                log = self.disk.records[tp]
+                ends[tp] = LogEnd(log[-1].epoch if log else NO_EPOCH, len(log))
+        return ends
 
     def handle(self, request: ControlRequest) -> ControlResponse:
         error = self._check_head(request.head)

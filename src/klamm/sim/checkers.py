@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from klamm.sim.broker_model import Hosted
     from klamm.sim.channels import Channel
     from klamm.sim.node import Node
+    from klamm.sim.tails import Tails
 
 
 __all__ = ["Checkers", "Violation", "require"]
@@ -43,9 +44,17 @@ _ALL_ISRS_EVERY: Final = 8
 
 
 class Checkers:
-    """`writer`: the process whose session it is."""
+    """`writer`: the process whose session it is. `are_suspected`: whether all of these that live lost power."""
 
-    def __init__(self, writer: Callable[[int], Node | None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        writer: Callable[[int], Node | None] = lambda _: None,
+        tails: Tails | None = None,
+        are_suspected: Callable[[Iterable[int]], bool] = lambda _: False,
+    ) -> None:
+        self._are_suspected = are_suspected
+        self._writer = writer
+        self._tails = tails
         self.controllers: dict[int, int] = {}
         self._leaders: dict[tuple[TopicPartition, UUID, int], int] = {}
         self._states: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
@@ -131,8 +140,8 @@ class Checkers:
             for tp in self._to_look_at(ctx, event):
                 isr = ctx.leadership[tp].leader_and_isr.isr if tp in ctx.leadership else ()
                 dead = [r for r in isr if r not in ctx.live_or_shutting_down]
-                fine = not dead or len(isr) == 1 or ctx.is_queued_for_deletion(tp.topic)
-                require(fine, f"after {event} the ISR of {tp} is {isr}, of which {dead} are dead")
+                fine = len(dead) in (0, len(isr)) or ctx.suspects.of(tp) or ctx.is_queued_for_deletion(tp.topic)
+                require(bool(fine), f"after {event} the ISR of {tp} is {isr}, of which {dead} are dead")
 
     def _to_look_at(self, ctx: ControllerContext, event: BrokerChange | AlterPartition) -> Iterable[TopicPartition]:
         self._isr_events += 1
@@ -189,6 +198,8 @@ class Checkers:
         tp = TopicPartition(topic, int(partition))
         if isinstance(op, Delete):
             self._states.pop(tp, None)
+            if self._tails is not None:
+                self._tails.forget(tp)
         elif isinstance(op, Create | SetData):
             new = decode_partition_state(tp, op.data, 0)
             self._check_state(tp, new, session_id)
@@ -205,8 +216,12 @@ class Checkers:
         old = before.leader_and_isr
         require(new.controller_epoch >= before.controller_epoch, f"the controller epoch of {tp} went back")
         self._check_epoch(tp, old, now)
-        if now.leader not in (NO_LEADER, *old.isr):
+        is_outside = now.leader not in (NO_LEADER, *old.isr)
+        if is_outside and not self._are_suspected(old.isr):
             self.unclean.check(session_id, tp, old, now)
+        if self._tails is not None:
+            may_lose = self.unclean.may_lose(session_id, tp)
+            self._tails.on_state(self._writer(session_id), tp, old, now, may_lose=may_lose)
 
     @staticmethod
     def _check_epoch(tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr) -> None:

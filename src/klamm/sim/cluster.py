@@ -13,7 +13,7 @@ import os
 import random
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from klamm.sim.zk_server import ZooKeeperServer
 from klamm.sim.zk_session import SessionNote, SimCoordination
 from klamm.zk import paths, posting
 from klamm.zk.batches import levels_of
+from klamm.zk.broker_znode import decode_broker
 from klamm.zk.ops import Check, Create, SetData, WriteOp
 from klamm.zk.znodes import decode_controller, decode_controller_epoch
 
@@ -60,6 +61,7 @@ SETTINGS: Final[dict[str, object]] = {
     "log.segment.bytes": 2_000,
     "log.cleaner.enable": False,
     "leader.imbalance.check.interval.seconds": 3,
+    "klamm.unclean.replica.wait.ms": 50_000,
 }
 RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 _SKELETON: Final = frozenset(levels_of(paths.PERSISTENT_PATHS))
@@ -92,6 +94,7 @@ class SimNode:
         self.server: ObservedServer | None = None
         self.is_ready = False
         self.is_disk_broken = False
+        self._has_lost_power = False
         self._cluster = cluster
         self._runs = 0
 
@@ -158,6 +161,23 @@ class SimNode:
             self.is_disk_broken = False
             self.files = self.files.after_kill()
 
+    def lose_power(self, kept: Collection[TopicPartition]) -> None:
+        """The machine goes, and with it what was not forced to its disk, except of the `kept` logs."""
+        rng, files = self._cluster.rng, self.files
+        directories = tuple(f"/data/{tp.topic}-{tp.partition}/" for tp in kept)
+        self.kill()
+        self.files = files.crash(rng, lambda path: path.startswith(directories))
+        self._has_lost_power = True
+
+    @property
+    def is_suspected(self) -> bool:
+        """Whether its logs may lack what it had acknowledged, and ISRs still depend on them."""
+        if self._has_lost_power and (broker := self.broker) is not None:
+            znode = self._cluster.zookeeper.tree.nodes.get(paths.broker_path(self.id))
+            if znode is not None and znode.czxid == broker.broker_epoch:
+                self._has_lost_power = decode_broker(self.id, znode.data, znode.czxid).unclean_shutdown
+        return self._has_lost_power
+
     async def stop(self) -> None:
         """A controlled shutdown, by whoever operates it; a process that does not end is killed."""
         process, server = self.process, self.server
@@ -201,7 +221,7 @@ class SimCluster:
         """Those that clients use."""
         self.counts: Counter[str] = Counter()
         """Faults that were injected, and what came of them."""
-        self.checkers = Checkers()
+        self.checkers = Checkers(are_suspected=self._are_suspected)
         self.history = History()
         copies = min(3, brokers)
         self.settings = {
@@ -243,6 +263,12 @@ class SimCluster:
         process = SimProcess(name, name)
         self.processes.append(process)
         return process
+
+    def _are_suspected(self, members: Iterable[int]) -> bool:
+        """Whether those that are registered were all not shut down cleanly: then a longer log may lead."""
+        found = {b: self.zookeeper.tree.nodes.get(paths.broker_path(b)) for b in members}
+        live = [decode_broker(b, znode.data, znode.czxid) for b, znode in found.items() if znode is not None]
+        return bool(live) and all(broker.unclean_shutdown for broker in live)
 
     # --- what the checkers see -------------------------------------------------------------------------------------
 

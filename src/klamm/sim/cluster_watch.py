@@ -53,9 +53,12 @@ class ClusterWatch:
         return () if znode is None else decode_partition_state(tp, znode.data, 0).leader_and_isr.isr
 
     def _end(self, node: SimNode, tp: TopicPartition) -> int | None:
-        """Where a broker's log ends; None: it cannot be told, for the broker or its disk is out of order."""
+        """Where a broker's log ends; None: it cannot be told, for the broker or its disk is out of order.
+
+        One that lost power is left out until the controller has dealt with what it may have lost.
+        """
         broker = node.broker
-        if broker is None or node.is_disk_broken or not broker.logs.dirs.live:
+        if broker is None or node.is_disk_broken or node.is_suspected or not broker.logs.dirs.live:
             return None
         log = broker.logs.get_log(tp)
         return 0 if log is None else log.log_end_offset

@@ -13,6 +13,7 @@ from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster, SimNode
 from klamm.sim.forgery import forge, send_forged
 from klamm.sim.operator import elect_preferred, reassign
+from klamm.sim.power_failures import PowerFailures
 from klamm.sim.zk_server import HOST
 from klamm.zk import paths
 from klamm.zk.ops import Delete
@@ -39,6 +40,7 @@ class Faults:
         self._stopping: set[asyncio.Task[None]] = set()
         self._asking: set[asyncio.Task[ErrorCode]] = set()
         self._operator = cluster.client_process("operator")
+        self._power = PowerFailures(cluster, self._start_later)
         self._client = Client("operator", cluster.addresses, Random(cluster.rng.getrandbits(64)))
 
     async def run(self) -> None:
@@ -56,6 +58,7 @@ class Faults:
         """How often each is chosen, beside the others."""
         return {
             "kill": (6, self._kill),
+            "power failure": (4, self._power.fail),
             "stop": (3, self._stop),
             "pause": (4, self._pause),
             "cut": (4, self._cut),
@@ -119,6 +122,9 @@ class Faults:
         node.note.is_a_copy = self._rng.random() < 0.2
         self._cluster.note(f"kill broker {node.id}")
         node.kill()
+        self._start_later(node)
+
+    def _start_later(self, node: SimNode) -> None:
         self._at(self._until(0.4 if self._rng.random() < 0.4 else 4.0), node.start)
 
     def _stop(self) -> None:

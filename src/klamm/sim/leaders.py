@@ -38,11 +38,18 @@ class Leaders:
             if node.alive and self._is_awake(node):
                 for tp, mine in list(node.broker.hosted.items()):
                     if mine.leader == node.id:
+                        self._replicate(node, tp, mine)
                         self._look_after(node, tp, mine)
         self._world.scheduler.at(EVERY_MS, self.tick)
 
     def _is_awake(self, node: Node) -> bool:
         return node.paused_until_ms <= self._world.scheduler.time_ms
+
+    def _replicate(self, node: Node, tp: TopicPartition, mine: Hosted) -> None:
+        nodes = self._world.nodes
+        others = [r for r in mine.replicas if r != node.id and r in nodes and self._follows(r, tp, mine)]
+        fetching = [nodes[r] for r in others if not self._world.is_cut(r, node.id)]
+        self._world.tails.replicate(node, tp, mine, fetching)
 
     def _look_after(self, node: Node, tp: TopicPartition, mine: Hosted) -> None:
         if mine.pending_isr is None:
@@ -59,12 +66,21 @@ class Leaders:
 
     def _in_sync(self, node: Node, tp: TopicPartition, mine: Hosted) -> tuple[int, ...]:
         """The ISR with one that follows, or without those that do not; as it is when there is nothing to change."""
-        joining = [r for r in mine.replicas if r not in mine.isr and self._follows(r, tp, mine)]
+        joining = [
+            r
+            for r in mine.replicas
+            if r not in mine.isr and self._follows(r, tp, mine) and self._has_all(node, r, tp, mine)
+        ]
         if joining or self._world.calm:  # nobody is late for long when all is well
             return (*mine.isr, *joining[:1])
         rng = self._world.scheduler.rng
         lost = [r for r in mine.isr if r != node.id and not self._follows(r, tp, mine) and rng.random() < OUT_OF_SYNC]
         return tuple(r for r in mine.isr if r not in lost)
+
+    def _has_all(self, node: Node, replica: int, tp: TopicPartition, mine: Hosted) -> bool:
+        """By what its last fetch said, and of the incarnation that fetched."""
+        now = (len(node.disk.records[tp]), self._world.nodes[replica].broker.broker_epoch)
+        return mine.fetched.get(replica) == now
 
     def _follows(self, replica: int, tp: TopicPartition, mine: Hosted) -> bool:
         other = self._world.nodes.get(replica)
@@ -77,7 +93,7 @@ class Leaders:
 
     def _ask(self, node: Node, controller: Node, tp: TopicPartition, mine: Hosted, isr: tuple[int, ...]) -> None:
         world = self._world
-        epochs = tuple(-1 if r in mine.isr else world.nodes[r].broker.broker_epoch for r in isr)
+        epochs = tuple(-1 if r in mine.isr or r not in mine.fetched else mine.fetched[r][1] for r in isr)
         epochs = epochs if world.protocol.has_topic_ids else ()
         item = AlterPartitionItem(
             tp.partition, mine.leader_epoch, isr, mine.partition_epoch, topic=tp.topic, isr_broker_epochs=epochs

@@ -14,7 +14,7 @@ from klamm.sim.broker_model import LOG_DIRS
 from klamm.sim.checkers import require
 from klamm.sim.node import Node
 from klamm.zk import paths
-from klamm.zk.broker_znode import encode_broker
+from klamm.zk.broker_znode import decode_broker, encode_broker
 from klamm.zk.ops import Create, Delete, SetData
 from klamm.zk.znodes import encode_log_dir_event
 
@@ -35,6 +35,7 @@ class Faults:
         """With their weights."""
         return [
             (12, self._crash),
+            (8, self._power_failure),
             (12, self._pause),
             (4, self._delete_controller_znode),
             (5, self._cut_link),
@@ -56,6 +57,15 @@ class Faults:
         if len(up) > 1:
             self._count("crashes")
             self._world.crash(self._rng.choice(up), self._rng.randint(5, 80), self._rng.randint(5, 250))
+
+    def _power_failure(self) -> None:
+        """Of one broker, of two, or of all at once; each comes back when it likes."""
+        up = self._work.up()
+        count = min(len(up), self._rng.choice((1, 1, 2, len(self._world.nodes))))
+        for node in self._rng.sample(up, count):
+            self._world.lose_power(node, self._rng.randint(1, 80), self._rng.randint(5, 250))
+        if count:
+            self._count(f"power failures of {'all' if count == len(self._world.nodes) else count} brokers")
 
     def _restart_elsewhere(self) -> None:
         """Gone, and back under another address: fast, so that it is sometimes missed, or after a while."""
@@ -79,7 +89,8 @@ class Faults:
             world.move(node, in_place=True)
             version = 5 if world.protocol.has_features else 4
             me = BrokerEndPoints(node.id, node.config.endpoints, node.config.rack)
-            data = encode_broker(me, node.clock.now_ms(), version=version)
+            was_unclean = decode_broker(node.id, znode.data, znode.czxid).unclean_shutdown
+            data = encode_broker(me, node.clock.now_ms(), version=version, unclean_shutdown=was_unclean)
             self._work.tool(f"broker {node.id} registers anew", SetData(paths.broker_path(node.id), data))
 
     def _pause(self) -> None:

@@ -10,36 +10,22 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    module: str
-    old: str
-    new: str
-    seeds: int = 60
-    """Within so many seeds it must be caught."""
-    first: int = 0
-    """Where the search begins: a little before the seed that finds it, so that a run of all costs little."""
-    also: tuple[tuple[str, str], ...] = ()
-    """Further replacements in the same module."""
-    beside: tuple[Mutant, ...] = ()
-    """Replacements in other modules: for a rule that is kept in two places."""
-
+from klamm.sim.lost_tail_mutants import LOST_TAIL_MUTANTS
+from klamm.sim.mutant import Mutant
 
 _C: Final = "klamm.controller."
 MUTANTS: Final[dict[str, Mutant]] = {
     "no_fence": Mutant(_C + "store", "yield ZkMulti((fence, *ops))", "(None, *(yield ZkMulti(tuple(ops))))"),
-    "no_bounce_detection": Mutant(_C + "broker_changes", "now[b].epoch > known[b].epoch", "False", 120, 45),
+    "no_bounce_detection": Mutant(_C + "broker_changes", "now[b].broker.epoch > known[b].epoch", "False", 120, 45),
     "no_leader_epoch_bump": Mutant(
         "klamm.model", "leader_epoch=self.leader_epoch + 1", "leader_epoch=self.leader_epoch"
     ),
-    "elect_outside_isr": Mutant(_C + "election", "        if leader in state.isr:\n", "        if True:\n"),
-    "empty_isr": Mutant(_C + "election", "isr = state.isr if state.isr == (replica,) else ", "isr = "),
+    "elect_outside_isr": Mutant(_C + "election", "if leader in state.isr and leader not in suspects:", "if True:"),
+    "empty_isr": Mutant(_C + "election", "isr = staying if any(map(can_lead, staying)) else last", "isr = staying"),
     "no_full_state_at_startup": Mutant(
         _C + "broker_changes",
         "update_metadata=everything, update_metadata_to=ids",
@@ -199,6 +185,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "zombie_of_another_life_obeyed": Mutant(
         "klamm.sim.broker_model", "if head.broker_epoch < self.broker_epoch:", "if False:", 200
     ),
+    **LOST_TAIL_MUTANTS,
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from klamm.controller.controller import KafkaController
 from klamm.controller.effects import (
     ActiveControllerChanged,
     AddChannel,
+    AskLogEnds,
     AskSessionId,
     BrokerRegistered,
     CancelScheduled,
@@ -33,6 +35,7 @@ from klamm.controller.effects import (
 from klamm.controller.events import (
     ControllerEvent,
     Expire,
+    LogEndsReceived,
     RegisterBrokerAndReelect,
     ShutdownEventThread,
     Startup,
@@ -41,9 +44,9 @@ from klamm.controller.events import (
 from klamm.controller.replies import BrokerRegistration, EventReply
 from klamm.controller.watches import event_of
 from klamm.errors import ErrorCode
-from klamm.model import BrokerEndPoints
+from klamm.model import BrokerEndPoints, TopicPartition
 from klamm.sim.broker_model import BrokerModel, Disk
-from klamm.sim.channels import Channel
+from klamm.sim.channels import RETRY_MS, Channel
 from klamm.sim.missed_deletions import MissedDeletions
 from klamm.sim.scheduler import Scheduler
 from klamm.sim.stray_replicas import StrayReplicas
@@ -94,7 +97,10 @@ class Node:
         self.paused_until_ms = 0
         world = self.world
         seed = world.scheduler.rng.getrandbits(32)
-        self.controller = KafkaController(self.config, self.clock, Random(seed))
+        self.was_unclean = not self.disk.is_marked_clean
+        self.disk.is_marked_clean = False
+        config = replace(self.config, unclean_shutdown=self.was_unclean)
+        self.controller = KafkaController(config, self.clock, Random(seed))
         self.disk.broken.clear()
         has_stop_epochs = world.protocol.stop_replica_version >= 3
         self.broker = BrokerModel(self.id, self.disk, world.checkers.on_leader, stop_epochs=has_stop_epochs)
@@ -102,6 +108,7 @@ class Node:
         self.strays = StrayReplicas(self)
         self.queue: deque[tuple[ControllerEvent, OnReply | None]] = deque()
         self.channels: dict[int, Channel] = {}
+        self.asking = 0
         self.running: Steps[None] | None = None
         self.current: tuple[ControllerEvent, OnReply | None] | None = None
         self.replied = False
@@ -239,14 +246,14 @@ class Node:
                 if channel is not None:
                     self.world.checkers.on_send(self.id, channel, request)
                     channel.send(request)
+            case AskLogEnds(broker, partitions):
+                self._ask_log_ends(self.channels.get(broker.id), broker, partitions)
             case AddChannel(broker):
                 if broker.id not in self.channels:
                     self.channels[broker.id] = self._channel(broker)
                 self.channels[broker.id].endpoints = broker.endpoints
-            case CloseChannel(broker_id):
-                self._close_channels([broker_id])
-            case CloseAllChannels():
-                self._close_channels(list(self.channels))
+            case CloseChannel() | CloseAllChannels():
+                self._close_channels([effect.broker_id] if isinstance(effect, CloseChannel) else list(self.channels))
             case Reply(value):
                 self._reply(value)
             case Enqueue(event):
@@ -264,6 +271,46 @@ class Node:
                     self.world.checkers.on_controller(self.id, epoch)
             case _:
                 pass
+
+    def _ask_log_ends(
+        self, channel: Channel | None, broker: BrokerEndPoints, partitions: tuple[tuple[TopicPartition, int], ...]
+    ) -> None:
+        """Until it is answered or the channel is closed; whatever incarnation is there answers."""
+        world, target, generation = self.world, self.world.nodes[broker.id], self.generation
+        if channel is None:
+            return
+        self.asking += 1
+        left = dict(partitions)
+
+        def arrive() -> None:
+            if generation != self.generation:
+                return
+            if channel.closed or not self.alive:
+                self.asking -= 1
+                return
+            serves = target.alive and target.broker.broker_epoch >= 0 and target.broker.controller_id >= 0
+            is_awake = target.paused_until_ms <= world.scheduler.time_ms
+            if not (serves and is_awake) or world.is_cut(self.id, target.id) or world.answer_is_lost():
+                world.later(RETRY_MS, arrive)
+                return
+            ends = target.broker.log_ends(left.items())
+            for tp in ends:
+                del left[tp]
+            if ends:
+                answer = LogEndsReceived(broker.id, broker.epoch, tuple(ends.items()))
+                self.asking += 1
+                world.later(world.network_delay_ms("late replies"), lambda: self.when_awake(lambda: receive(answer)))
+            if left:
+                world.later(RETRY_MS, arrive)
+            else:
+                self.asking -= 1
+
+        def receive(answer: LogEndsReceived) -> None:
+            self.asking -= 1
+            if not channel.closed:
+                self.put(answer)
+
+        world.later(world.network_delay_ms(), arrive)
 
     def _close_channels(self, targets: list[int]) -> None:
         for channel in [self.channels.pop(target) for target in targets if target in self.channels]:

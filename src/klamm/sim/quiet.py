@@ -142,6 +142,7 @@ def _check_partitions(world: World, assignments: Assignments, states: States) ->
             state.leader in (NO_LEADER, *assignment.replicas), f"the leader of {tp} is no replica: {assignment} {state}"
         )
         outside = [r for r in state.isr if r not in assignment.replicas]
+        world.tails.check_quiet(tp, world.nodes[state.isr[0]].disk.logs.get(tp, ZERO_UUID), state)
         require(not outside, f"the ISR of {tp} has members outside its replicas: {outside}")
     for tp in states:
         require(tp in assignments, f"{tp} has a state and no assignment")

@@ -7,6 +7,7 @@ from dataclasses import fields
 from klamm.controller.effects import (
     ActiveControllerChanged,
     AddChannel,
+    AskLogEnds,
     AskSessionId,
     BrokerRegistered,
     CancelScheduled,
@@ -126,6 +127,8 @@ def show_effect(effect: Effect) -> str:
             return "zk " + "; ".join(map(show_write, ops))
         case Send(broker, request):
             return f"send {broker} {show_request(request)}"
+        case AskLogEnds(broker, partitions):
+            return f"ask {broker.id} for the log ends of {', '.join(f'{tp} e{epoch}' for tp, epoch in partitions)}"
         case AddChannel(broker):
             return f"add channel to {broker.id} (broker epoch {broker.epoch})"
         case CloseChannel(broker_id):

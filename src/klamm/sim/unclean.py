@@ -46,23 +46,29 @@ class UncleanRules:
     def answered(self, partitions: tuple[TopicPartition, ...] | None) -> None:
         self._asked.subtract([None] if partitions is None else partitions)
 
-    def check(self, session_id: int, tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr) -> None:
-        self.elections += 1
+    def may_lose(self, session_id: int, tp: TopicPartition) -> bool:
         node = self._writer(session_id)
         asked = self._asked[tp] > 0 or self._asked[None] > 0
         by_default = node is not None and node.controller.context.config.unclean_leader_election_enable
-        require(asked or by_default or tp.topic in self._topics, f"unclean election of {tp}: {old} -> {now}")
+        return asked or by_default or tp.topic in self._topics
+
+    def check(self, session_id: int, tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr) -> None:
+        node = self._writer(session_id)
+        is_longest = node is not None and bool(node.controller.context.suspects.of(tp))
+        if not is_longest:
+            self.elections += 1
+            require(self.may_lose(session_id, tp), f"unclean election of {tp}: {old} -> {now}")
         require(now.isr == (now.leader,), f"an unclean election of {tp} leaves others in its ISR: {old} -> {now}")
         if node is None or not node.controller.is_active:
             return
         ctx = node.controller.context
         assignment = ctx.assignment(tp)
         online = [r for r in assignment.replicas if ctx.is_replica_online(r, tp)]
-        able = [r for r in online if r in old.isr]
+        able = [r for r in online if r in old.isr and r not in ctx.suspects.of(tp)]
         require(not able, f"unclean election of {tp} although {able} of its ISR can lead: {old} -> {now}")
         settled = [r for r in online if r not in assignment.adding_replicas]
-        fine = not settled or now.leader in settled
+        fine = is_longest or not settled or now.leader in settled
         require(fine, f"{now.leader}, which is only being added, leads {tp} although {settled} could: {old} -> {now}")
         marked = now.leader_recovery_state is LeaderRecoveryState.RECOVERING
         due = ctx.config.inter_broker_protocol.has_leader_recovery_state
-        require(marked == due, f"the unclean election of {tp} is not written down: {now}")
+        require(is_longest or marked == due, f"the unclean election of {tp} is not written down: {now}")

@@ -14,10 +14,13 @@ from klamm.sim.broker_model import LOG_DIRS
 from klamm.sim.checkers import Checkers
 from klamm.sim.node import Node
 from klamm.sim.scheduler import Scheduler
+from klamm.sim.tails import Tails
 from klamm.sim.transcript import show_request
 from klamm.sim.zookeeper import SimulatedZooKeeper
 
 SESSION_TIMEOUT_MS = 60
+UNCLEAN_REPLICA_WAIT_MS = 500
+"""Longer than most restarts take, but not than all."""
 PROTOCOLS = {4: "2.7-IV1", 6: "3.0", 9: "2.5"}
 """By the last digit of the seed, where it is not the newest. Before 2.7-IV2 leaders write ISRs themselves, before 2.8
 topics have no ids, before 2.6 a StopReplica has no leader epochs, before 3.2 nobody recovers."""
@@ -35,7 +38,8 @@ class World:
         """Notes for the controller that somebody is about to leave in ZooKeeper."""
         self.faults: Counter[str] = Counter()
         """How often each thing went wrong, or was done to the cluster on purpose."""
-        self.checkers = Checkers(self._writer)
+        self.tails = Tails(self)
+        self.checkers = Checkers(self._writer, self.tails)
         self.zookeeper = SimulatedZooKeeper(self.scheduler, self.checkers.on_written)
         self._cut: set[tuple[int, int]] = set()
         self.protocol = InterBrokerProtocol.parse(PROTOCOLS.get(seed % 10, "3.9"))
@@ -51,6 +55,7 @@ class World:
             num_partitions=2,
             default_replication_factor=2,
             leader_imbalance_check_interval_seconds=1,
+            unclean_replica_wait_ms=UNCLEAN_REPLICA_WAIT_MS,
         )
 
     # --- trace -------------------------------------------------------------------------------------------------------
@@ -132,7 +137,19 @@ class World:
     def stop(self, node: Node, restart_in_ms: int) -> None:
         """A clean stop: what waits is refused, the session is closed at once."""
         self.trace(node.id, "STOP")
-        node.shut_down(lambda: self.crash(node, 0, restart_in_ms))
+        is_clean = not node.was_unclean or node.broker.is_tail_settled
+
+        def end() -> None:
+            self.crash(node, 0, restart_in_ms)
+            node.disk.flush()
+            node.disk.is_marked_clean = is_clean
+
+        node.shut_down(end)
+
+    def lose_power(self, node: Node, expire_in_ms: int, restart_in_ms: int) -> None:
+        self.trace(node.id, "LOSES POWER")
+        self.crash(node, expire_in_ms, restart_in_ms)
+        node.disk.lose_power(self.scheduler.rng)
 
     def fail_log_dir(self, node: Node, log_dir: int) -> bool:
         """False: it was the last one, and the process goes with it."""
@@ -196,7 +213,10 @@ class World:
     def is_settled(self) -> bool:
         """Nobody is in the middle of something: no event is processed or waits, no request is on its way."""
         return not self.notes_due and all(
-            node.running is None and not node.queue and all(channel.is_idle for channel in node.channels.values())
+            node.running is None
+            and not node.queue
+            and not node.asking
+            and all(channel.is_idle for channel in node.channels.values())
             for node in self.nodes.values()
         )
 

@@ -18,6 +18,7 @@ TEST_DEFAULTS: Final[Mapping[str, object]] = {
     "group.initial.rebalance.delay.ms": 0,
     "offsets.topic.num.partitions": 4,
     "klamm.control.log.enable": False,
+    "klamm.unclean.replica.wait.ms": 10_000,
 }
 """Short times, so that tests of failures take seconds, and no topic of our own. `broker_configs` overrides them."""
 

@@ -1,4 +1,8 @@
-"""/brokers/ids/ID: how a broker says where it can be reached. Versions 1 to 5 are read, 4 and 5 are written."""
+"""/brokers/ids/ID: how a broker says where it can be reached. Versions 1 to 5 are read, 4 and 5 are written.
+
+klamm adds one key, which Kafka ignores: a broker whose last run did not stop cleanly reports it, since its logs may
+have lost their unflushed tails. The controller removes the key when no ISR depends on such a log any longer.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from klamm.model import BrokerEndPoints, EndPoint, SecurityProtocol
 from klamm.zk import paths
 from klamm.zk.znodes import ZnodeFormatError, from_json, parse, to_json
 
+UNCLEAN_SHUTDOWN: Final = "klamm_unclean_shutdown"
 _ENDPOINT: Final = re.compile(r"(?P<listener>[^:/]+)://(?:\[(?P<v6>[^]]*)\]|(?P<host>[^\[\]]*)):(?P<port>-?\d+)")
 
 
@@ -21,9 +26,17 @@ class BrokerInfo:
     broker: BrokerEndPoints
     version: int = 5
     jmx_port: int = -1
+    unclean_shutdown: bool = False
 
 
-def encode_broker(broker: BrokerEndPoints, timestamp_ms: int, *, version: int = 5, jmx_port: int = -1) -> bytes:
+def encode_broker(
+    broker: BrokerEndPoints,
+    timestamp_ms: int,
+    *,
+    version: int = 5,
+    jmx_port: int = -1,
+    unclean_shutdown: bool = False,
+) -> bytes:
     """Version 5 from inter-broker protocol 2.7 on, version 4 before it. Host and port repeat the PLAINTEXT endpoint."""
     plain = next((e for e in broker.endpoints if e.security_protocol == SecurityProtocol.PLAINTEXT), None)
     value: dict[str, Any] = {"features": {}} if version >= 5 else {}
@@ -37,7 +50,15 @@ def encode_broker(broker: BrokerEndPoints, timestamp_ms: int, *, version: int = 
     }
     if broker.rack is not None:
         value["rack"] = broker.rack
+    if unclean_shutdown:
+        value[UNCLEAN_SHUTDOWN] = True
     return to_json(value | {"timestamp": str(timestamp_ms)})
+
+
+def without_unclean_shutdown(broker_id: int, data: bytes | None) -> bytes:
+    """The same registration of a broker whose logs can be relied on; keys that we do not know stay."""
+    value = from_json(paths.broker_path(broker_id), data)
+    return to_json({key: each for key, each in value.items() if key != UNCLEAN_SHUTDOWN})
 
 
 def _encode_endpoint(endpoint: EndPoint) -> str:
@@ -57,7 +78,7 @@ def decode_broker(broker_id: int, data: bytes | None, epoch: int) -> BrokerInfo:
         endpoints = _endpoints(path, version, value)
         rack = value.get("rack")
         broker = BrokerEndPoints(broker_id, endpoints, None if rack is None else str(rack), epoch)
-        return BrokerInfo(broker, version, int(value.get("jmx_port", -1)))
+        return BrokerInfo(broker, version, int(value.get("jmx_port", -1)), value.get(UNCLEAN_SHUTDOWN) is True)
 
     return parse(path, build)
 

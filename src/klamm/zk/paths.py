@@ -73,7 +73,12 @@ ZNODES: Final = (
         CONTROLLER, Mode.EPHEMERAL, "controller", "the broker that wins the election, in one multi with the epoch"
     ),
     ZnodeRule(CONTROLLER_EPOCH, Mode.PERSISTENT, "controller_epoch", "the broker that wins the election"),
-    ZnodeRule("/brokers/ids/{broker}", Mode.EPHEMERAL, "broker", "that broker"),
+    ZnodeRule(
+        "/brokers/ids/{broker}",
+        Mode.EPHEMERAL,
+        "broker",
+        "that broker; the controller removes its report of an unclean shutdown",
+    ),
     ZnodeRule(BROKER_SEQUENCE_ID, Mode.PERSISTENT, "null", "a broker without an id: it takes the new version"),
     ZnodeRule("/brokers/topics/{topic}", Mode.PERSISTENT, "topic", "the controller", fenced=True),
     ZnodeRule("/brokers/topics/{topic}/partitions", Mode.PERSISTENT, "null", "the controller", fenced=True),

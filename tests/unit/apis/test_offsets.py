@@ -156,11 +156,18 @@ class TestListOffsets:
 
 class TestOffsetForLeaderEpoch:
     def ask(
-        self, one: OneBroker, epoch: int, version: int = 4, *, topic: str = "t", current: int = -1
+        self,
+        one: OneBroker,
+        epoch: int,
+        version: int = 4,
+        *,
+        topic: str = "t",
+        current: int = -1,
+        replica_id: int = 2,
     ) -> EpochEndOffset:
         partition = OffsetForLeaderPartition(partition=0, leader_epoch=epoch, current_leader_epoch=current)
         request = OffsetForLeaderEpochRequest(
-            replica_id=2, topics=[OffsetForLeaderTopic(topic=topic, partitions=[partition])]
+            replica_id=replica_id, topics=[OffsetForLeaderTopic(topic=topic, partitions=[partition])]
         )
         return one.ask(offset_for_leader_epoch.API, request, version).topics[0].partitions[0]
 
@@ -183,6 +190,23 @@ class TestOffsetForLeaderEpoch:
         assert self.ask(one, 1, current=2).error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
         one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=2, replicas=(1, 2))
         assert self.ask(one, 1).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def test_the_end_of_the_log_for_an_election(self, one: OneBroker) -> None:
+        """The epoch is that of the last record, and nobody answers who may still append in an older epoch."""
+
+        def log_end(current: int) -> tuple[int, int, int]:
+            found = self.ask(one, 2**31 - 1, current=current, replica_id=-2)
+            return found.error_code, found.leader_epoch, found.end_offset
+
+        assert log_end(0) == (ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)
+        one.lead("t", leader_epoch=1)
+        assert log_end(1) == (0, 1, 0)
+        append(one, b"a", b"b")
+        one.lead("t", leader_epoch=4)
+        assert log_end(4) == (0, 1, 2)
+        assert log_end(5) == (ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)
+        one.leader_and_isr({"t": [0]}, leader=-1, leader_epoch=5, replicas=(1, 2))
+        assert log_end(5) == (0, 1, 2)
 
 
 class TestDeleteRecords:

@@ -80,7 +80,7 @@ def test_requests_arrive_in_order_and_answers_become_events() -> None:
             head = RequestHead(0, 3, 1)
             assert got[:2] == [
                 UpdateMetadataResponseReceived(1, head, ErrorCode.NONE),
-                LeaderAndIsrResponseReceived(1, head, ErrorCode.NONE, ((tp, ErrorCode.NONE),)),
+                LeaderAndIsrResponseReceived(1, head, ErrorCode.NONE, ((tp, ErrorCode.NONE),), (0,)),
             ]
             await channels.shutdown()
 

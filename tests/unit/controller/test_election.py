@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from klamm.controller.election import (
     elect_for_controlled_shutdown,
     elect_for_reassignment,
+    elect_longest_log,
     elect_offline,
     elect_preferred,
     initial_leader_and_isr,
     remove_from_isr,
 )
+from klamm.controller.suspects import LogEnd
 from klamm.model import LeaderAndIsr, LeaderRecoveryState, ReplicaAssignment
 
 REPLICAS = ReplicaAssignment((1, 2, 3))
@@ -73,10 +75,21 @@ def test_controlled_shutdown_moves_away_and_still_tells_the_one_that_leaves() ->
 
 
 def test_the_last_member_stays_in_the_isr() -> None:
-    assert remove_from_isr(state(1, 1, 2), 2) == LeaderAndIsr(1, 6, (1,), 7)
-    assert remove_from_isr(state(1, 1, 2), 1) == LeaderAndIsr(-1, 6, (2,), 7)
-    assert remove_from_isr(state(1, 1), 1) == LeaderAndIsr(-1, 6, (1,), 7)
-    assert remove_from_isr(state(1, 1), 3) is None
+    assert remove_from_isr(state(1, 1, 2), [2], [1].__contains__) == LeaderAndIsr(1, 6, (1,), 7)
+    assert remove_from_isr(state(1, 1, 2), [1], [2].__contains__) == LeaderAndIsr(-1, 6, (2,), 7)
+    assert remove_from_isr(state(1, 1), [1], [].__contains__) == LeaderAndIsr(-1, 6, (1,), 7)
+    assert remove_from_isr(state(1, 1), [3], [1].__contains__) is None
+
+
+def test_all_members_of_an_isr_stay_when_nobody_is_left_who_can_lead() -> None:
+    assert remove_from_isr(state(1, 1, 2, 3), [1, 2, 3], [].__contains__) == LeaderAndIsr(-1, 6, (1, 2, 3), 7)
+    assert remove_from_isr(state(1, 1, 2, 3), [1, 2], [].__contains__) == LeaderAndIsr(-1, 6, (1, 2, 3), 7)
+    assert remove_from_isr(state(-1, 1, 2), [1, 2], [].__contains__) is None
+
+
+def test_replicas_outside_the_assignment_leave_unless_there_is_no_other() -> None:
+    assert remove_from_isr(state(1, 1, 4), [1], [].__contains__, outside=[4]) == LeaderAndIsr(-1, 6, (1,), 7)
+    assert remove_from_isr(state(-1, 4), [], [].__contains__, outside=[4]) is None
 
 
 @given(st.permutations([1, 2, 3, 4]), st.sets(st.integers(1, 4), min_size=1), st.sets(st.integers(1, 4)))
@@ -89,3 +102,33 @@ def test_a_clean_election_never_leaves_the_isr(order: list[int], isr: set[int], 
         assert after.leader in isr & online
         assert set(after.isr) == isr & online
         assert after.leader_epoch == 1
+
+
+def test_a_suspect_neither_leads_nor_stays_in_the_isr_while_another_can_lead() -> None:
+    found = elect_offline(REPLICAS, state(1, 1, 2, 3), {1, 2, 3}, allow_unclean=False, suspects={1, 3})
+    assert found is not None and found.leader_and_isr == LeaderAndIsr(2, 6, (2,), 7)
+    assert elect_offline(REPLICAS, state(1, 1, 2), {1, 3}, allow_unclean=True, suspects={1}) is None
+
+
+def test_the_longest_log_of_the_newest_epoch_leads_alone_in_sync() -> None:
+    def elect(ends: dict[int, LogEnd | None], *isr: int) -> tuple[int, bool] | None:
+        found = elect_longest_log(REPLICAS, state(-1, *isr), {1, 2, 3}, ends)
+        if found is None:
+            return None
+        leader = found.leader_and_isr.leader
+        assert found.leader_and_isr.isr == (leader,)
+        return leader, found.unclean
+
+    assert elect({1: LogEnd(4, 50), 2: LogEnd(4, 60), 3: LogEnd(3, 90)}, 1, 2, 3) == (2, False)
+    assert elect({1: LogEnd(4, 50), 2: LogEnd(4, 60), 3: LogEnd(4, 60)}, 1, 3) == (3, False)
+    assert elect({1: LogEnd(4, 50), 2: LogEnd(4, 60)}, 1) == (2, True)
+    assert elect({2: LogEnd(4, 60)}, 3, 1) == (1, False), "no member has answered: Kafka's rule"
+    assert elect({1: None, 2: LogEnd(4, 60)}, 1) is None, (
+        "the only member cannot be read, and is not given up for others"
+    )
+
+
+def test_while_an_unclean_election_is_recovered_from_only_members_are_compared() -> None:
+    recovering = LeaderAndIsr(-1, 5, (1,), 7, LeaderRecoveryState.RECOVERING)
+    found = elect_longest_log(REPLICAS, recovering, {1, 2}, {1: LogEnd(2, 10), 2: LogEnd(4, 60)})
+    assert found is not None and found.leader_and_isr.leader == 1

@@ -29,7 +29,7 @@ from klamm.controller.replies import ControlledShutdownResult, EventReply, Reass
 from klamm.controller.requests import ControlRequest
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
-from klamm.model import BrokerEndPoints
+from klamm.model import BrokerEndPoints, TopicPartition
 from klamm.zk.ops import ReadOp, SessionExpired, WriteOp
 
 
@@ -66,6 +66,8 @@ class NoChannels:
     def remove_all(self) -> None: ...
 
     def send_request(self, broker_id: int, request: ControlRequest) -> None: ...
+
+    def ask_log_ends(self, broker: BrokerEndPoints, partitions: tuple[tuple[TopicPartition, int], ...]) -> None: ...
 
 
 class Setup:

@@ -27,7 +27,7 @@ def test_there_are_18_states_and_16_timers() -> None:
 
 def test_every_event_has_a_state() -> None:
     kinds = get_args(e.ControllerEvent)
-    assert len(kinds) == 31
+    assert len(kinds) == 33
     assert all(isinstance(kind.STATE, ControllerState) for kind in kinds)
 
 

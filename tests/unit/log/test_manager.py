@@ -53,6 +53,22 @@ def test_a_clean_restart_reads_the_end_of_each_log_only() -> None:
     assert [v for _, v in read_values(log)] == [b"%d" % i for i in range(20)]
 
 
+def test_a_run_knows_whether_the_last_one_stopped_cleanly() -> None:
+    bench = Bench(SMALL)
+    manager = bench.manager()
+    assert not manager.had_clean_shutdown
+    manager.shutdown(is_clean=False)
+    assert ".kafka_cleanshutdown" not in bench.names(DIR)
+    manager = bench.manager()
+    assert not manager.had_clean_shutdown
+    manager.shutdown()
+    done: list[tuple[str, str]] = []
+    bench.files.fault = lambda operation, path: done.append((operation, path))
+    assert bench.manager().had_clean_shutdown
+    removed = done.index(("unlink", f"{DIR}/.kafka_cleanshutdown"))
+    assert done[removed + 1] == ("fsync", DIR), "a mark that comes back after a loss of power would be a lie"
+
+
 def test_an_unclean_restart_recovers_from_the_checkpoint() -> None:
     bench = Bench(SMALL)
     manager = bench.manager()

@@ -18,7 +18,7 @@ from klamm.model import (
     TopicPartition,
 )
 from klamm.zk import paths, znodes
-from klamm.zk.broker_znode import decode_broker, encode_broker
+from klamm.zk.broker_znode import decode_broker, encode_broker, without_unclean_shutdown
 from klamm.zk.znodes import FeatureZnode, ProducerIdBlock, TopicZnode, ZnodeFormatError
 
 T0 = TopicPartition("t", 0)
@@ -175,6 +175,13 @@ def test_broker_registration() -> None:
     }
     assert "features" not in json.loads(encode_broker(BROKER, 17, version=4))
     assert decode_broker(1, encode_broker(BROKER, 17), 77).broker == BROKER
+
+
+def test_a_broker_reports_an_unclean_shutdown_until_it_is_taken_back() -> None:
+    plain, reported = encode_broker(BROKER, 17), encode_broker(BROKER, 17, unclean_shutdown=True)
+    assert not decode_broker(1, plain, 77).unclean_shutdown
+    assert decode_broker(1, reported, 77).unclean_shutdown and decode_broker(1, reported, 77).broker == BROKER
+    assert without_unclean_shutdown(1, reported) == plain == without_unclean_shutdown(1, plain)
 
 
 def test_old_broker_registrations() -> None:

@@ -5,7 +5,14 @@ Where a leader epoch ends in the leader's log: what followers and consumers trun
 
 from __future__ import annotations
 
+from typing import Final
+
 from klamm.protocol.wire import Array, Int16, Int32, Int64, Message, String, Struct, message, since
+
+DEBUGGING_CONSUMER: Final = -2
+"""The replica id of a request that any replica answers, not only the leader."""
+LATEST_EPOCH: Final = 2**31 - 1
+"""As the leader epoch of a debugging consumer: the epoch of the last record, and where the log ends."""
 
 
 @message

@@ -1,0 +1,108 @@
+"""Asks a broker where its logs end, for an election among replicas that may have lost their tail.
+
+OffsetForLeaderEpoch of a debugging consumer: a klamm broker answers it from its disk, whatever it hosts. It is an
+ordinary data request: a broker that is starting answers it when the controller's first UpdateMetadata has arrived, so
+it must not stand in the queue of control requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Final
+
+from klamm.controller.config import ControllerConfig
+from klamm.controller.events import ControllerEvent, LogEndsReceived
+from klamm.controller.suspects import LogEnd
+from klamm.errors import ErrorCode, ProtocolError
+from klamm.model import BrokerEndPoints, TopicPartition
+from klamm.network.client import BrokerConnection
+from klamm.protocol.messages.offset_for_leader_epoch import (
+    DEBUGGING_CONSUMER,
+    LATEST_EPOCH,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+
+log = logging.getLogger(__name__)
+
+VERSION: Final = 4
+MAX_PARTITIONS: Final = 2_000
+"""Partitions per request, so that the broker serves others between two of them."""
+RETRY_BACKOFF_S: Final = 0.1
+LONGEST_BACKOFF_S: Final = 5.0
+
+
+async def ask_log_ends(
+    broker: BrokerEndPoints,
+    partitions: tuple[tuple[TopicPartition, int], ...],
+    config: ControllerConfig,
+    timeout_ms: int,
+    on_event: Callable[[ControllerEvent], object],
+) -> None:
+    """Repeats until the broker has answered for all; whoever started it cancels it when the broker is gone."""
+    left, attempt = dict(partitions), 0
+    while left:
+        part = dict(islice(left.items(), MAX_PARTITIONS))
+        try:
+            ends = await _ask(broker, part, config, timeout_ms)
+        except (OSError, ProtocolError) as error:
+            attempt += 1
+            if attempt.bit_count() == 1:
+                log.warning("asking broker %d for its log ends failed (attempt %d): %s", broker.id, attempt, error)
+            await asyncio.sleep(min(RETRY_BACKOFF_S * (1 << min(attempt, 16)), LONGEST_BACKOFF_S))
+            continue
+        attempt = 0
+        if ends:
+            on_event(LogEndsReceived(broker.id, broker.epoch, tuple(ends.items())))
+        waiting = {tp: left.pop(tp) for tp in part}
+        left |= {tp: epoch for tp, epoch in waiting.items() if tp not in ends}
+        if not ends:
+            await asyncio.sleep(RETRY_BACKOFF_S)
+
+
+async def _ask(
+    broker: BrokerEndPoints, partitions: Mapping[TopicPartition, int], config: ControllerConfig, timeout_ms: int
+) -> dict[TopicPartition, LogEnd | None]:
+    endpoint = broker.endpoint(config.inter_broker_listener)
+    if endpoint is None:
+        raise ConnectionError(f"it has no listener named {config.inter_broker_listener}")
+    connection = await BrokerConnection.connect(
+        endpoint.host, endpoint.port, timeout_ms=timeout_ms, client_id=f"klamm-controller-{config.broker_id}"
+    )
+    try:
+        response = await connection.send(build_request(partitions), VERSION)
+    finally:
+        connection.close()
+    assert isinstance(response, OffsetForLeaderEpochResponse)
+    return read_response(response)
+
+
+def build_request(partitions: Mapping[TopicPartition, int]) -> OffsetForLeaderEpochRequest:
+    topics: dict[str, list[OffsetForLeaderPartition]] = {}
+    for tp, epoch in partitions.items():
+        asked = OffsetForLeaderPartition(partition=tp.partition, current_leader_epoch=epoch, leader_epoch=LATEST_EPOCH)
+        topics.setdefault(tp.topic, []).append(asked)
+    return OffsetForLeaderEpochRequest(
+        replica_id=DEBUGGING_CONSUMER,
+        topics=[OffsetForLeaderTopic(topic=topic, partitions=asked) for topic, asked in topics.items()],
+    )
+
+
+def read_response(response: OffsetForLeaderEpochResponse) -> dict[TopicPartition, LogEnd | None]:
+    """Without partitions whose leader epoch the broker has yet to be told.
+
+    None: it cannot tell, because of a failed log directory, or it runs Kafka, where only leaders answer.
+    """
+    ends: dict[TopicPartition, LogEnd | None] = {}
+    for topic in response.topics:
+        for found in topic.partitions:
+            if found.error_code != ErrorCode.UNKNOWN_LEADER_EPOCH:
+                is_known = found.error_code == ErrorCode.NONE and found.end_offset >= 0
+                end = LogEnd(found.leader_epoch, found.end_offset) if is_known else None
+                ends[TopicPartition(topic.topic, found.partition)] = end
+    return ends

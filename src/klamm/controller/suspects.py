@@ -1,0 +1,87 @@
+"""Replicas that may have lost their tail: in the ISR, on a broker whose last run did not stop cleanly.
+
+Owner: the `ControllerContext`. A broker reports an unclean shutdown in its registration. Every ISR that it is in at
+that moment was agreed on with its former self, so it is suspected there until the partition has a leader again: then
+it follows that leader, or its log was compared with the others. An ISR that it joins later is not affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from klamm.model import TopicPartition
+
+_NONE: Final[frozenset[int]] = frozenset()
+
+
+class LogEnd(NamedTuple):
+    """The epoch of the last record and the end of the log. The greatest has all that any other has acknowledged."""
+
+    epoch: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Hold:
+    """A partition without a leader: all of its ISR that is live is suspected. `deadline_s`: of the monotonic clock."""
+
+    deadline_s: float
+    log_ends: dict[int, LogEnd | None] = field(default_factory=dict)
+    """By broker; None: it has answered that it cannot tell."""
+    asked: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Suspects:
+    unclean: dict[int, None] = field(default_factory=dict)
+    """Live brokers whose registration still reports an unclean shutdown."""
+    partitions: dict[int, dict[TopicPartition, None]] = field(default_factory=dict)
+    """By broker: the partitions in whose ISR it is suspected."""
+    held: dict[TopicPartition, Hold] = field(default_factory=dict)
+    left: dict[TopicPartition, tuple[int, ...]] = field(default_factory=dict)
+    """Replicas that this controller took out of an ISR, until the leader of the new epoch has answered.
+
+    Before that nothing can have been committed without them: the leader may be gone as well, and its session not yet.
+    """
+
+    def on_isr(self, tp: TopicPartition, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+        """The controller has changed an ISR, in a new leader epoch."""
+        if before == after:
+            return
+        gone = tuple([replica for replica in (*before, *self.left.get(tp, ())) if replica not in after])
+        if gone:
+            self.left[tp] = gone
+        else:
+            self.left.pop(tp, None)
+
+    def on_leader_answered(self, tp: TopicPartition) -> None:
+        self.left.pop(tp, None)
+
+    def add(self, broker: int, tps: Iterable[TopicPartition]) -> None:
+        self.unclean[broker] = None
+        self.partitions[broker] = dict.fromkeys(tps)
+
+    def of(self, tp: TopicPartition) -> frozenset[int]:
+        if not self.unclean:  # nearly always
+            return _NONE
+        return frozenset(broker for broker, tps in self.partitions.items() if tp in tps)
+
+    def all_partitions(self) -> list[TopicPartition]:
+        return list(dict.fromkeys(tp for tps in self.partitions.values() for tp in tps))
+
+    def forget(self, tp: TopicPartition) -> None:
+        """The partition has a leader again, or is gone."""
+        if self.unclean:
+            self.held.pop(tp, None)
+            for tps in self.partitions.values():
+                tps.pop(tp, None)
+
+    def remove_broker(self, broker: int) -> None:
+        """It is gone. When it returns, it reports again how it stopped."""
+        self.unclean.pop(broker, None)
+        self.partitions.pop(broker, None)
+        for hold in self.held.values():
+            hold.log_ends.pop(broker, None)
+            hold.asked.discard(broker)

@@ -1,0 +1,69 @@
+"""Bugs in what the controller and brokers do about replicas that may have lost their tail."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from klamm.sim.mutant import Mutant
+
+_C: Final = "klamm.controller."
+LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
+    "suspect_is_elected": Mutant(
+        _C + "election",
+        "if leader in state.isr and leader not in suspects:",
+        "if leader in state.isr:",
+        also=(("if r in online and r not in suspects]", "if r in online]"),),
+    ),
+    "suspect_stays_in_the_isr": Mutant(
+        _C + "election", "if r in online and r not in suspects]", "if r in online]", 300
+    ),
+    "suspect_is_elected_as_preferred": Mutant(
+        _C + "partition_state_machine",
+        "return elect_preferred(assignment, state, able)",
+        "return elect_preferred(assignment, state, online)",
+        300,
+    ),
+    "shortest_log_is_elected": Mutant(
+        _C + "election", "longest = max(known.values())", "longest = min(known.values())"
+    ),
+    "epochs_of_logs_not_compared": Mutant(
+        _C + "election",
+        "longest = max(known.values())",
+        "longest = max(known.values(), key=lambda end: end.offset)",
+        600,
+    ),
+    "only_members_are_compared": Mutant(
+        _C + "election",
+        "is LeaderRecoveryState.RECOVERING else recipients",
+        "is LeaderRecoveryState.RECOVERING else members",
+        300,
+    ),
+    "missing_members_not_waited_for": Mutant(
+        _C + "lost_tails", "if tp not in waits or tp.topic in hurried)", "if True)", 300
+    ),
+    "wait_for_missing_members_never_ends": Mutant(_C + "lost_tails", "if hold.deadline_s <= now_s)", "if False)", 300),
+    "isr_shrinks_when_nobody_can_lead": Mutant(
+        _C + "election",
+        "last = (staying or assigned[-1:]) if is_deleted else assigned",
+        "last = staying or assigned[-1:]",
+        300,
+    ),
+    "unclean_shutdown_not_reported": Mutant(
+        _C + "failover", "unclean_shutdown=config.unclean_shutdown", "unclean_shutdown=False"
+    ),
+    "unclean_shutdown_overlooked_by_a_new_controller": Mutant(
+        _C + "failover", "        if registered.unclean_shutdown:\n", "        if False:\n", 300
+    ),
+    "unclean_shutdown_overlooked_at_a_return": Mutant(
+        _C + "broker_changes", "        if now[broker].unclean_shutdown:\n", "        if False:\n", 300
+    ),
+    "unclean_shutdown_taken_back_too_early": Mutant(
+        _C + "lost_tails", "if not suspects.partitions.get(b)]", "if True]", 600
+    ),
+    "log_end_told_while_leading": Mutant(
+        "klamm.sim.broker_model", "elif mine is not None and mine.leader_epoch >= epoch:", "elif mine is not None:", 600
+    ),
+    "stopped_cleanly_with_a_lost_tail": Mutant(
+        "klamm.sim.world", "is_clean = not node.was_unclean or node.broker.is_tail_settled", "is_clean = True", 600
+    ),
+}

@@ -1,0 +1,139 @@
+"""Records in the logs of level 1: who has which, what was acknowledged, and what a loss of power may take.
+
+A log is a list of records; a record is the leader epoch in which it was appended and a number of its own. Leaders
+append and copy to who follows them; what all of the ISR has is acknowledged. The rule that is checked: an acknowledged
+record that a surviving member of the ISR, or any live replica, still has is never lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from klamm.model import NO_LEADER, LeaderAndIsr, TopicPartition
+from klamm.sim.broker_model import Hosted, Record
+from klamm.sim.violation import require
+
+if TYPE_CHECKING:
+    from klamm.controller.context import ControllerContext
+    from klamm.sim.node import Node
+    from klamm.sim.world import World
+
+MOST_RECORDS = 40
+"""In one log: long enough, and cheap to compare."""
+
+
+class Tails:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._number = 0
+        self.acknowledged: dict[TopicPartition, dict[Record, None]] = {}
+        self._unclean_epochs: dict[TopicPartition, int] = {}
+        """Of the last leader from outside the ISR: one that it replaced may go on for a while, in vain."""
+        self._lost: set[Record] = set()
+        """A leader that was replaced may acknowledge them again."""
+        self._branched: set[TopicPartition] = set()
+        """Partitions that had an unclean election: records of newer epochs were given up, and logs hardly compare."""
+
+    # --- leaders and followers ---------------------------------------------------------------------------------------
+
+    def replicate(self, node: Node, tp: TopicPartition, mine: Hosted, followers: list[Node]) -> None:
+        """What the leader does between two looks at its ISR: append, be fetched from, acknowledge."""
+        rng, log = self._world.scheduler.rng, node.disk.records[tp]
+        if not self._world.calm and len(log) < MOST_RECORDS and rng.random() < 0.5:
+            for _ in range(rng.randint(1, 3)):
+                self._number += 1
+                log.append(Record(mine.leader_epoch, self._number))
+        for follower in followers:
+            if self._world.calm or rng.random() < 0.8:
+                self._fetch(follower, tp, log, len(log) if self._world.calm else rng.randint(0, len(log)))
+                mine.fetched[follower.id] = (len(follower.disk.records[tp]), follower.broker.broker_epoch)
+        self._acknowledge(node, tp, mine, log)
+        if rng.random() < 0.1:
+            node.disk.flushed[tp] = len(log)
+
+    def _fetch(self, follower: Node, tp: TopicPartition, source: list[Record], end: int) -> None:
+        log = follower.disk.records[tp]
+        same = next(
+            (i for i, (a, b) in enumerate(zip(log, source, strict=False)) if a != b), min(len(log), len(source))
+        )
+        cut = [record for record in log[same:] if record in self.acknowledged.get(tp, ())]
+        require(
+            not cut or tp in self._branched, f"broker {follower.id} cuts off {cut} of {tp}, which were acknowledged"
+        )
+        del log[same:]
+        log += source[same : max(same, end)]
+        follower.disk.flushed[tp] = min(follower.disk.flushed.get(tp, 0), same)
+
+    def _acknowledge(self, node: Node, tp: TopicPartition, mine: Hosted, log: list[Record]) -> None:
+        members = {*mine.isr, *(mine.pending_isr or ())} - {node.id}
+        is_replaced = mine.leader_epoch < self._unclean_epochs.get(tp, 0)
+        if not is_replaced and all(member in mine.fetched for member in members):
+            end = min([len(log), *(mine.fetched[member][0] for member in members)])
+            new = dict.fromkeys(record for record in log[:end] if record not in self._lost)
+            self.acknowledged.setdefault(tp, {}).update(new)
+
+    # --- what must hold ----------------------------------------------------------------------------------------------
+
+    def forget(self, tp: TopicPartition) -> None:
+        self.acknowledged.pop(tp, None)
+        self._unclean_epochs.pop(tp, None)
+        self._branched.discard(tp)
+
+    def on_state(
+        self, writer: Node | None, tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr, *, may_lose: bool
+    ) -> None:
+        """A leader was elected. What it lacks of what was acknowledged is lost from now on."""
+        if now.leader == NO_LEADER or now.leader_epoch == old.leader_epoch or writer is None:
+            return
+        ctx = writer.controller.context
+        if now.leader not in old.isr:
+            self._unclean_epochs[tp] = now.leader_epoch
+            if not ctx.suspects.of(tp):
+                self._branched.add(tp)
+                self.acknowledged.pop(tp, None)
+        leader = self._world.nodes[now.leader]
+        if not self._is_known(ctx, leader):
+            return  # it is another by now, which the controller has yet to find out
+        log = set(leader.disk.records.get(tp, ()))
+        lacking = [record for record in self.acknowledged.get(tp, ()) if record not in log]
+        if not lacking:
+            return
+        if not may_lose and tp not in self._branched and not self._wait_is_over(ctx, tp):
+            self._check_holders(ctx, tp, old, now, lacking)
+        self._world.faults["acknowledged records lost with all copies"] += 1
+        self._lost.update(lacking)
+        for record in lacking:
+            del self.acknowledged[tp][record]
+
+    def _check_holders(
+        self, ctx: ControllerContext, tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr, lacking: list[Record]
+    ) -> None:
+        for replica in ctx.assignment(tp).replicas:
+            node = self._world.nodes[replica]
+            has = [record for record in lacking if record in node.disk.records.get(tp, ())]
+            can_be_read = tp not in node.broker.offline
+            online = can_be_read and ctx.is_replica_online(replica, tp) and self._is_known(ctx, node)
+            if has and (online or replica in old.isr):
+                what = "is live" if online else "was in sync"
+                told = (
+                    f"broker {now.leader} is elected for {tp} without {has}, which {replica} has, and {replica} {what}"
+                )
+                require(False, f"{told}: {old} -> {now}")
+
+    @staticmethod
+    def _is_known(ctx: ControllerContext, node: Node) -> bool:
+        known = ctx.live_or_shutting_down.get(node.id)
+        return node.alive and known is not None and known.epoch == node.broker.broker_epoch
+
+    def _wait_is_over(self, ctx: ControllerContext, tp: TopicPartition) -> bool:
+        hold = ctx.suspects.held.get(tp)
+        return hold is not None and hold.deadline_s <= self._world.scheduler.monotonic()
+
+    def check_quiet(self, tp: TopicPartition, topic_id: UUID, state: LeaderAndIsr) -> None:
+        """Every member of the ISR has all that was acknowledged."""
+        for member in state.isr if state.leader != NO_LEADER else ():
+            disk = self._world.nodes[member].disk
+            has = set(disk.records.get(tp, ())) if disk.logs.get(tp) == topic_id else set()
+            lost = [record for record in self.acknowledged.get(tp, ()) if record not in has]
+            require(not lost, f"broker {member} is in the ISR of {tp} without {lost}, which were acknowledged: {state}")
