@@ -148,10 +148,10 @@ class Connection(MutableProtocol):
             self._process(self._monotonic())
 
     def _process(self, now: float) -> None:
-        frames = self._frames
+        frames, pool = self._frames, self._pool
         while frames and not self.paused:
-            if self._pool is not None and self._pool.is_depleted and not self._is_control(frames[0]):
-                self._pool.waiting[self] = None
+            if pool is not None and pool.used_bytes >= pool.limit_bytes and not self._is_control(frames[0]):
+                pool.waiting[self] = None
                 self.pause(MEMORY)
                 return
             frame = frames.popleft()
@@ -184,7 +184,8 @@ class Connection(MutableProtocol):
         if len(self.in_flight) >= MAX_IN_FLIGHT:
             self.pause(IN_FLIGHT)
         if self._pool is not None:
-            self._pool.reserve(request)
+            request.pooled_bytes = request.size_bytes
+            self._pool.used_bytes += request.size_bytes
         if not channel.send_request(request):
             self.pause(QUEUE_FULL)
 
@@ -243,7 +244,7 @@ class Connection(MutableProtocol):
 
         Raises ValueError when the response cannot be encoded: a bug of the handler.
         """
-        if response is None:
+        if response is None or self.is_closed:
             self._finish(request, None, 0)
             return None
         api = request.api

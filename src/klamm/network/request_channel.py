@@ -44,10 +44,6 @@ class MemoryPool:
         self.used_bytes = 0
         self.waiting: dict[Connection, None] = {}
 
-    def reserve(self, request: Request) -> None:
-        request.pooled_bytes = request.size_bytes
-        self.used_bytes += request.size_bytes
-
     def release(self, request: Request) -> None:
         self.used_bytes -= request.pooled_bytes
         request.pooled_bytes = 0

@@ -197,7 +197,8 @@ class KafkaRequestHandlerPool:
                 if rest is not None:
                     self._begin(request, rest)
             if request.pooled_bytes:
-                self._channel.memory_pool.release(request)
+                self._channel.memory_pool.used_bytes -= request.pooled_bytes
+                request.pooled_bytes = 0
         return self._monotonic()
 
     def _handle_large(self, request: Request) -> Steps:
