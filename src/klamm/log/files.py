@@ -91,6 +91,9 @@ class Files(Protocol):
     def fsync_path(self, path: str) -> None:
         """Forces a file, or the names in a directory, to the disk."""
 
+    def sync_disk(self, path: str) -> None:
+        """Writes out everything that waits to be written to the disk of a directory. Errors are fsync's to tell."""
+
     def set_modified(self, path: str, modified_ms: int) -> None: ...
 
     def disk_usage(self, path: str) -> tuple[int, int]:
@@ -242,6 +245,16 @@ class OsFiles:
         fd = self._opening(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         try:
             os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_disk(self, path: str) -> None:
+        fd = self._opening(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        try:
+            import ctypes
+
+            if getattr(ctypes.CDLL(None), "syncfs", lambda fd: -1)(fd) != 0:
+                os.sync()
         finally:
             os.close(fd)
 

@@ -276,13 +276,20 @@ class LocalLog(LazyLog):
 
     def close(self) -> None:
         """Completes every file, takes a snapshot and forces all to the disk: nothing is left to recover."""
+        self.finish_close(self.prepare_close())
+
+    def prepare_close(self) -> list[str]:
+        """The first half of `close`: the files are complete. Returns those that must be forced to the disk."""
         if not self.is_open:
-            return
+            return []
         self.segments.active.become_inactive(trim=self._config.preallocate)
         self._take_snapshot(self.log_end_offset)
         paths = self._prepare_flush(self.log_end_offset + 1)
         for segment in self.segments:
             segment.release()
+        return paths
+
+    def finish_close(self, paths: Sequence[str]) -> None:
         for path in paths:
             if self.files.exists(path):
                 self.files.fsync_path(path)

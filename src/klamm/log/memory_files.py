@@ -203,6 +203,9 @@ class MemoryFiles:
         elif not any(p.startswith(path + "/") for p in (*self._files, *self._dirs)) and path not in self._dirs:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
+    def sync_disk(self, path: str) -> None:
+        """Nothing: a loss of power afterwards takes what was not forced to the disk file by file."""
+
     def set_modified(self, path: str, modified_ms: int) -> None:
         self._get(path).modified_ms = modified_ms
 
