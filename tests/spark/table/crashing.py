@@ -90,6 +90,7 @@ def main(master: str, servers: str, topic: str, path: str, checkpoint: str) -> N
         schema="id long",
         startingOffsets="earliest",
         maxOffsetsPerTrigger=500,
+        minPartitions=2,  # few records would share a task
     )
     query = ks.to_table(frame, path, checkpoint=checkpoint, trigger="available_now", compact_every=4)
     query.awaitTermination()
