@@ -47,7 +47,10 @@ def measure(cluster: BenchCluster, counts: Sequence[int], records: int, idle_s: 
             idle += partitions
         time.sleep(SETTLE_S)
         yield Row(_name("CPU of a broker without load", count), _cpu_percent(cluster, idle_s), "%")
+        before = _all_cpu_s(cluster)
         figures = _latency(cluster, f"busy-{count}", records)
+        used_ms = 1000 * (_all_cpu_s(cluster) - before)
+        yield Row(_name("CPU of all brokers per 1,000 records", count), used_ms / records * 1000, "ms")
         for key in ("p50", "p99"):
             yield Row(_name(f"End to end, {RATE}/s, RF 3 acks all, {key}", count), figures[key], "ms")
 
@@ -67,12 +70,14 @@ def _latency(cluster: BenchCluster, topic: str, records: int) -> dict[str, float
 
 def _cpu_percent(cluster: BenchCluster, seconds: float) -> float:
     """The mean of all brokers."""
-    brokers = cluster.brokers
-    before = sum(_cpu_s(cluster.pid(broker)) for broker in brokers)
+    before = _all_cpu_s(cluster)
     begun = time.monotonic()
     time.sleep(seconds)
-    used = sum(_cpu_s(cluster.pid(broker)) for broker in brokers) - before
-    return 100 * used / (time.monotonic() - begun) / len(brokers)
+    return 100 * (_all_cpu_s(cluster) - before) / (time.monotonic() - begun) / len(cluster.brokers)
+
+
+def _all_cpu_s(cluster: BenchCluster) -> float:
+    return sum(_cpu_s(cluster.pid(broker)) for broker in cluster.brokers)
 
 
 def _cpu_s(pid: int) -> float:
