@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 _ATTEMPTS: Final = 16
 """How often another free port is tried if the one of the first address is taken on the second."""
+
+
+@runtime_checkable
+class OwnNetwork(Protocol):
+    """A loop with a network of its own, as a simulator has: its sockets are not the system's."""
+
+    def bind_listener(self, host: str, port: int) -> socket.socket: ...
 
 
 async def bind_sockets(
@@ -18,6 +25,8 @@ async def bind_sockets(
 
     Raises OSError.
     """
+    if isinstance(loop, OwnNetwork):
+        return [loop.bind_listener(host, port)]
     found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
     for attempt in range(_ATTEMPTS):

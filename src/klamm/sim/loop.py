@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakSet
 
 T = TypeVar("T")
@@ -210,11 +210,23 @@ class SimLoop(asyncio.SelectorEventLoop):
             self.call_later(0.001, _settle, future, result, None)
         return future
 
-    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
-        return self.network.listen(host, port, protocol_factory)
+    def bind_listener(self, host: str, port: int) -> Any:
+        """What stands for a listening socket: it knows its address."""
+        return BoundListener(host, port)
+
+    async def create_server(self, protocol_factory: Any, *, sock: BoundListener, **options: Any) -> Any:  # type: ignore[override]
+        return self.network.listen(*sock.getsockname(), protocol_factory)
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         return await self.network.connect(host, port, protocol_factory)
+
+
+class BoundListener(NamedTuple):
+    host: str
+    port: int
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.host, self.port
 
 
 def _settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
