@@ -114,6 +114,8 @@ class KafkaController:
             if isinstance(event, e.UncleanLeaderElectionEnable):
                 config = replace(self.context.config, unclean_leader_election_enable=event.enabled)
                 self.context.config = config
+            if isinstance(event, e.BrokerModifications) and event.broker_id == self.context.config.broker_id:
+                yield from failover.on_own_registration_changed(self.context)
             if isinstance(event, _RoleEvent):
                 yield from self._process_role(event)
             elif self.is_active:

@@ -7,6 +7,7 @@ znode is the fence of everything that this controller writes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from klamm.controller import (
@@ -44,7 +45,7 @@ from klamm.controller.topics import adopt_topics
 from klamm.errors import ErrorCode
 from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH, BrokerEndPoints, TopicPartition
 from klamm.zk import paths
-from klamm.zk.broker_znode import encode_broker
+from klamm.zk.broker_znode import encode_broker, without_unclean_shutdown
 from klamm.zk.ops import (
     Check,
     ConnectionLoss,
@@ -136,6 +137,23 @@ def register_again(ctx: ControllerContext) -> Steps[None]:
     (there,) = yield from store.read([Exists(path, watch=True)])
     if isinstance(there, ExistsResult) and there.stat is None:
         yield Enqueue(RegistrationDeleted(ctx.config.broker_id))
+
+
+def on_own_registration_changed(ctx: ControllerContext) -> Steps[None]:
+    """The controller has taken back this broker's report of an unclean shutdown: it is not repeated, if the broker
+    registers again. The watch that told of it is spent, so it is set again."""
+    path = paths.broker_path(ctx.config.broker_id)
+    (found,) = yield from store.read_data([path], watch=True)
+    if found is None:
+        yield Enqueue(RegistrationDeleted(ctx.config.broker_id))
+        return
+    try:
+        is_taken_back = without_unclean_shutdown(ctx.config.broker_id, found.data) == found.data
+    except ZnodeFormatError as error:
+        yield Note(str(error), True)
+        return
+    if is_taken_back and found.stat.czxid == ctx.broker_epoch:
+        ctx.config = replace(ctx.config, unclean_shutdown=False)
 
 
 def read_role(ctx: ControllerContext) -> Steps[int]:
