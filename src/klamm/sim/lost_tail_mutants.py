@@ -15,7 +15,7 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         also=(("if r in online and r not in suspects]", "if r in online]"),),
     ),
     "suspect_stays_in_the_isr": Mutant(
-        _C + "election", "if r in online and r not in suspects]", "if r in online]", 300
+        _C + "election", "if r in online and r not in suspects]", "if r in online]", 60, first=300
     ),
     "suspect_is_elected_as_preferred": Mutant(
         _C + "partition_state_machine",
@@ -42,12 +42,6 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         _C + "lost_tails", "if tp not in waits or tp.topic in hurried)", "if True)", 300
     ),
     "wait_for_missing_members_never_ends": Mutant(_C + "lost_tails", "if hold.deadline_s <= now_s)", "if False)", 300),
-    "isr_shrinks_when_nobody_can_lead": Mutant(
-        _C + "election",
-        "last = (staying or assigned[-1:]) if is_deleted else assigned",
-        "last = staying or assigned[-1:]",
-        300,
-    ),
     "unclean_shutdown_not_reported": Mutant(
         _C + "failover", "unclean_shutdown=config.unclean_shutdown", "unclean_shutdown=False"
     ),
@@ -59,9 +53,6 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "unclean_shutdown_taken_back_too_early": Mutant(
         _C + "lost_tails", "if not suspects.partitions.get(b)]", "if True]", 600
-    ),
-    "log_end_told_while_leading": Mutant(
-        "klamm.sim.broker_model", "elif mine is not None and mine.leader_epoch >= epoch:", "elif mine is not None:", 600
     ),
     "stopped_cleanly_with_a_lost_tail": Mutant(
         "klamm.sim.world", "is_clean = not node.was_unclean or node.broker.is_tail_settled", "is_clean = True", 600
