@@ -92,13 +92,9 @@ class SilentZooKeeper:
 
 
 class TestWithoutZooKeeper:
-    @pytest.fixture(autouse=True)
-    def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("READ_WAIT_S", "CHANGE_WAIT_S"):
-            monkeypatch.setattr(config_resources, name, 0.001)
-
     def test_what_was_applied_last_is_described(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         change(one, TOPIC, "orders", ("retention.bytes", SET, "10"))
+        monkeypatch.setattr(config_resources, "READ_WAIT_S", 0.001)
         monkeypatch.setattr(one.broker, "zk", SilentZooKeeper())
         (config,) = describe(one, TOPIC, "orders", ["retention.bytes"]).configs
         assert config.value == "10"
@@ -106,6 +102,8 @@ class TestWithoutZooKeeper:
     def test_a_change_runs_out_of_time_and_the_rest_is_not_tried(
         self, one: OneBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        for name in ("READ_WAIT_S", "CHANGE_WAIT_S"):
+            monkeypatch.setattr(config_resources, name, 0.001)
         monkeypatch.setattr(one.broker, "zk", SilentZooKeeper())
         assert replace(one, TOPIC, "orders", {})[0] == ErrorCode.REQUEST_TIMED_OUT
         configs = [incremental.AlterableConfig(name="retention.bytes", config_operation=SET, value="1")]
