@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from types import GeneratorType
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from klamm.apis import leader_and_isr, stop_replica, update_metadata
-from klamm.apis.registry import Api
+from klamm.apis.registry import Api, at_once
 from klamm.broker import Broker
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.controller import events
@@ -192,6 +193,8 @@ class OneBroker:
     def ask(self, api: Api[Any, Resp], request: Message, version: int, **context: Any) -> Resp:
         """The response, waited for and as a client of that version reads it."""
         result = self.dispatch(api, request, version, **context)
+        if isinstance(result, GeneratorType):
+            result = at_once(result)
         response: Resp = self.run(result) if isinstance(result, asyncio.Future) else result
         return self.as_read(response, version)
 

@@ -7,23 +7,40 @@ GROUP_ID_NOT_FOUND. The answer waits until the tombstones are written; if they c
 from __future__ import annotations
 
 import asyncio
+from typing import Any, Final
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
-from klamm.coordinator.deferred import deliver
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.slices import Steps, begin, each
+from klamm.coordinator.deferred import all_of, deliver
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 
+_GROUPS_A_SLICE: Final = 20
+
 
 def handle(
     broker: Broker, ctx: RequestContext, req: DeleteGroupsRequest
-) -> DeleteGroupsResponse | asyncio.Future[DeleteGroupsResponse]:
+) -> DeleteGroupsResponse | asyncio.Future[DeleteGroupsResponse] | Sliced[DeleteGroupsResponse]:
+    return begin(_delete(broker, req))
+
+
+def _delete(broker: Broker, req: DeleteGroupsRequest) -> Steps[Any]:
     groups: GroupCoordinator = broker.groups
-    return deliver(broker.loop, groups.delete_groups(req.groups_names), _response)
+    names = list(dict.fromkeys(req.groups_names))
+    starts = range(0, len(names), _GROUPS_A_SLICE)
+    deleted = yield from each(starts, lambda start: groups.delete_groups(names[start : start + _GROUPS_A_SLICE]), 1)
+    errors = all_of(deleted)
+    if errors.done:
+        return (yield from _response(errors.value))
+    return deliver(broker.loop, errors, lambda parts: begin(_response(parts)))
 
 
-def _response(errors: dict[str, ErrorCode]) -> DeleteGroupsResponse:
-    results = [DeletableGroupResult(group_id=group_id, error_code=error) for group_id, error in errors.items()]
+def _response(parts: list[dict[str, ErrorCode]]) -> Steps[DeleteGroupsResponse]:
+    results = yield from each(
+        (found for part in parts for found in part.items()),
+        lambda found: DeletableGroupResult(group_id=found[0], error_code=found[1]),
+    )
     return DeleteGroupsResponse(throttle_time_ms=0, results=results)
 
 

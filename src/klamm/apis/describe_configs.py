@@ -4,7 +4,8 @@ v0-4: sources and synonyms v1 (v0 has a flag for defaults that Kafka never sets)
 only when asked for. A topic shows its overrides above the broker's values and defaults (retention.ms, then
 log.retention.ms, .minutes, .hours). A broker answers for itself (all keys), for the empty name (the dynamic defaults of
 all brokers) and, as BROKER_LOGGER, for the levels of its loggers. Another broker's name is INVALID_REQUEST (42), an
-unknown topic UNKNOWN_TOPIC_OR_PARTITION (3), an invalid topic name INVALID_TOPIC_EXCEPTION (17). While ZooKeeper does
+unknown topic UNKNOWN_TOPIC_OR_PARTITION (3), an invalid topic name INVALID_TOPIC_EXCEPTION (17). A resource that is
+named several times is described once. While ZooKeeper does
 not answer the overrides are those this broker knows. Left out: CLIENT_METRICS (16) and GROUP (32), which are
 INVALID_REQUEST.
 """
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
-from klamm.apis.config_resources import ApiError, Resource, ResourceType, check_resource, topic_overrides
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.config_resources import ApiError, Resource, ResourceType, check_resource, key_of, topic_overrides
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.slices import Steps, begin, each
 from klamm.config import ConfigType
 from klamm.config.entries import (
     ConfigEntry,
@@ -37,23 +40,50 @@ from klamm.protocol.messages.describe_configs import (
     DescribeConfigsSynonym,
 )
 
+_RESOURCES_A_SLICE: Final = 1
+"""The keys of a broker take a few milliseconds."""
+
 
 def handle(
     broker: Broker, ctx: RequestContext, req: DescribeConfigsRequest
-) -> DescribeConfigsResponse | asyncio.Future[DescribeConfigsResponse]:
-    topics = [r.resource_name for r in req.resources if r.resource_type == ResourceType.TOPIC]
-    known = list(dict.fromkeys(topic for topic in topics if broker.metadata.contains(topic)))
-    if not known:
-        return _response(broker, req, {})
-    return broker.loop.create_task(_describe(broker, req, known))
+) -> DescribeConfigsResponse | asyncio.Future[DescribeConfigsResponse] | Sliced[DescribeConfigsResponse]:
+    return begin(_answer(broker, req))
 
 
-async def _describe(broker: Broker, req: DescribeConfigsRequest, topics: list[str]) -> DescribeConfigsResponse:
-    return _response(broker, req, await topic_overrides(broker, topics))
+def _answer(
+    broker: Broker, req: DescribeConfigsRequest
+) -> Steps[DescribeConfigsResponse | asyncio.Future[DescribeConfigsResponse]]:
+    resources: dict[Resource, DescribeConfigsResource] = {}
+    yield from each(req.resources, lambda resource: _merge(resources, resource))
+    known = [r.name for r in resources if r.type == ResourceType.TOPIC and broker.metadata.contains(r.name)]
+    if known:
+        return broker.loop.create_task(_describe(broker, req, resources, known))
+    return (yield from _response(broker, req, resources, {}))
 
 
-def _response(broker: Broker, req: DescribeConfigsRequest, overrides: dict[str, Properties]) -> DescribeConfigsResponse:
-    results = [_result(broker, req, resource, overrides) for resource in req.resources]
+def _merge(resources: dict[Resource, DescribeConfigsResource], asked: DescribeConfigsResource) -> None:
+    """Once each, with the keys of all mentions: a short request could else ask for more than memory holds."""
+    known = resources.setdefault(key_of(asked), asked)
+    if known is not asked and known.configuration_keys:
+        known.configuration_keys = asked.configuration_keys and [*known.configuration_keys, *asked.configuration_keys]
+
+
+async def _describe(
+    broker: Broker, req: DescribeConfigsRequest, resources: dict[Resource, DescribeConfigsResource], topics: list[str]
+) -> Any:
+    """The response, or the steps that make it."""
+    return begin(_response(broker, req, resources, await topic_overrides(broker, topics)))
+
+
+def _response(
+    broker: Broker,
+    req: DescribeConfigsRequest,
+    resources: dict[Resource, DescribeConfigsResource],
+    overrides: dict[str, Properties],
+) -> Steps[DescribeConfigsResponse]:
+    results = yield from each(
+        resources.values(), lambda resource: _result(broker, req, resource, overrides), _RESOURCES_A_SLICE
+    )
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 

@@ -2,15 +2,16 @@
 
 v0-5: throttling before the wait v2 (KIP-219); authorized operations v3 (KIP-430; there is no authorizer, so all that
 a group knows, and the smallest int32 when they were not asked for); group instance ids v4 (KIP-345); flexible v5. A
-group that does not exist is described as Dead, without an error. Metadata and assignments are shown when it is
-Stable.
+group that does not exist is described as Dead, without an error; one that is named several times is described once.
+Metadata and assignments are shown when it is Stable.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.slices import Steps, begin, each
 from klamm.coordinator.group_coordinator import GroupCoordinator, MemberSummary
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.describe_groups import (
@@ -20,15 +21,24 @@ from klamm.protocol.messages.describe_groups import (
     DescribeGroupsResponse,
 )
 
+_GROUPS_A_SLICE: Final = 20
 _NOT_ASKED: Final = -(1 << 31)
 _READ, _DELETE, _DESCRIBE = 3, 6, 8
 _GROUP_OPERATIONS: Final = 1 << _READ | 1 << _DELETE | 1 << _DESCRIBE
 
 
-def handle(broker: Broker, ctx: RequestContext, req: DescribeGroupsRequest) -> DescribeGroupsResponse:
-    groups: GroupCoordinator = broker.groups
+def handle(
+    broker: Broker, ctx: RequestContext, req: DescribeGroupsRequest
+) -> DescribeGroupsResponse | Sliced[DescribeGroupsResponse]:
+    return begin(_describe_all(broker.groups, req))
+
+
+def _describe_all(groups: GroupCoordinator, req: DescribeGroupsRequest) -> Steps[DescribeGroupsResponse]:
     asked = req.include_authorized_operations
-    return DescribeGroupsResponse(groups=[_describe(groups, group_id, asked) for group_id in req.groups])
+    # Once each: a short request that repeats the name of a large group would ask for more than memory holds.
+    names = dict.fromkeys(req.groups)
+    described = yield from each(names, lambda group_id: _describe(groups, group_id, asked), _GROUPS_A_SLICE)
+    return DescribeGroupsResponse(groups=described)
 
 
 def _describe(groups: GroupCoordinator, group_id: str, operations_asked: bool) -> DescribedGroup:

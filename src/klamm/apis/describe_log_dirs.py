@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.log.log import Log
 from klamm.model import TopicPartition
 from klamm.protocol.messages.describe_log_dirs import (
+    DescribableLogDirTopic,
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
@@ -22,13 +24,21 @@ from klamm.protocol.messages.describe_log_dirs import (
 )
 
 
-def handle(broker: Broker, ctx: RequestContext, req: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+def handle(
+    broker: Broker, ctx: RequestContext, req: DescribeLogDirsRequest
+) -> DescribeLogDirsResponse | Sliced[DescribeLogDirsResponse]:
+    return begin(_describe(broker, req))
+
+
+def _describe(broker: Broker, req: DescribeLogDirsRequest) -> Steps[DescribeLogDirsResponse]:
     by_dir: dict[str, list[Log]] = {}
-    for log in _asked_logs(broker, req):
+    for log in (yield from _asked_logs(broker, req)):
         by_dir.setdefault(log.log_dir, []).append(log)
         if (future := broker.logs.futures.logs.get(log.topic_partition)) is not None:
             by_dir.setdefault(future.log_dir, []).append(future)
-    results = [_live(broker, log_dir.path, by_dir.get(log_dir.path, [])) for log_dir in broker.logs.dirs.live]
+    results: list[DescribeLogDirsResult] = []
+    for log_dir in list(broker.logs.dirs.live):
+        results.append((yield from _live(broker, log_dir.path, by_dir.get(log_dir.path, []))))
     results += [
         DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=log_dir, topics=())
         for log_dir in broker.logs.dirs.failures
@@ -36,17 +46,23 @@ def handle(broker: Broker, ctx: RequestContext, req: DescribeLogDirsRequest) -> 
     return DescribeLogDirsResponse(throttle_time_ms=0, results=results)
 
 
-def _asked_logs(broker: Broker, req: DescribeLogDirsRequest) -> Iterable[Log]:
+def _asked_logs(broker: Broker, req: DescribeLogDirsRequest) -> Steps[Iterable[Log]]:
     if req.topics is None:
-        return broker.logs.logs.values()
-    asked = dict.fromkeys(TopicPartition(topic.topic, index) for topic in req.topics for index in topic.partitions)
-    return [log for tp in asked if (log := broker.logs.get_log(tp)) is not None]
+        return list(broker.logs.logs.values())
+    asked: dict[TopicPartition, Log] = {}
+
+    def add(topic: DescribableLogDirTopic, index: int) -> None:
+        tp = TopicPartition(topic.topic, index)
+        if tp not in asked and (log := broker.logs.get_log(tp)) is not None:
+            asked[tp] = log
+
+    yield from each_partition(req.topics, lambda topic: topic.partitions, add, lambda *_: None)
+    return asked.values()
 
 
-def _live(broker: Broker, log_dir: str, logs: list[Log]) -> DescribeLogDirsResult:
+def _live(broker: Broker, log_dir: str, logs: list[Log]) -> Steps[DescribeLogDirsResult]:
     topics: dict[str, list[DescribeLogDirsPartition]] = {}
-    for log in logs:
-        topics.setdefault(log.topic_partition.topic, []).append(_partition(broker, log))
+    yield from each(logs, lambda log: topics.setdefault(log.topic_partition.topic, []).append(_partition(broker, log)))
     total_bytes, usable_bytes = broker.logs.dirs.usage(log_dir)
     return DescribeLogDirsResult(
         error_code=ErrorCode.NONE,

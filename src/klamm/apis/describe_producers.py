@@ -1,12 +1,14 @@
 """DescribeProducers (61): the producers whose state a replica keeps.
 
-v0. Every replica answers, not only the leader. An invalid topic name is INVALID_TOPIC_EXCEPTION (17). Transactions are
-left out, so no transaction start is ever given unless the log itself (written by another broker) has one open.
+v0. Every replica answers, not only the leader; a partition that is named several times is answered once. An invalid
+topic name is INVALID_TOPIC_EXCEPTION (17). Transactions are left out, so no transaction start is ever given unless the
+log itself (written by another broker) has one open.
 """
 
 from __future__ import annotations
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.slices import Steps, begin, each_partition
 from klamm.controller.topic_validation import validate_topic_name
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
@@ -19,17 +21,28 @@ from klamm.protocol.messages.describe_producers import (
 )
 
 
-def handle(broker: Broker, ctx: RequestContext, req: DescribeProducersRequest) -> DescribeProducersResponse:
-    return DescribeProducersResponse(
-        throttle_time_ms=0,
-        topics=[
-            TopicResponse(
-                name=topic.name,
-                partitions=[_partition(broker, topic.name, index) for index in topic.partition_indexes],
-            )
-            for topic in req.topics
-        ],
+def handle(
+    broker: Broker, ctx: RequestContext, req: DescribeProducersRequest
+) -> DescribeProducersResponse | Sliced[DescribeProducersResponse]:
+    return begin(_describe(broker, req))
+
+
+def _describe(broker: Broker, req: DescribeProducersRequest) -> Steps[DescribeProducersResponse]:
+    # Once each: a short request that repeats a partition would ask for more producers than memory holds.
+    asked: dict[str, dict[int, None]] = {}
+    yield from each_partition(
+        req.topics,
+        lambda topic: topic.partition_indexes,
+        lambda topic, index: asked.setdefault(topic.name, {}).setdefault(index),
+        lambda topic, _: asked.setdefault(topic.name, {}),
     )
+    topics = yield from each_partition(
+        asked.items(),
+        lambda topic: topic[1],
+        lambda topic, index: _partition(broker, topic[0], index),
+        lambda topic, partitions: TopicResponse(name=topic[0], partitions=partitions),
+    )
+    return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
 
 
 def _partition(broker: Broker, topic: str, index: int) -> PartitionResponse:

@@ -11,7 +11,8 @@ TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which no client tries again) and share gr
 from __future__ import annotations
 
 from klamm.apis import topic_creation
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.slices import Steps, begin, each
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.model import GROUP_METADATA_TOPIC
@@ -27,10 +28,11 @@ _MESSAGES = {
 }
 
 
-def handle(broker: Broker, ctx: RequestContext, req: FindCoordinatorRequest) -> FindCoordinatorResponse:
+def handle(
+    broker: Broker, ctx: RequestContext, req: FindCoordinatorRequest
+) -> FindCoordinatorResponse | Sliced[FindCoordinatorResponse]:
     if ctx.api_version >= 4:
-        found = [_find(broker, ctx, req.key_type, key) for key in req.coordinator_keys]
-        return FindCoordinatorResponse(coordinators=found)
+        return begin(_find_all(broker, ctx, req))
     found_one = _find(broker, ctx, req.key_type, req.key)
     return FindCoordinatorResponse(
         error_code=found_one.error_code,
@@ -39,6 +41,11 @@ def handle(broker: Broker, ctx: RequestContext, req: FindCoordinatorRequest) -> 
         host=found_one.host,
         port=found_one.port,
     )
+
+
+def _find_all(broker: Broker, ctx: RequestContext, req: FindCoordinatorRequest) -> Steps[FindCoordinatorResponse]:
+    found = yield from each(req.coordinator_keys, lambda key: _find(broker, ctx, req.key_type, key))
+    return FindCoordinatorResponse(coordinators=found)
 
 
 def _find(broker: Broker, ctx: RequestContext, key_type: int, key: str) -> Coordinator:

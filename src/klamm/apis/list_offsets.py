@@ -3,14 +3,16 @@
 v0-9: v0 answers with a list of offsets (the end, then the starts of segments); isolation level v2; leader epoch v4;
 OFFSET_NOT_AVAILABLE (78) instead of LEADER_NOT_AVAILABLE (5) right after an election v5; max timestamp (-3) v7;
 earliest local (-4) v8, the same as earliest; latest tiered (-5) v9, which is never known: there is no remote storage.
-A negative timestamp that the version does not have is UNSUPPORTED_VERSION (35).
+A negative timestamp that the version does not have is UNSUPPORTED_VERSION (35), a partition that is named twice
+INVALID_REQUEST (42).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.slices import Steps, begin, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.list_offsets import (
@@ -41,26 +43,32 @@ _TIMESTAMP_SINCE: Final = {
 }
 
 
-def handle(broker: Broker, ctx: RequestContext, req: ListOffsetsRequest) -> ListOffsetsResponse:
-    asked_twice = _asked_twice(req)
-    return ListOffsetsResponse(
-        topics=[
-            ListOffsetsTopicResponse(
-                name=topic.name,
-                partitions=[_partition(broker, ctx, req, topic, p, asked_twice) for p in topic.partitions],
-            )
-            for topic in req.topics
-        ]
+def handle(
+    broker: Broker, ctx: RequestContext, req: ListOffsetsRequest
+) -> ListOffsetsResponse | Sliced[ListOffsetsResponse]:
+    return begin(_answer(broker, ctx, req))
+
+
+def _answer(broker: Broker, ctx: RequestContext, req: ListOffsetsRequest) -> Steps[ListOffsetsResponse]:
+    asked_twice = yield from _asked_twice(req)
+    topics = yield from each_partition(
+        req.topics,
+        lambda topic: topic.partitions,
+        lambda topic, asked: _partition(broker, ctx, req, topic, asked, asked_twice),
+        lambda topic, partitions: ListOffsetsTopicResponse(name=topic.name, partitions=partitions),
     )
+    return ListOffsetsResponse(topics=topics)
 
 
-def _asked_twice(req: ListOffsetsRequest) -> set[TopicPartition]:
+def _asked_twice(req: ListOffsetsRequest) -> Steps[set[TopicPartition]]:
     seen: set[TopicPartition] = set()
     twice: set[TopicPartition] = set()
-    for topic in req.topics:
-        for asked in topic.partitions:
-            tp = TopicPartition(topic.name, asked.partition_index)
-            (twice if tp in seen else seen).add(tp)
+
+    def count(topic: ListOffsetsTopic, asked: ListOffsetsPartition) -> None:
+        tp = TopicPartition(topic.name, asked.partition_index)
+        (twice if tp in seen else seen).add(tp)
+
+    yield from each_partition(req.topics, lambda topic: topic.partitions, count, lambda *_: None)
     return twice
 
 
@@ -73,10 +81,10 @@ def _partition(
     asked_twice: set[TopicPartition],
 ) -> ListOffsetsPartitionResponse:
     tp = TopicPartition(topic.name, asked.partition_index)
-    if ctx.api_version == 0:
-        return _old_style(broker, req, tp, asked)
     if tp in asked_twice:
         return _failed(asked, ErrorCode.INVALID_REQUEST)
+    if ctx.api_version == 0:
+        return _old_style(broker, req, tp, asked)
     if asked.timestamp < 0 and ctx.api_version < _TIMESTAMP_SINCE.get(asked.timestamp, 1 << 15):
         return _failed(asked, ErrorCode.UNSUPPORTED_VERSION)
     partition = broker.replicas.partition_or_error(tp)

@@ -4,7 +4,8 @@ v0-9: null topics means all, and an error of the whole request, v2 (v0 and v1 ca
 Kafka read from ZooKeeper, is treated like v1); leader epochs v5 (KIP-320); flexible v6; require_stable v7 (KIP-447):
 an offset that an open transaction or an unfinished commit may change is UNSTABLE_OFFSET_COMMIT; several groups in one
 request v8 (KIP-709); member id and epoch v9 (KIP-848), which mean nothing for classic groups. A partition without a
-committed offset has offset -1 and no error. The group's state does not matter.
+committed offset has offset -1 and no error; a group that is named several times is answered once. The group's state
+does not matter.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.slices import SLICE, Steps, begin, each, each_partition
 from klamm.coordinator.group_coordinator import FetchedOffset, GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
@@ -29,37 +31,98 @@ from klamm.protocol.messages.offset_fetch import (
     OffsetFetchResponseTopics,
 )
 
+_GROUPS_A_SLICE = 20
 _NO_OFFSET = -1
 _NO_EPOCH = -1
 
 P = TypeVar("P", OffsetFetchResponsePartition, OffsetFetchResponsePartitions)
 
 
-def handle(broker: Broker, ctx: RequestContext, req: OffsetFetchRequest) -> OffsetFetchResponse:
+Offsets = dict[TopicPartition, FetchedOffset]
+AskedTopics = Sequence[OffsetFetchRequestTopic | OffsetFetchRequestTopics] | None
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: OffsetFetchRequest
+) -> OffsetFetchResponse | Sliced[OffsetFetchResponse]:
     groups: GroupCoordinator = broker.groups
-    if ctx.api_version >= 8:
-        return OffsetFetchResponse(groups=[_group(groups, group, req.require_stable) for group in req.groups])
-    partitions = _partitions(req.topics)
-    offsets = groups.fetch_offsets(req.group_id, partitions, require_stable=req.require_stable)
+    return begin(_several(groups, req) if ctx.api_version >= 8 else _one(groups, req, ctx.api_version))
+
+
+def _one(groups: GroupCoordinator, req: OffsetFetchRequest, version: int) -> Steps[OffsetFetchResponse]:
+    partitions = yield from _partitions(req.topics)
+    offsets = yield from _fetch(groups, req.group_id, partitions, req.require_stable)
     if isinstance(offsets, ErrorCode):
-        if ctx.api_version >= 2:
+        if version >= 2:
             return OffsetFetchResponse(error_code=offsets)
-        offsets = {tp: FetchedOffset(None, offsets) for tp in partitions or ()}
-    return OffsetFetchResponse(topics=_topics(offsets))
+        failed = FetchedOffset(None, offsets)
+        offsets = dict.fromkeys(partitions or (), failed)
+    topics = yield from each_partition(
+        (yield from _by_topic(offsets)).items(),
+        lambda topic: topic[1],
+        lambda _, partition: _partition(OffsetFetchResponsePartition, *partition),
+        lambda topic, found: OffsetFetchResponseTopic(name=topic[0], partitions=found),
+    )
+    return OffsetFetchResponse(topics=topics)
 
 
-def _partitions(
-    topics: Sequence[OffsetFetchRequestTopic] | Sequence[OffsetFetchRequestTopics] | None,
-) -> list[TopicPartition] | None:
+def _several(groups: GroupCoordinator, req: OffsetFetchRequest) -> Steps[OffsetFetchResponse]:
+    asked: dict[str, OffsetFetchRequestGroup] = {}
+    yield from each(req.groups, lambda group: _merge(asked, group))
+    answers: list[OffsetFetchResponseGroup] = []
+    for group in asked.values():
+        if answers and len(answers) % _GROUPS_A_SLICE == 0:
+            yield
+        answers.append((yield from _group(groups, group, req.require_stable)))
+    return OffsetFetchResponse(groups=answers)
+
+
+def _merge(groups: dict[str, OffsetFetchRequestGroup], asked: OffsetFetchRequestGroup) -> None:
+    """Once each, with the partitions of all mentions: a short request could else ask for more than memory holds."""
+    known = groups.setdefault(asked.group_id, asked)
+    if known is asked or known.topics is None:
+        return
+    if asked.topics is None:
+        known.topics = None
+    elif isinstance(known.topics, list):
+        known.topics += asked.topics
+
+
+def _partitions(topics: AskedTopics) -> Steps[list[TopicPartition] | None]:
     if topics is None:
         return None
-    return [TopicPartition(topic.name, index) for topic in topics for index in topic.partition_indexes]
+    wanted: dict[TopicPartition, None] = {}
+    yield from each_partition(
+        topics,
+        lambda topic: topic.partition_indexes,
+        lambda topic, index: wanted.setdefault(TopicPartition(topic.name, index)),
+        lambda *_: None,
+    )
+    return list(wanted)
 
 
-def _by_topic(offsets: dict[TopicPartition, FetchedOffset]) -> dict[str, list[tuple[int, FetchedOffset]]]:
+def _fetch(
+    groups: GroupCoordinator, group_id: str, partitions: list[TopicPartition] | None, require_stable: bool
+) -> Steps[Offsets | ErrorCode]:
+    if partitions is None or len(partitions) <= SLICE:
+        return groups.fetch_offsets(group_id, partitions, require_stable=require_stable)
+    found: Offsets = {}
+    for start in range(0, len(partitions), SLICE):
+        offsets = groups.fetch_offsets(group_id, partitions[start : start + SLICE], require_stable=require_stable)
+        if isinstance(offsets, ErrorCode):
+            return offsets
+        found |= offsets
+        yield
+    return found
+
+
+def _by_topic(offsets: Offsets) -> Steps[dict[str, list[tuple[int, FetchedOffset]]]]:
     by_topic: dict[str, list[tuple[int, FetchedOffset]]] = {}
-    for tp, offset in offsets.items():
-        by_topic.setdefault(tp.topic, []).append((tp.partition, offset))
+
+    def add(found: tuple[TopicPartition, FetchedOffset]) -> None:
+        by_topic.setdefault(found[0].topic, []).append((found[0].partition, found[1]))
+
+    yield from each(offsets.items(), add)
     return by_topic
 
 
@@ -74,25 +137,19 @@ def _partition(cls: type[P], index: int, fetched: FetchedOffset) -> P:
     )
 
 
-def _topics(offsets: dict[TopicPartition, FetchedOffset]) -> list[OffsetFetchResponseTopic]:
-    return [
-        OffsetFetchResponseTopic(
-            name=name, partitions=[_partition(OffsetFetchResponsePartition, *partition) for partition in partitions]
-        )
-        for name, partitions in _by_topic(offsets).items()
-    ]
-
-
-def _group(groups: GroupCoordinator, asked: OffsetFetchRequestGroup, require_stable: bool) -> OffsetFetchResponseGroup:
-    offsets = groups.fetch_offsets(asked.group_id, _partitions(asked.topics), require_stable=require_stable)
+def _group(
+    groups: GroupCoordinator, asked: OffsetFetchRequestGroup, require_stable: bool
+) -> Steps[OffsetFetchResponseGroup]:
+    partitions = yield from _partitions(asked.topics)
+    offsets = yield from _fetch(groups, asked.group_id, partitions, require_stable)
     if isinstance(offsets, ErrorCode):
         return OffsetFetchResponseGroup(group_id=asked.group_id, topics=(), error_code=offsets)
-    topics = [
-        OffsetFetchResponseTopics(
-            name=name, partitions=[_partition(OffsetFetchResponsePartitions, *partition) for partition in partitions]
-        )
-        for name, partitions in _by_topic(offsets).items()
-    ]
+    topics = yield from each_partition(
+        (yield from _by_topic(offsets)).items(),
+        lambda topic: topic[1],
+        lambda _, partition: _partition(OffsetFetchResponsePartitions, *partition),
+        lambda topic, found: OffsetFetchResponseTopics(name=topic[0], partitions=found),
+    )
     return OffsetFetchResponseGroup(group_id=asked.group_id, topics=topics)
 
 

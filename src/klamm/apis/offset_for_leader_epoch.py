@@ -8,7 +8,8 @@ knows the consumer's current leader epoch.
 
 from __future__ import annotations
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.slices import Steps, begin, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, TopicPartition
 from klamm.protocol.messages.offset_for_leader_epoch import (
@@ -23,17 +24,23 @@ from klamm.protocol.messages.offset_for_leader_epoch import (
 from klamm.replica.partition_reader import offset_for_leader_epoch
 
 
-def handle(broker: Broker, ctx: RequestContext, req: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
+def handle(
+    broker: Broker, ctx: RequestContext, req: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse | Sliced[OffsetForLeaderEpochResponse]:
+    return begin(_answer(broker, ctx, req))
+
+
+def _answer(
+    broker: Broker, ctx: RequestContext, req: OffsetForLeaderEpochRequest
+) -> Steps[OffsetForLeaderEpochResponse]:
     require_leader = ctx.api_version < 3 or req.replica_id != DEBUGGING_CONSUMER
-    return OffsetForLeaderEpochResponse(
-        topics=[
-            OffsetForLeaderTopicResult(
-                topic=topic.topic,
-                partitions=[_partition(broker, topic.topic, asked, require_leader) for asked in topic.partitions],
-            )
-            for topic in req.topics
-        ]
+    topics = yield from each_partition(
+        req.topics,
+        lambda topic: topic.partitions,
+        lambda topic, asked: _partition(broker, topic.topic, asked, require_leader),
+        lambda topic, partitions: OffsetForLeaderTopicResult(topic=topic.topic, partitions=partitions),
     )
+    return OffsetForLeaderEpochResponse(topics=topics)
 
 
 def _partition(broker: Broker, topic: str, asked: OffsetForLeaderPartition, require_leader: bool) -> EpochEndOffset:

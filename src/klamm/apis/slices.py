@@ -1,0 +1,64 @@
+"""Requests that name very many things, answered a slice at a time so that other clients are served in between.
+
+A handler writes its answer as a generator that pauses after `SLICE` elements and hands it to `begin`: what fits into
+one slice is answered at once, as by a plain function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Final, TypeVar
+
+SLICE: Final = 200
+"""Cheap elements that are answered without giving the loop back: about a millisecond."""
+
+A = TypeVar("A")
+B = TypeVar("B")
+T = TypeVar("T")
+P = TypeVar("P")
+Steps = Generator[None, None, A]
+
+
+def begin(steps: Steps[A]) -> A | Steps[A]:
+    """The result if the first step is the only one, else the steps that are left."""
+    try:
+        next(steps)
+    except StopIteration as done:
+        result: A = done.value
+        return result
+    return steps
+
+
+def each(items: Iterable[A], answer: Callable[[A], B], size: int = SLICE) -> Steps[list[B]]:
+    """What `answer` makes of each item; `size` of them to a slice."""
+    answers: list[B] = []
+    for item in items:
+        if answers and len(answers) % size == 0:
+            yield
+        answers.append(answer(item))
+    return answers
+
+
+def each_partition(
+    topics: Iterable[T],
+    partitions: Callable[[T], Iterable[P]],
+    answer: Callable[[T, P], A],
+    gather: Callable[[T, list[A]], B],
+) -> Steps[list[B]]:
+    """What `gather` makes of each topic and of its partitions' answers. Topics without partitions count too."""
+    gathered: list[B] = []
+    room = SLICE
+    for topic in topics:
+        answers: list[A] = []
+        for partition in partitions(topic):
+            if room <= 0:
+                yield
+                room = SLICE
+            room -= 1
+            answers.append(answer(topic, partition))
+        room -= 1
+        gathered.append(gather(topic, answers))
+        if room <= 0:
+            yield
+            room = SLICE
+    return gathered
