@@ -14,28 +14,52 @@ from typing import Any
 import pytest
 
 from klamm.apis import (
+    alter_partition_reassignments,
+    create_topics,
     delete_groups,
     delete_records,
+    delete_topics,
     describe_configs,
     describe_groups,
     describe_log_dirs,
     describe_producers,
+    elect_leaders,
     find_coordinator,
     list_offsets,
+    offset_commit,
+    offset_delete,
     offset_fetch,
     offset_for_leader_epoch,
 )
-from klamm.apis.registry import Api
+from klamm.apis.registry import Api, at_once
 from klamm.apis.slices import SLICE
 from klamm.errors import ErrorCode
+from klamm.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from klamm.protocol.messages.delete_groups import DeleteGroupsRequest
 from klamm.protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from klamm.protocol.messages.delete_topics import DeleteTopicsRequest
 from klamm.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from klamm.protocol.messages.describe_groups import DescribeGroupsRequest
 from klamm.protocol.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 from klamm.protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from klamm.protocol.messages.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from klamm.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from klamm.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
 from klamm.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -141,6 +165,64 @@ LARGE: list[tuple[Api[Any, Any], Message, int]] = [
         ),
         4,
     ),
+    (
+        create_topics.API,
+        CreateTopicsRequest(
+            topics=[
+                CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=(), configs=())
+                for name in NAMES
+            ],
+            timeout_ms=0,
+        ),
+        7,
+    ),
+    (delete_topics.API, DeleteTopicsRequest(topic_names=NAMES, timeout_ms=0), 5),
+    (
+        alter_partition_reassignments.API,
+        AlterPartitionReassignmentsRequest(
+            topics=[
+                ReassignableTopic(
+                    name="t", partitions=[ReassignablePartition(partition_index=i, replicas=[1]) for i in INDEXES]
+                )
+            ],
+        ),
+        0,
+    ),
+    (
+        elect_leaders.API,
+        ElectLeadersRequest(
+            election_type=0, topic_partitions=[TopicPartitions(topic="t", partitions=INDEXES)], timeout_ms=0
+        ),
+        2,
+    ),
+    (
+        offset_commit.API,
+        OffsetCommitRequest(
+            group_id="g",
+            topics=[
+                OffsetCommitRequestTopic(
+                    name="t",
+                    partitions=[
+                        OffsetCommitRequestPartition(partition_index=i, committed_offset=1, committed_metadata="")
+                        for i in INDEXES
+                    ],
+                )
+            ],
+        ),
+        8,
+    ),
+    (
+        offset_delete.API,
+        OffsetDeleteRequest(
+            group_id="s",
+            topics=[
+                OffsetDeleteRequestTopic(
+                    name="t", partitions=[OffsetDeleteRequestPartition(partition_index=i) for i in INDEXES]
+                )
+            ],
+        ),
+        0,
+    ),
 ]
 
 
@@ -163,6 +245,8 @@ def test_others_are_served_between_the_slices(
     steps, response = steps_of(one.dispatch(api, request_, version))
     if isinstance(response, asyncio.Future):
         response = one.run(response)
+    if isinstance(response, GeneratorType):
+        response = at_once(response)
     assert steps >= NAMED // SLICE - 2  # The first slice is done before the handler returns.
     one.as_read(response, version)
 

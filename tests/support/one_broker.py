@@ -193,10 +193,9 @@ class OneBroker:
     def ask(self, api: Api[Any, Resp], request: Message, version: int, **context: Any) -> Resp:
         """The response, waited for and as a client of that version reads it."""
         result = self.dispatch(api, request, version, **context)
-        if isinstance(result, GeneratorType):
-            result = at_once(result)
-        response: Resp = self.run(result) if isinstance(result, asyncio.Future) else result
-        return self.as_read(response, version)
+        while isinstance(result, (GeneratorType, asyncio.Future)):
+            result = at_once(result) if isinstance(result, GeneratorType) else self.run(result)
+        return self.as_read(cast("Resp", result), version)
 
     def as_read(self, response: M, version: int) -> M:
         read, _ = decode(type(response), version, encode_bytes(response, version))

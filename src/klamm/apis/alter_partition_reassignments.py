@@ -6,10 +6,13 @@ v0 (KIP-455). A broker that is not the controller says NOT_CONTROLLER (41).
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
+from typing import cast
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
+from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.controller import events
-from klamm.controller.replies import PartitionResults
+from klamm.controller.replies import PartitionResult, PartitionResults
 from klamm.model import TopicPartition
 from klamm.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -21,26 +24,38 @@ from klamm.protocol.messages.alter_partition_reassignments import (
 
 def handle(
     broker: Broker, ctx: RequestContext, req: AlterPartitionReassignmentsRequest
-) -> asyncio.Future[AlterPartitionReassignmentsResponse]:
-    targets = tuple(
-        (
+) -> asyncio.Future[AlterPartitionReassignmentsResponse] | Sliced[AlterPartitionReassignmentsResponse]:
+    return begin(_alter(broker, req))
+
+
+def _alter(
+    broker: Broker, req: AlterPartitionReassignmentsRequest
+) -> Steps[asyncio.Future[AlterPartitionReassignmentsResponse]]:
+    parts = yield from each_partition(
+        req.topics,
+        lambda topic: topic.partitions,
+        lambda topic, partition: (
             TopicPartition(topic.name, partition.partition_index),
             None if partition.replicas is None else tuple(partition.replicas),
-        )
-        for topic in req.topics
-        for partition in topic.partitions
+        ),
+        lambda _, targets: targets,
     )
-    return then(broker.controller.submit(events.ApiPartitionReassignment(targets), req.timeout_ms), _response)
+    event = events.ApiPartitionReassignment(tuple(chain.from_iterable(parts)))
+    submitted = broker.controller.submit(event, req.timeout_ms)
+    return then(submitted, lambda results: cast("AlterPartitionReassignmentsResponse", begin(_response(results))))
 
 
-def _response(results: PartitionResults) -> AlterPartitionReassignmentsResponse:
+def _response(results: PartitionResults) -> Steps[AlterPartitionReassignmentsResponse]:
     topics: dict[str, list[ReassignablePartitionResponse]] = {}
-    for result in results.partitions:
+
+    def add(result: PartitionResult) -> None:
         topics.setdefault(result.partition.topic, []).append(
             ReassignablePartitionResponse(
                 partition_index=result.partition.partition, error_code=result.error, error_message=result.message
             )
         )
+
+    yield from each(results.partitions, add)
     return AlterPartitionReassignmentsResponse(
         throttle_time_ms=0,
         error_code=results.error,

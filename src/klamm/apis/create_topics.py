@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any, Final
 
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
+from klamm.apis.slices import Steps, begin, each
 from klamm.apis.topic_waits import await_topics
 from klamm.config import validate_topic_config
 from klamm.config.entries import topic_entries
@@ -28,30 +30,41 @@ from klamm.protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 
+_TOPICS_A_SLICE: Final = 10
+"""Each is answered with all its settings."""
+
 
 def handle(
     broker: Broker, ctx: RequestContext, req: CreateTopicsRequest
-) -> CreateTopicsResponse | asyncio.Future[CreateTopicsResponse]:
-    refused = _refusals(req)
-    asked = {topic.name: topic for topic in req.topics if topic.name not in refused}
-    deadline = Deadline(broker.loop, req.timeout_ms)
-    event = events.CreateTopics(tuple(_event_topic(topic) for topic in asked.values()), req.validate_only)
+) -> asyncio.Future[CreateTopicsResponse] | Sliced[CreateTopicsResponse]:
+    return begin(_create(broker, req))
 
-    def on_reply(reply: TopicResults) -> CreateTopicsResponse | asyncio.Future[CreateTopicsResponse]:
+
+def _create(broker: Broker, req: CreateTopicsRequest) -> Steps[asyncio.Future[CreateTopicsResponse]]:
+    deadline = Deadline(broker.loop, req.timeout_ms)
+    refused = yield from _refusals(req)
+    asked = {topic.name: topic for topic in req.topics if topic.name not in refused}
+    topics = yield from each(asked.values(), _event_topic)
+    event = events.CreateTopics(tuple(topics), req.validate_only)
+
+    def on_reply(reply: TopicResults) -> Any:
         if reply.error != ErrorCode.NONE:
-            return _response(broker, req, {t.name: TopicResult(t.name, reply.error) for t in req.topics}, set())
+            return begin(_response(broker, req, {t.name: TopicResult(t.name, reply.error) for t in req.topics}, set()))
         return _await_leaders(broker, req, deadline, refused | {result.name: result for result in reply.topics})
 
     return then(broker.controller.submit(event, req.timeout_ms), on_reply)
 
 
-def _refusals(req: CreateTopicsRequest) -> dict[str, TopicResult]:
+def _refusals(req: CreateTopicsRequest) -> Steps[dict[str, TopicResult]]:
     """Topics that need no controller to be refused."""
     refused: dict[str, TopicResult] = {}
     counts = Counter(topic.name for topic in req.topics)
-    for topic in req.topics:
+
+    def check(topic: CreatableTopic) -> None:
         if (refusal := _refusal(topic, counts[topic.name])) is not None:
             refused[topic.name] = TopicResult(topic.name, *refusal)
+
+    yield from each(req.topics, check)
     return refused
 
 
@@ -82,24 +95,27 @@ def _event_topic(topic: CreatableTopic) -> events.CreatableTopic:
 
 def _await_leaders(
     broker: Broker, req: CreateTopicsRequest, deadline: Deadline, results: dict[str, TopicResult]
-) -> CreateTopicsResponse | asyncio.Future[CreateTopicsResponse]:
+) -> Any:
     created = {} if req.validate_only else {n: r for n, r in results.items() if r.error == ErrorCode.NONE}
     return await_topics(
         broker,
         list(created),
         deadline.remaining_ms,
         lambda name: broker.metadata.has_leaders(name, range(created[name].num_partitions)),
-        lambda late: _response(broker, req, results, late),
+        lambda late: begin(_response(broker, req, results, late)),
     )
 
 
 def _response(
     broker: Broker, req: CreateTopicsRequest, results: dict[str, TopicResult], timed_out: set[str]
-) -> CreateTopicsResponse:
+) -> Steps[CreateTopicsResponse]:
     topics = {topic.name: topic for topic in req.topics}
-    return CreateTopicsResponse(
-        topics=[_result(broker, topic, results[name], name in timed_out) for name, topic in topics.items()]
+    answers = yield from each(
+        topics.values(),
+        lambda topic: _result(broker, topic, results[topic.name], topic.name in timed_out),
+        _TOPICS_A_SLICE,
     )
+    return CreateTopicsResponse(topics=answers)
 
 
 def _result(broker: Broker, topic: CreatableTopic, result: TopicResult, is_late: bool) -> CreatableTopicResult:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
+from klamm.apis import slices
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
+from klamm.apis.slices import Steps, begin
 from klamm.apis.topic_waits import await_topics
 from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults
@@ -34,28 +36,33 @@ class _Asked(NamedTuple):
 
 def handle(
     broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest
-) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
+) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse] | Sliced[DeleteTopicsResponse]:
+    return begin(_delete(broker, ctx, req))
+
+
+def _delete(broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest) -> Steps[Any]:
+    deadline = Deadline(broker.loop, req.timeout_ms)
+    asked = yield from _asked(broker, req)
     if not broker.config.delete_topic_enable:
         disabled = ErrorCode.INVALID_REQUEST if ctx.api_version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
-        asked = [each._replace(error=disabled, message="Topic deletion is disabled.") for each in _asked(broker, req)]
-        return _response(asked, {})
-    deadline = Deadline(broker.loop, req.timeout_ms)
-    asked = _asked(broker, req)
+        refused = [each._replace(error=disabled, message="Topic deletion is disabled.") for each in asked]
+        return (yield from _response(refused, {}))
     sent = [each for each in asked if each.error == ErrorCode.NONE]
     names = tuple(dict.fromkeys(each.name for each in sent if each.name is not None and not each.by_id))
     ids = tuple(dict.fromkeys(each.topic_id for each in sent if each.by_id and each.name not in names))
 
-    def on_reply(reply: TopicResults) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
+    def on_reply(reply: TopicResults) -> Any:
         if reply.error != ErrorCode.NONE:
-            return _response([each._replace(error=reply.error, message=None) for each in asked], {})
+            return begin(_response([each._replace(error=reply.error, message=None) for each in asked], {}))
         return _await_gone(broker, deadline, asked, dict(zip((*names, *ids), reply.topics, strict=True)))
 
     return then(broker.controller.submit(events.DeleteTopics(names, ids), req.timeout_ms), on_reply)
 
 
-def _asked(broker: Broker, req: DeleteTopicsRequest) -> list[_Asked]:
-    by_name = [_Asked(name, ZERO_UUID) for name in req.topic_names]
-    return by_name + [_resolve(broker, topic.name, topic.topic_id) for topic in req.topics]
+def _asked(broker: Broker, req: DeleteTopicsRequest) -> Steps[list[_Asked]]:
+    by_name = yield from slices.each(req.topic_names, lambda name: _Asked(name, ZERO_UUID))
+    by_either = yield from slices.each(req.topics, lambda topic: _resolve(broker, topic.name, topic.topic_id))
+    return by_name + by_either
 
 
 def _resolve(broker: Broker, name: str | None, topic_id: UUID) -> _Asked:
@@ -66,37 +73,34 @@ def _resolve(broker: Broker, name: str | None, topic_id: UUID) -> _Asked:
     return _Asked(broker.metadata.topic_name(topic_id), topic_id, by_id=True)
 
 
-def _await_gone(
-    broker: Broker, deadline: Deadline, asked: list[_Asked], results: dict[str | UUID, TopicResult]
-) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse]:
+def _await_gone(broker: Broker, deadline: Deadline, asked: list[_Asked], results: dict[str | UUID, TopicResult]) -> Any:
     deleted = [result.name for result in results.values() if result.error == ErrorCode.NONE]
 
-    def respond(late: set[str]) -> DeleteTopicsResponse:
+    def respond(late: set[str]) -> Any:
         message = "The topic is still being deleted."
         timed_out = {
             key: replace(result, error=ErrorCode.REQUEST_TIMED_OUT, message=message)
             for key, result in results.items()
             if result.name in late
         }
-        return _response(asked, results | timed_out)
+        return begin(_response(asked, results | timed_out))
 
     return await_topics(
         broker, deleted, deadline.remaining_ms, lambda name: not broker.metadata.contains(name), respond
     )
 
 
-def _response(asked: list[_Asked], results: dict[str | UUID, TopicResult]) -> DeleteTopicsResponse:
-    responses = []
-    for each in asked:
+def _response(asked: list[_Asked], results: dict[str | UUID, TopicResult]) -> Steps[DeleteTopicsResponse]:
+    def answer(each: _Asked) -> DeletableTopicResult:
         name, error, message = each.name, each.error, each.message
         key = each.topic_id if each.by_id and each.topic_id in results else name
         if error == ErrorCode.NONE and key is not None:
             result = results[key]
             name = (result.name or None) if each.by_id else each.name
             error, message = result.error, result.message
-        responses.append(
-            DeletableTopicResult(name=name, topic_id=each.topic_id, error_code=error, error_message=message)
-        )
+        return DeletableTopicResult(name=name, topic_id=each.topic_id, error_code=error, error_message=message)
+
+    responses = yield from slices.each(asked, answer)
     return DeleteTopicsResponse(responses=responses)
 
 

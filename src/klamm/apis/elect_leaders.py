@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from itertools import chain
+from typing import Any
 
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
+from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.controller import events
 from klamm.controller.replies import PartitionResult, PartitionResults
 from klamm.errors import ErrorCode
@@ -22,24 +25,39 @@ from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLead
 
 def handle(
     broker: Broker, ctx: RequestContext, req: ElectLeadersRequest
-) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse]:
+) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse] | Sliced[ElectLeadersResponse]:
+    return begin(_elect(broker, req))
+
+
+def _elect(broker: Broker, req: ElectLeadersRequest) -> Steps[Any]:
     if req.election_type not in (0, 1):
         return ElectLeadersResponse(
             throttle_time_ms=0, error_code=ErrorCode.INVALID_REQUEST, replica_election_results=()
         )
     deadline = Deadline(broker.loop, req.timeout_ms)
-    asked = req.topic_partitions
-    partitions = None if asked is None else tuple(TopicPartition(t.topic, i) for t in asked for i in t.partitions)
+    partitions = yield from _asked(req)
     if not broker.controller.is_active:
-        return _response(req, _not_controller(broker, partitions), set())
+        return (yield from _response(req, _not_controller(broker, partitions), set()))
     event = events.ReplicaLeaderElection(partitions, events.ElectionType(req.election_type))
 
-    def on_reply(reply: PartitionResults) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse]:
+    def on_reply(reply: PartitionResults) -> Any:
         if reply.error is ErrorCode.NOT_CONTROLLER:
-            return _response(req, _not_controller(broker, partitions), set())
+            return begin(_response(req, _not_controller(broker, partitions), set()))
         return _await_leaders(broker, req, deadline, reply)
 
     return then(broker.controller.submit(event, req.timeout_ms), on_reply)
+
+
+def _asked(req: ElectLeadersRequest) -> Steps[tuple[TopicPartition, ...] | None]:
+    if req.topic_partitions is None:
+        return None
+    parts = yield from each_partition(
+        req.topic_partitions,
+        lambda topic: topic.partitions,
+        lambda topic, index: TopicPartition(topic.topic, index),
+        lambda _, partitions: partitions,
+    )
+    return tuple(chain.from_iterable(parts))
 
 
 def _not_controller(broker: Broker, partitions: tuple[TopicPartition, ...] | None) -> PartitionResults:
@@ -49,9 +67,7 @@ def _not_controller(broker: Broker, partitions: tuple[TopicPartition, ...] | Non
     return PartitionResults(tuple(PartitionResult(tp, ErrorCode.NOT_CONTROLLER) for tp in partitions))
 
 
-def _await_leaders(
-    broker: Broker, req: ElectLeadersRequest, deadline: Deadline, reply: PartitionResults
-) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse]:
+def _await_leaders(broker: Broker, req: ElectLeadersRequest, deadline: Deadline, reply: PartitionResults) -> Any:
     elected = [result.partition for result in reply.partitions if result.error == ErrorCode.NONE]
     is_preferred = req.election_type == events.ElectionType.PREFERRED.value
 
@@ -61,23 +77,28 @@ def _await_leaders(
             return True
         return state.leader == state.replicas[0] if is_preferred else state.leader >= 0
 
-    def try_complete() -> ElectLeadersResponse | None:
-        return _response(req, reply, set()) if all(map(is_seen, elected)) else None
+    def try_complete() -> Any:
+        return begin(_response(req, reply, set())) if all(map(is_seen, elected)) else None
 
-    def on_expire() -> ElectLeadersResponse:
-        return _response(req, reply, {tp for tp in elected if not is_seen(tp)})
+    def on_expire() -> Any:
+        return begin(_response(req, reply, {tp for tp in elected if not is_seen(tp)}))
 
     return broker.elections.try_complete_else_watch(elected, deadline.remaining_ms, try_complete, on_expire)
 
 
-def _response(req: ElectLeadersRequest, reply: PartitionResults, late: set[TopicPartition]) -> ElectLeadersResponse:
+def _response(
+    req: ElectLeadersRequest, reply: PartitionResults, late: set[TopicPartition]
+) -> Steps[ElectLeadersResponse]:
     topics: dict[str, list[wire.PartitionResult]] = {}
-    for result in _told(req, reply.partitions):
+
+    def add(result: PartitionResult) -> None:
         is_late = result.partition in late
         error, message = (ErrorCode.REQUEST_TIMED_OUT, None) if is_late else (result.error, result.message)
         topics.setdefault(result.partition.topic, []).append(
             wire.PartitionResult(partition_id=result.partition.partition, error_code=error, error_message=message)
         )
+
+    yield from each(_told(req, reply.partitions), add)
     return ElectLeadersResponse(
         throttle_time_ms=0,
         error_code=reply.error,

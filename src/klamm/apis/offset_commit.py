@@ -11,9 +11,10 @@ partition alone.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.slices import Steps, begin, each_partition
 from klamm.coordinator.deferred import deliver
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.offset_records import OffsetAndMetadata
@@ -23,6 +24,7 @@ from klamm.model import TopicPartition
 from klamm.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
@@ -33,28 +35,37 @@ INT64_MAX: Final = 2**63 - 1
 
 def handle(
     broker: Broker, ctx: RequestContext, req: OffsetCommitRequest
-) -> OffsetCommitResponse | asyncio.Future[OffsetCommitResponse]:
+) -> OffsetCommitResponse | asyncio.Future[OffsetCommitResponse] | Sliced[OffsetCommitResponse]:
+    return begin(_commit(broker, req))
+
+
+def _commit(broker: Broker, req: OffsetCommitRequest) -> Steps[Any]:
     timestamp_ms = broker.clock.now_ms()
     expire_ms = None if req.retention_time_ms == -1 else min(timestamp_ms + req.retention_time_ms, INT64_MAX)
-    offsets = _known_offsets(broker.metadata.snapshot, req, timestamp_ms, expire_ms)
+    offsets = yield from _known_offsets(broker.metadata.snapshot, req, timestamp_ms, expire_ms)
     if not offsets:
-        return _response(req, {})
+        return (yield from _response(req, {}))
     groups: GroupCoordinator = broker.groups
     committed = groups.commit_offsets(
         req.group_id, req.member_id, req.group_instance_id, req.generation_id_or_member_epoch, offsets
     )
-    return deliver(broker.loop, committed, lambda errors: _response(req, errors))
+    if committed.done:
+        return (yield from _response(req, committed.value))
+    return deliver(broker.loop, committed, lambda errors: begin(_response(req, errors)))
 
 
 def _known_offsets(
     snapshot: MetadataSnapshot, req: OffsetCommitRequest, timestamp_ms: int, expire_ms: int | None
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    return {
-        TopicPartition(topic.name, partition.partition_index): _value(partition, timestamp_ms, expire_ms)
-        for topic in req.topics
-        for partition in topic.partitions
-        if snapshot.partition(topic.name, partition.partition_index) is not None
-    }
+) -> Steps[dict[TopicPartition, OffsetAndMetadata]]:
+    known: dict[TopicPartition, OffsetAndMetadata] = {}
+
+    def add(topic: OffsetCommitRequestTopic, partition: OffsetCommitRequestPartition) -> None:
+        if snapshot.partition(topic.name, partition.partition_index) is not None:
+            tp = TopicPartition(topic.name, partition.partition_index)
+            known[tp] = _value(partition, timestamp_ms, expire_ms)
+
+    yield from each_partition(req.topics, lambda topic: topic.partitions, add, lambda *_: None)
+    return known
 
 
 def _value(partition: OffsetCommitRequestPartition, timestamp_ms: int, expire_ms: int | None) -> OffsetAndMetadata:
@@ -67,22 +78,18 @@ def _value(partition: OffsetCommitRequestPartition, timestamp_ms: int, expire_ms
     )
 
 
-def _response(req: OffsetCommitRequest, errors: dict[TopicPartition, ErrorCode]) -> OffsetCommitResponse:
-    topics = [
-        OffsetCommitResponseTopic(
-            name=topic.name,
-            partitions=[
-                OffsetCommitResponsePartition(
-                    partition_index=partition.partition_index,
-                    error_code=errors.get(
-                        TopicPartition(topic.name, partition.partition_index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                    ),
-                )
-                for partition in topic.partitions
-            ],
-        )
-        for topic in req.topics
-    ]
+def _response(req: OffsetCommitRequest, errors: dict[TopicPartition, ErrorCode]) -> Steps[OffsetCommitResponse]:
+    topics = yield from each_partition(
+        req.topics,
+        lambda topic: topic.partitions,
+        lambda topic, partition: OffsetCommitResponsePartition(
+            partition_index=partition.partition_index,
+            error_code=errors.get(
+                TopicPartition(topic.name, partition.partition_index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            ),
+        ),
+        lambda topic, partitions: OffsetCommitResponseTopic(name=topic.name, partitions=partitions),
+    )
     return OffsetCommitResponse(topics=topics)
 
 

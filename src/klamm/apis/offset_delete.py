@@ -9,14 +9,18 @@ are written. An empty group that loses its last offset is gone, as in Kafka.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.slices import Steps, begin, each_partition
 from klamm.coordinator.deferred import deliver
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
     OffsetDeleteResponse,
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
@@ -25,36 +29,42 @@ from klamm.protocol.messages.offset_delete import (
 
 def handle(
     broker: Broker, ctx: RequestContext, req: OffsetDeleteRequest
-) -> OffsetDeleteResponse | asyncio.Future[OffsetDeleteResponse]:
+) -> OffsetDeleteResponse | asyncio.Future[OffsetDeleteResponse] | Sliced[OffsetDeleteResponse]:
+    return begin(_delete(broker, req))
+
+
+def _delete(broker: Broker, req: OffsetDeleteRequest) -> Steps[Any]:
     snapshot = broker.metadata.snapshot
-    known = [
-        TopicPartition(topic.name, partition.partition_index)
-        for topic in req.topics
-        for partition in topic.partitions
-        if snapshot.partition(topic.name, partition.partition_index) is not None
-    ]
+    known: dict[TopicPartition, None] = {}
+
+    def add(topic: OffsetDeleteRequestTopic, partition: OffsetDeleteRequestPartition) -> None:
+        if snapshot.partition(topic.name, partition.partition_index) is not None:
+            known[TopicPartition(topic.name, partition.partition_index)] = None
+
+    yield from each_partition(req.topics, lambda topic: topic.partitions, add, lambda *_: None)
     groups: GroupCoordinator = broker.groups
-    return deliver(broker.loop, groups.delete_offsets(req.group_id, known), lambda result: _response(req, result))
+    deleted = groups.delete_offsets(req.group_id, list(known))
+    if deleted.done:
+        return (yield from _response(req, deleted.value))
+    return deliver(broker.loop, deleted, lambda result: begin(_response(req, result)))
 
 
-def _response(req: OffsetDeleteRequest, result: dict[TopicPartition, ErrorCode] | ErrorCode) -> OffsetDeleteResponse:
+def _response(
+    req: OffsetDeleteRequest, result: dict[TopicPartition, ErrorCode] | ErrorCode
+) -> Steps[OffsetDeleteResponse]:
     if isinstance(result, ErrorCode):
         return OffsetDeleteResponse(error_code=result, throttle_time_ms=0, topics=())
-    topics = [
-        OffsetDeleteResponseTopic(
-            name=topic.name,
-            partitions=[
-                OffsetDeleteResponsePartition(
-                    partition_index=partition.partition_index,
-                    error_code=result.get(
-                        TopicPartition(topic.name, partition.partition_index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                    ),
-                )
-                for partition in topic.partitions
-            ],
-        )
-        for topic in req.topics
-    ]
+    topics = yield from each_partition(
+        req.topics,
+        lambda topic: topic.partitions,
+        lambda topic, partition: OffsetDeleteResponsePartition(
+            partition_index=partition.partition_index,
+            error_code=result.get(
+                TopicPartition(topic.name, partition.partition_index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            ),
+        ),
+        lambda topic, partitions: OffsetDeleteResponseTopic(name=topic.name, partitions=partitions),
+    )
     return OffsetDeleteResponse(error_code=ErrorCode.NONE, throttle_time_ms=0, topics=topics)
 
 
