@@ -105,6 +105,21 @@ class TestLargeRequests:
         assert any(p.records for topic in answered.responses for p in topic.partitions)
 
 
+    def test_a_session_that_ends_between_the_slices_leaves_nothing_behind(self, one: OneBroker) -> None:
+        hosted_last = dict.fromkeys(reversed(range(NAMED)), 0)
+        waiting = one.dispatch(fetch.API, request(hosted_last, session_epoch=0), 12)
+        cache = one.broker.fetch_sessions
+        while not any(session.reader for session in cache):
+            one.loop.run_until_complete(asyncio.sleep(0))
+        for session in list(cache):
+            cache.remove(session.id)
+        while cache.size_bytes:
+            cache.resume(0, 0, False)
+        assert not waiting.done()
+        one.run(waiting)
+        assert not any(p.readers for p in one.broker.replicas.partitions.values())
+
+
 class TestManySessions:
     PARTITIONS = 100
 

@@ -75,6 +75,7 @@ def review(ctx: ControllerContext) -> Steps[None]:
     """Holds what must wait, asks who has not been asked, elects where nothing is to be waited for any longer."""
     suspects = ctx.suspects
     if not suspects.unclean:
+        suspects.held.clear()  # replicas that return later wait for the others from then on
         return
     for tp in suspects.all_partitions():
         if ctx.is_queued_for_deletion(tp.topic):

@@ -52,8 +52,8 @@ def judge(claim: Claim, state: ControlState, own_epoch: int) -> ErrorCode:
     """The verdict on a claim that ZooKeeper was asked about."""
     if claim.broker_epoch is not None and claim.broker_epoch not in (own_epoch, state.broker_epoch):
         return ErrorCode.STALE_BROKER_EPOCH
-    is_confirmed = (claim.controller_id, claim.controller_epoch) == (state.controller_id, state.controller_epoch)
-    return ErrorCode.NONE if is_confirmed else ErrorCode.STALE_CONTROLLER_EPOCH
+    is_named = (claim.controller_id, claim.controller_epoch) == (state.controller_id, state.controller_epoch)
+    return ErrorCode.NONE if is_named and state.controller_id != NO_CONTROLLER else ErrorCode.STALE_CONTROLLER_EPOCH
 
 
 async def read_control_state(zk: ZkSession, broker_id: int) -> ControlState:

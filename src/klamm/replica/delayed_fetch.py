@@ -58,7 +58,7 @@ class DelayedFetch:
         self._reads.update(reads)
         for partition, read in reads:
             hosted = None if partition.tp is None else path.hosted(partition.tp)
-            if hosted is not None:
+            if hosted is not None and partition.session is self._session:  # else it has ended, or forgotten this one
                 partition.watch(hosted)
                 if self._params.min_bytes > 1 and hosted.log is not None:
                     self._baseline[partition] = hosted.log.size_bytes - read.size_bytes

@@ -160,6 +160,16 @@ def test_answers_of_an_earlier_life_do_not_count() -> None:
     assert state(core) == (2, (2,))
 
 
+def test_a_wait_that_ended_with_its_replicas_is_not_resumed() -> None:
+    """The last replica goes while it waits. Replicas that come after the end of that wait are compared all the same."""
+    core = Core(*START, "dies 1 2 3", "starts-unclean 1", "dies 1", "wait-is-over", "starts-unclean 1")
+    assert state(core) == (-1, (1, 2, 3))
+    for command in ("log-ends 1 T-0=0,5", "starts-unclean 2", "log-ends 2 T-0=0,9", "starts-unclean 3"):
+        core.run(command)
+    core.run("log-ends 3 T-0=0,7")
+    assert state(core) == (2, (2,))
+
+
 def test_members_that_went_before_the_new_leader_answered_are_waited_for() -> None:
     """All lose power, and their sessions end one after the other."""
     core = Core(*START, "dies 1", "dies 2", "dies 3", "starts-unclean 3", "log-ends 3 T-0=0,5")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from klamm.errors import ErrorCode
+from klamm.model import NO_CONTROLLER
 from klamm.replica.controller_guard import Claim, ControllerGuard, ControlState
 from klamm.zk.ops import SessionExpired, ZkError
 from klamm.zk.znodes import ZnodeFormatError
@@ -117,6 +118,16 @@ def test_without_a_session_requests_are_refused() -> None:
             await turns()
             zk.reads[-1].set_exception(error)
             assert await verdict is ErrorCode.STALE_BROKER_EPOCH
+
+    with_guard(scenario)
+
+
+def test_while_there_is_no_controller_nobody_is_obeyed() -> None:
+    async def scenario(guard: ControllerGuard, zk: ScriptedZooKeeper) -> None:
+        verdict = waits(guard.check(Claim(NO_CONTROLLER, 6, 70)))
+        await turns()
+        zk.reads[0].set_result(ControlState(NO_CONTROLLER, 6, 70))
+        assert await verdict is STALE
 
     with_guard(scenario)
 
