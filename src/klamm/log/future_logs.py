@@ -92,7 +92,11 @@ def swap(current: Log, future: Log, delete_name: str) -> None:
     future.update_high_watermark(current.high_watermark)
     # a crash in between leaves no log and a complete copy: the next start takes the copy
     current.rename_dir(f"{current.log_dir}/{delete_name}")
-    future.rename_dir(f"{future.log_dir}/{own_name}")
+    try:
+        future.rename_dir(f"{future.log_dir}/{own_name}")
+    except OSError:
+        current.rename_dir(f"{current.log_dir}/{own_name}")  # it stays in use, and a start deletes marked directories
+        raise
     current.close_handles()
     future.host.sync_soon(future.log_dir, future.log_dir, future.dir)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -168,6 +169,30 @@ def test_a_swap_that_was_cut_off_is_completed_by_the_next_start(
     again = OneBroker(tmp_path, log_dirs=DIRS)
     assert current(again).log_dir == target and current(again).log_end_offset == 1
     assert Path(target, "t-0").is_dir()
+    again.close()
+
+
+def test_a_swap_that_the_disk_refuses_leaves_the_log_in_use(
+    one: OneBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(current(one), batch(b"kept"))
+    target, source = other_dir(one), current(one)
+    rename = source.files.rename
+
+    def refuse(old: str, new: str) -> None:
+        if old.startswith(target):
+            raise OSError(errno.EIO, "Input/output error", old)
+        rename(old, new)
+
+    monkeypatch.setattr(source.files, "rename", refuse)
+    assert alter(one, target) == ErrorCode.NONE
+    finish(one)
+    append(current(one), batch(b"later"))
+    assert current(one) is source and one.broker.replicas.partitions[TP].log is source
+    one.broker.logs.abandon()
+    again = OneBroker(tmp_path, log_dirs=DIRS)
+    again.broker.logs.deletion_pass(again.clock.now_ms() + 100_000)
+    assert current(again).log_dir == source.log_dir and current(again).log_end_offset == 2
     again.close()
 
 
