@@ -71,8 +71,7 @@ def _log_end(broker: Broker, tp: TopicPartition, current_leader_epoch: int) -> E
     log = None if partition is None else partition.log
     if partition is None or log is None or partition.leader_epoch < current_leader_epoch:
         return EpochEndOffset(error_code=ErrorCode.UNKNOWN_LEADER_EPOCH, partition=tp.partition)
-    found = log.leader_epochs.epoch_for_offset(log.log_end_offset - 1)
-    found = log.leader_epochs.latest_epoch if found is None else found  # all records may have been deleted
+    found = log.last_record_epoch
     return EpochEndOffset(
         error_code=ErrorCode.NONE,
         partition=tp.partition,

@@ -165,6 +165,15 @@ class LazyLog:
         return None if epoch == NO_EPOCH else epoch
 
     @property
+    def last_record_epoch(self) -> int | None:
+        """The leader epoch of the last record; of a log without records, the newest epoch that it knows."""
+        if self.summary is not None:
+            epoch = self.summary.latest_epoch
+            return self.latest_epoch if epoch == NO_EPOCH else epoch
+        found = self.leader_epochs.epoch_for_offset(self.log_end_offset - 1)
+        return self.leader_epochs.latest_epoch if found is None else found  # all records may have been deleted
+
+    @property
     def first_base_offset(self) -> int:
         return self.segments.first.base_offset if self.summary is None else self.summary.segments[0].base_offset
 

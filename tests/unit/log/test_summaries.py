@@ -37,7 +37,7 @@ def use_without_opening(manager: LogManager, log: Log) -> None:
     """Everything that happens to an idle partition: it leads, followers fetch at its end, it is checkpointed."""
     log.update_high_watermark(RECORDS)
     log.assign_epoch(7, RECORDS)
-    assert log.latest_epoch == 7
+    assert log.latest_epoch == 7 and log.last_record_epoch == 3
     assert log.end_offset_for_epoch(3) == (3, RECORDS) and log.end_offset_for_epoch(7) == (7, RECORDS)
     assert log.last_stable_offset == RECORDS
     assert log.read(RECORDS, 1000, max_offset=RECORDS) == (b"", ())
