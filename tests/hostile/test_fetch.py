@@ -104,7 +104,6 @@ class TestLargeRequests:
         answered = one.run(waiting)
         assert any(p.records for topic in answered.responses for p in topic.partitions)
 
-
     def test_a_session_that_ends_between_the_slices_leaves_nothing_behind(self, one: OneBroker) -> None:
         hosted_last = dict.fromkeys(reversed(range(NAMED)), 0)
         waiting = one.dispatch(fetch.API, request(hosted_last, session_epoch=0), 12)
