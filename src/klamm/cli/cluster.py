@@ -44,6 +44,10 @@ _ANYWHERE: Final = ("", "0.0.0.0", "::")
 EXIT_OFFLINE: Final = 3
 EXIT_UNDECIDED: Final = 4
 SHOWN_PARTITIONS: Final = 20
+_UNREAD_METRICS: Final = (
+    "No metrics of broker{}: damaged logs and replicas of another topic are not shown. "
+    "Set klamm.metrics.port, 0 for any free port."
+)
 _ZOOKEEPER: Final = {True: "answers", False: "does not answer: nothing can be decided", None: "-"}
 
 PartitionView: TypeAlias = dict[tuple[str, int], tuple[int, int, frozenset[int]]]
@@ -143,7 +147,8 @@ def status(
                     under-replicated: not all replicas are in sync, those
                     that a move adds left aside. moving: such a move goes on
 
-    (*) from the brokers' metrics: `-` for those without klamm.metrics.port.
+    (*) from the brokers' metrics: `-` for those without klamm.metrics.port. So are replicas with a damaged log or with
+    another topic's id: they are not shown for brokers without it.
     """
     found = look(_addresses(bootstrap_server.split(",")), _metrics_addresses(metrics), timeout)
     if found is None:
@@ -329,8 +334,8 @@ def _show(found: ClusterStatus) -> None:
     if found.replica_problems:
         say()
         table(("BROKER", "PARTITION", "PROBLEM", "REMEDY"), map(problem_row, found.replica_problems))
-    if found.controller_problem is None and found.controller_epoch is None:
-        note("The controller has no metrics, or they cannot be read: set klamm.metrics.port, 0 for any free port.")
+    if unread := [str(broker.id) for broker in found.brokers if broker.answers and broker.controller_epoch is None]:
+        note(_UNREAD_METRICS.format(f"{'s' if len(unread) > 1 else ''} {', '.join(unread)}"))
 
 
 def _controller(found: ClusterStatus) -> str:

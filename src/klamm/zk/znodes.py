@@ -97,7 +97,11 @@ def encode_controller_epoch(epoch: int) -> bytes:
 
 
 def decode_controller_epoch(data: bytes | None) -> int:
-    return parse(paths.CONTROLLER_EPOCH, lambda: int((data or b"").decode()))
+    text = (data or b"").decode(errors="replace")
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ZnodeFormatError(paths.CONTROLLER_EPOCH, f"{text[:40]!r} is not a number") from error
 
 
 # --- topics and partitions -------------------------------------------------------------------------------------------

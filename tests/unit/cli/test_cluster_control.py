@@ -86,6 +86,15 @@ def test_a_cluster_that_is_well(broker: Script) -> None:
     assert [each["adding"] for each in found["moving_partitions"]] == [[2]]
 
 
+def test_brokers_without_metrics_are_named(broker: Script) -> None:
+    """Without metrics nobody tells of damaged logs: that none is shown must not look as if there were none."""
+    other = Script()
+    with scripted_broker(other) as other.address:
+        broker.others = {2: other.address}
+        told = broker.status(code=0).stderr
+    assert "No metrics of brokers 1, 2: damaged logs and replicas of another topic are not shown." in told
+
+
 def test_a_controller_that_is_dead(broker: Script) -> None:
     with ReservedPort() as nobody:
         broker.others, broker.controller = {2: (nobody.host, nobody.number)}, 2

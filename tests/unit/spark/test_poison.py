@@ -11,7 +11,7 @@ from klamm.model import TopicPartition
 from klamm.spark.offsets import OffsetRange
 from klamm.spark.pipeline.dead_letters import SCHEMA, DeadLetters, query_id_of
 from klamm.spark.pipeline.diagnosis import failed_ranges, ranges_of
-from klamm.spark.pipeline.failures import failure_of
+from klamm.spark.pipeline.failures import failure_of, start_advice
 from klamm.spark.pipeline.model import dead_letters_of
 from klamm.spark.pipeline.poison import Ranges, halved, search, size, told
 from klamm.spark.pipeline.problems import PipelineError
@@ -148,3 +148,18 @@ def test_an_exception_of_the_pipelines_own_code_is_one_of_the_batch() -> None:
     trace = 'Traceback (most recent call last):\n  File "/x/p.py", line 3, in f\n{}\nCurrent Available Offsets: {{a}}'
     assert failure_of(Exception(trace.format("shop.errors.BadPrice: -1")), "/x/p.py", "s").batch
     assert not failure_of(Exception(trace.format("ConnectionRefusedError: no")), "/x/p.py", "s").batch
+
+
+@pytest.mark.parametrize(
+    ("told", "advice"),
+    [
+        ("Sorting is not supported on streaming DataFrames, unless in Complete output mode", "Leave out ORDER BY"),
+        (
+            "[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid streaming output mode: append",
+            "give the source a water",
+        ),
+    ],
+)
+def test_what_to_do_about_a_query_that_cannot_start(told: str, advice: str, tmp_path: Path) -> None:
+    sink = read_yaml(pipeline(tmp_path), "p.yaml").sinks[0]
+    assert advice in start_advice(RuntimeError(told), sink)

@@ -66,8 +66,11 @@ def test_controller() -> None:
     assert json.loads(znodes.encode_controller(3, 17, version=1)) == {"version": 1, "brokerid": 3, "timestamp": "17"}
     assert znodes.decode_controller(b'{"brokerid":5}').broker_id == 5
     assert znodes.decode_controller_epoch(znodes.encode_controller_epoch(7)) == 7
-    with pytest.raises(ZnodeFormatError, match="/controller_epoch"):
+    with pytest.raises(ZnodeFormatError, match=r"^znode /controller_epoch: 'seven' is not a number$"):
         znodes.decode_controller_epoch(b"seven")
+    for data in (None, b"", b"\xff"):
+        with pytest.raises(ZnodeFormatError, match="is not a number"):
+            znodes.decode_controller_epoch(data)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,8 @@ def start_advice(error: BaseException, sink: Sink) -> str:
     """What to do about a query that Spark does not start, where that is known: else nothing."""
     if "STREAMING_OUTPUT_MODE" not in (text := str(error)) and "output mode" not in text:
         return ""
+    if "Sorting is not supported" in text:
+        return " Leave out ORDER BY: the rows of a stream come in the order of the batches."
     watermark = "give the source a watermark and group by a window of its column"
     if sink.table is not None:
         return f" A table takes finished rows only: {watermark}."

@@ -7,7 +7,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -93,9 +93,13 @@ def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> 
             _supervise(spec, options, runner, clock, story)
 
 
+def _counted(things: Sized, name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+
+
 def _built(spec: PipelineSpec, options: RunOptions, spark: SparkSession) -> PipelineRunner:
     runner = PipelineRunner(spec, spark, options.bootstrap_servers, options.trigger, options.append_to_existing)
-    steps = f"{len(spec.sources)} sources and {len(spec.views)} views"
+    steps = f"{_counted(spec.sources, 'source')} and {_counted(spec.views, 'view')}"
     options.tell(f"Spark runs, waiting for the plans of {steps}")
     runner.build()
     now = runner.shapes()

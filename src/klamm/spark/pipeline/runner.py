@@ -72,7 +72,8 @@ class PipelineRunner:
             if not is_permanent(error):
                 raise
             place = f"{self.spec.file}:{sink.line}: sink {sink.name!r}"
-            raise KlammError(f"{place}: {spark_sentence(error, self.spec.file)}{start_advice(error, sink)}") from error
+            reason = spark_sentence(error, self.spec.file).removesuffix(".")
+            raise KlammError(f"{place}: {reason}.{start_advice(error, sink)}") from error
         return SparkQuery(query, self.spec.file, sink.name, partial(self._examined, sink))
 
     def frame(self, name: str) -> DataFrame:
