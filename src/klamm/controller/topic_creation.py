@@ -18,7 +18,14 @@ from klamm.controller.replies import TopicResult, TopicResults
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.store import MAX_BYTES, MAX_OPS, fenced, read, state_creation_ops, state_size
-from klamm.controller.topic_validation import Refused, check_size, colliding_topic, plan_topic
+from klamm.controller.topic_validation import (
+    PartitionBudget,
+    Refused,
+    TopicDefaults,
+    check_size,
+    colliding_topic,
+    plan_topic,
+)
 from klamm.controller.topics import (
     broker_racks,
     duplicates,
@@ -104,17 +111,19 @@ def _plan_all(ctx: ControllerContext, event: CreateTopics) -> tuple[dict[str, _P
     twice = duplicates(spec.name for spec in event.topics)
     keys = dict(ctx.collision_keys) if len(event.topics) > 1 else ctx.collision_keys
     brokers = broker_racks(ctx)
+    defaults = topic_defaults(ctx)
+    budget = PartitionBudget(defaults)
     for spec in event.topics:
         if spec.name in twice:
             error = ErrorCode.INVALID_REQUEST
             results[spec.name] = TopicResult(spec.name, error, "Found multiple entries for this topic.")
             continue
-        planned = plan_topic(
+        planned = budget.take(_partition_count(spec, defaults)) or plan_topic(
             spec,
             exists=spec.name in ctx.topics,
             collides_with=colliding_topic(spec.name, keys),
             brokers=brokers,
-            defaults=topic_defaults(ctx),
+            defaults=defaults,
             rng=ctx.rng,
         )
         if isinstance(planned, Refused):
@@ -129,6 +138,12 @@ def _plan_all(ctx: ControllerContext, event: CreateTopics) -> tuple[dict[str, _P
         if keys is not ctx.collision_keys:
             keys[spec.name.replace(".", "_")] = spec.name
     return plans, results
+
+
+def _partition_count(spec: CreatableTopic, defaults: TopicDefaults) -> int:
+    if spec.assignments:
+        return len(spec.assignments)
+    return defaults.num_partitions if spec.num_partitions == -1 else spec.num_partitions
 
 
 def _why_refused(ctx: ControllerContext, topic: str, refused: Refused) -> str:

@@ -37,6 +37,27 @@ class TopicDefaults:
     max_partitions: int = 100_000
 
 
+class PartitionBudget:
+    """The new partitions that one request may ask for in all its topics: as many as one topic may have.
+
+    They are planned in one go, so a short request for millions of them would keep the controller from everything else,
+    also from its session, for minutes.
+    """
+
+    def __init__(self, defaults: TopicDefaults) -> None:
+        self._most = self._left = defaults.max_partitions
+
+    def take(self, wanted: int) -> Refused | None:
+        """None when there is room; a single topic that is too large by itself is refused by its plan."""
+        if not 0 < wanted <= self._most:
+            return None
+        if wanted > self._left:
+            message = f"A request may ask for {self._most} new partitions in all: {wanted} more are too many."
+            return Refused(ErrorCode.POLICY_VIOLATION, message)
+        self._left -= wanted
+        return None
+
+
 def validate_topic_name(name: str) -> Refused | None:
     """Kafka's rule for names; None when the name is fine."""
     reason = None

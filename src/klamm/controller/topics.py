@@ -15,7 +15,7 @@ from klamm.controller.replies import TopicResult, TopicResults
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.store import read, read_children
 from klamm.controller.topic_store import StoredTopic
-from klamm.controller.topic_validation import Refused, TopicDefaults, check_size, plan_partitions
+from klamm.controller.topic_validation import PartitionBudget, Refused, TopicDefaults, check_size, plan_partitions
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, ReplicaAssignment, TopicPartition
 from klamm.zk import paths
@@ -131,9 +131,12 @@ def _restore_assignment(ctx: ControllerContext, topic: str) -> Steps[None]:
 def on_create_partitions(ctx: ControllerContext, event: CreatePartitions) -> Steps[None]:
     results = []
     twice = duplicates(topic.name for topic in event.topics)
+    budget = PartitionBudget(topic_defaults(ctx))
     for spec in event.topics:
         if spec.name in twice:
             results.append(_refuse(spec.name, ErrorCode.INVALID_REQUEST, "Duplicate topic in request."))
+        elif spec.name in ctx.topics and (refused := budget.take(spec.count - len(ctx.topics[spec.name]))) is not None:
+            results.append(_refuse(spec.name, refused.error, refused.message))
         else:
             results.append((yield from _grow_topic(ctx, spec, event.validate_only)))
     yield Reply(TopicResults(tuple(results)))

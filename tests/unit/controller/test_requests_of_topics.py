@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from klamm.controller.events import CreatableTopic, CreateTopics, DeleteTopics, UncleanLeaderElectionEnable, refusal
+from klamm.controller.events import (
+    CreatablePartitions,
+    CreatableTopic,
+    CreatePartitions,
+    CreateTopics,
+    DeleteTopics,
+    UncleanLeaderElectionEnable,
+    refusal,
+)
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.controller.topics import MANY_TOPICS
 from klamm.errors import ErrorCode
@@ -79,3 +87,21 @@ def test_very_many_topics_are_not_listed_for_each_that_is_created() -> None:
     assert not any("schedule TopicChange" in line for line in core.lines)
     core.ask(CreateTopics((CreatableTopic("b", 1, 1),)))
     assert any("schedule TopicChange" in line for line in core.lines)
+
+
+def test_a_request_does_not_create_more_partitions_in_all_than_a_topic_may_have() -> None:
+    core = Core("controller 1")
+    many = [CreatableTopic(f"t{n}", 60_000, 1) for n in range(50)]
+    asked = CreateTopics((*many, CreatableTopic("huge", 2**31 - 1, 1), CreatableTopic("small", 1, 1)), True)
+    first, *rest, huge, small = topics(core.ask(asked))
+    assert {result.error for result in rest} == {ErrorCode.POLICY_VIOLATION}
+    assert first.error is not ErrorCode.POLICY_VIOLATION
+    assert (huge.error, small.error) == (ErrorCode.INVALID_PARTITIONS, ErrorCode.NONE)
+
+
+def test_a_request_does_not_add_more_partitions_in_all_than_a_topic_may_have() -> None:
+    core = Core("controller 1", "create t 1", "create u 1", "create v 1")
+    asked = [CreatablePartitions(name, 60_000) for name in "tuw"] + [CreatablePartitions("v", 2)]
+    first, second, unknown, small = topics(core.ask(CreatePartitions(tuple(asked), True)))
+    assert (first.error, second.error) == (ErrorCode.NONE, ErrorCode.POLICY_VIOLATION)
+    assert (unknown.error, small.error) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE)
