@@ -39,6 +39,8 @@ INLINE_UNPACKED_BYTES: Final = 128 * 1024
 """How much one batch may unpack to on the loop."""
 MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
 """How much may wait for the thread. Requests beyond it are refused with an error on which clients retry."""
+LEAST_COST: Final = 10
+"""Cost of a compressed batch, whatever number of records its header has: unpacking it takes time, too."""
 _FRAMES_PER_RECORD: Final = 20
 """Uncompressed records of ordinary topics: only their lengths are walked, and mostly many at a time."""
 _COUNT: Final = Struct(">i")
@@ -113,7 +115,9 @@ class RecordChecks:
             if log is None or len(data) <= RECORD_BATCH_OVERHEAD:
                 continue
             is_packed = bool(data[_FLAGS] & COMPRESSION_MASK)
-            cost = _count(data) if is_packed or not is_plain(log.config) else _count(data) // _FRAMES_PER_RECORD
+            cost = max(_count(data), LEAST_COST if is_packed else 0)
+            if not is_packed and is_plain(log.config):
+                cost //= _FRAMES_PER_RECORD
             view = memoryview(data)
             result: Checked | None = None
             if is_packed and cost <= budget:

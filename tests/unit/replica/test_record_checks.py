@@ -21,7 +21,7 @@ from klamm.protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from klamm.protocol.record_batch import Record, batches, build_batch, encode_record, records
+from klamm.protocol.record_batch import RECORD_BATCH_OVERHEAD, Record, batches, build_batch, encode_record, records
 from klamm.replica import record_checks
 from tests.support.one_broker import START_MS, OneBroker, batch
 from tests.unit.log.test_hostile_records import raw_batch
@@ -95,6 +95,28 @@ def test_a_large_batch_waits_and_others_do_not(one: OneBroker, worker: ManualWor
     worker.work()
     assert [(a.error_code, a.base_offset) for a in answers(one.run(waiting))] == [(0, 0)]
     assert firsts(one) == [b"slow"]
+
+
+def test_a_header_does_not_widen_what_is_checked_on_the_loop(one: OneBroker, worker: ManualWorker) -> None:
+    """A negative number of records in one batch; batches that claim one record each."""
+    lying = bytearray(large(b"x", count=1))
+    lying[RECORD_BATCH_OVERHEAD - 4 : RECORD_BATCH_OVERHEAD] = (-(1 << 31)).to_bytes(4, "big", signed=True)
+    waiting = send(one, (0, bytes(lying)), (1, large(b"slow")))
+    assert isinstance(waiting, asyncio.Future)
+    worker.work()
+    assert [a.error_code == 0 for a in answers(one.run(waiting))] == [False, True]
+
+
+def test_every_compressed_batch_costs_something(
+    one: OneBroker, worker: ManualWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = large(b"x", count=1)
+    assert [a.error_code for a in answers(send(one, (0, small), (1, small)))] == [0, 0]
+    monkeypatch.setattr(record_checks, "INLINE_RECORDS", record_checks.LEAST_COST)
+    waiting = send(one, (0, small), (1, small))
+    assert isinstance(waiting, asyncio.Future)
+    worker.work()
+    assert [a.error_code for a in answers(one.run(waiting))] == [0, 0]
 
 
 def test_later_batches_of_the_partition_keep_their_place(one: OneBroker, worker: ManualWorker) -> None:
