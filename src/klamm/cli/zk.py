@@ -98,7 +98,7 @@ def _inspect(directory: Path) -> Report:
     except DataDirError as error:
         fail(f"{error}.")
     except OSError as error:
-        fail(f"{directory} cannot be read: {error.strerror}.")
+        fail(f"{error.filename or directory} cannot be read: {error.strerror}.")
 
 
 def _show(directory: Path, report: Report) -> None:

@@ -256,7 +256,7 @@ def _load_newest(directory: Path, tree: ZnodeTree, before: int | None) -> int:
         try:
             load_snapshot(path, tree)
         except DataDirError as error:
-            log.warning("%s; recovering from an older snapshot and the logs after it", error)
+            log.warning("%s; trying an older snapshot and the logs after it", error)
         else:
             return zxid
     if snapshots and numbered(directory, "log")[:1] != [1]:

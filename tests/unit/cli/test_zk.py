@@ -47,6 +47,12 @@ def test_an_unfinished_write_is_not_damage(tmp_path: Path) -> None:
     assert contents(tmp_path) == before, "only a start cuts it off"
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    log_path(tmp_path, 1).mkdir()
+    for command in ("check", "repair"):
+        assert run(command, tmp_path) == (1, f"{log_path(tmp_path, 1)} cannot be read: Is a directory.")
+
+
 def test_a_damaged_snapshot_that_is_not_needed(tmp_path: Path) -> None:
     three_snapshots(tmp_path)
     flip(snapshot_path(tmp_path, 7), 60)
