@@ -265,7 +265,7 @@ def forged_stop(target: Target) -> None:
 def forged_shutdown(target: Target) -> None:
     """A ControlledShutdown in the name of a broker that is well."""
     for broker_id in range(1, len(target.ports) + 1):
-        _send_each_version(target, ControlledShutdownRequest(broker_id=broker_id, broker_epoch=1 << 60), (2, 3))
+        _send_each_version(target, ControlledShutdownRequest(broker_id=broker_id, broker_epoch=1 << 60), (0, 1, 2, 3))
 
 
 def lock_out(target: Target) -> None:

@@ -1,9 +1,11 @@
 """ControlledShutdown (7): a broker that wants to stop asks the controller to move its leaderships away.
 
-v0-3: broker epoch v2; an epoch other than that of the broker's registration is STALE_BROKER_EPOCH (77), also -1 in
-versions that carry the field. The response lists the partitions that could not be moved; the broker may stop when it is
-empty. A broker that is not the controller says STALE_CONTROLLER_EPOCH (11), as Kafka does; one whose ZooKeeper does not
-answer within `controller.socket.timeout.ms` REQUEST_TIMED_OUT (7).
+v0-3: broker epoch v2; an epoch other than that of the broker's registration is STALE_BROKER_EPOCH (77). So are -1 and
+the versions without the field: brokers of the supported protocol versions do not use them, and anybody could send them
+in the name of a broker, which would then lead nothing until its next start. The response lists the partitions that
+could not be moved; the broker may stop when it is empty. A broker that is not the controller says
+STALE_CONTROLLER_EPOCH (11), as Kafka does; one whose ZooKeeper does not answer within `controller.socket.timeout.ms`
+REQUEST_TIMED_OUT (7).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from klamm.protocol.messages.controlled_shutdown import (
 def handle(
     broker: Broker, ctx: RequestContext, req: ControlledShutdownRequest
 ) -> ControlledShutdownResponse | asyncio.Future[ControlledShutdownResponse]:
-    if ctx.api_version >= 2 and req.broker_epoch == UNKNOWN_BROKER_EPOCH:
+    if req.broker_epoch == UNKNOWN_BROKER_EPOCH:
         return _refusal(broker)
     event = events.ControlledShutdown(req.broker_id, req.broker_epoch)
     return then(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), _response)
