@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from random import Random
+from types import GeneratorType
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from klamm.apis import ALL
-from klamm.apis.registry import Api
+from klamm.apis.registry import Api, at_once
 from klamm.protocol.wire import Struct, encode_bytes
 from klamm.zk.ops import Create, SetData, Stat, WriteOp
 from tests.support.one_broker import batch
@@ -75,7 +76,11 @@ class Client:
     def ask(self, api: Api[Any, Any], version: int) -> None:
         request = self._likely(random_message(api.request, version, self._rng, spread=3))
         result = self._one.dispatch(api, request, version, client_id=self._rng.choice(("test", "__admin_client", None)))
+        if isinstance(result, GeneratorType):
+            result = at_once(result)
         response = self._settled(result) if isinstance(result, asyncio.Future) else result
+        if isinstance(response, GeneratorType):
+            response = at_once(response)
         if response is None:
             return
         encode_bytes(response, version)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from klamm.apis.config_resources import Outcome, ResourceType, alter, alter_each, key_of
+from klamm.apis.config_resources import ApiError, Outcome, ResourceType, alter, alter_each, check_count, key_of
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.config_changes import Properties
 from klamm.errors import ErrorCode
@@ -36,6 +36,10 @@ async def _alter_all(broker: Broker, req: AlterConfigsRequest) -> AlterConfigsRe
 async def _alter(broker: Broker, resource: AlterConfigsResource, validate_only: bool) -> Outcome:
     if resource.resource_type == ResourceType.BROKER_LOGGER:
         return ErrorCode.INVALID_REQUEST, "Levels of loggers are changed by IncrementalAlterConfigs."
+    try:
+        check_count(resource.configs)
+    except ApiError as error:
+        return error.code, error.message
     if (empty := next((c.name for c in resource.configs if c.value is None), None)) is not None:
         return ErrorCode.INVALID_REQUEST, f"{empty} has no value."
     wanted: Properties = {config.name: config.value for config in resource.configs if config.value is not None}

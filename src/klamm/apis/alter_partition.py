@@ -8,7 +8,9 @@ away for `controller.socket.timeout.ms` REQUEST_TIMED_OUT (7); the leader asks a
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
+from klamm.apis.parts import Parts, in_parts
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.controller import events
 from klamm.controller.replies import AlterPartitionResult, AlterPartitionResults
@@ -80,4 +82,7 @@ def _partition(result: AlterPartitionResult) -> ResponsePartitionData:
     )
 
 
-API = Api(AlterPartitionRequest, AlterPartitionResponse, versions=(0, 3), plane=Plane.CONTROL, handle=handle)
+_PARTS: Final = Parts(asked="topics", answers="topics", rows="partitions", row_answers="partitions", name="topic_id")
+API = Api(
+    AlterPartitionRequest, AlterPartitionResponse, versions=(0, 3), plane=Plane.CONTROL, handle=in_parts(handle, _PARTS)
+)

@@ -27,6 +27,11 @@ READ_WAIT_S: Final = 1.0
 CHANGE_WAIT_S: Final = 5.0
 """How long ZooKeeper is waited for. These requests carry no time of their own, and clients give up after 30 s."""
 
+MAX_CONFIGS: Final = 1000
+"""Settings of one resource in a request; there are far fewer keys."""
+_SLICE: Final = 200
+"""Resources that are only looked at before the loop gets its turn."""
+
 
 class ResourceType(IntEnum):
     TOPIC = 2
@@ -97,7 +102,10 @@ async def alter_each(
 
     Once ZooKeeper has not answered in time the rest is not tried.
     """
-    times = Counter(map(key_of, resources))
+    times: Counter[Resource] = Counter()
+    for start in range(0, len(resources), _SLICE):
+        times.update(map(key_of, resources[start : start + _SLICE]))
+        await asyncio.sleep(0)
     answers: list[A] = []
     is_late = False
     for resource in resources:
@@ -110,8 +118,15 @@ async def alter_each(
             outcome = await _in_time(change(resource))
             is_late = outcome[0] == ErrorCode.REQUEST_TIMED_OUT
         code, message = outcome
+        if len(answers) % _SLICE == _SLICE - 1:
+            await asyncio.sleep(0)
         answers.append(answer(error_code=code, error_message=message, resource_type=key.type, resource_name=key.name))
     return answers
+
+
+def check_count(configs: Sequence[object]) -> None:
+    if len(configs) > MAX_CONFIGS:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"More than {MAX_CONFIGS} settings are changed for a resource.")
 
 
 async def _in_time(change: Coroutine[Any, Any, Outcome]) -> Outcome:

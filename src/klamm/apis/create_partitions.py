@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from operator import attrgetter
+from typing import Final
 
 from klamm.apis.deadlines import Deadline
+from klamm.apis.parts import Parts, in_parts
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.apis.topic_waits import await_topics
 from klamm.controller import events
@@ -53,6 +56,10 @@ def _event_topic(topic: CreatePartitionsTopic) -> events.CreatablePartitions:
     )
 
 
+def _weight(topic: CreatePartitionsTopic) -> int:
+    return 1 + len(topic.assignments or ()) // 10
+
+
 def _await_leaders(
     broker: Broker,
     req: CreatePartitionsRequest,
@@ -82,4 +89,11 @@ def _response(results: dict[str, TopicResult]) -> CreatePartitionsResponse:
     )
 
 
-API = Api(CreatePartitionsRequest, CreatePartitionsResponse, versions=(0, 3), plane=Plane.DATA, handle=handle)
+_PARTS: Final = Parts(asked="topics", answers="results", most=100, weigh=_weight, key=attrgetter("name"), copies=2)
+API = Api(
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    versions=(0, 3),
+    plane=Plane.DATA,
+    handle=in_parts(handle, _PARTS),
+)

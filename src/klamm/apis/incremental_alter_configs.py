@@ -14,7 +14,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
-from klamm.apis.config_resources import ApiError, Outcome, ResourceType, alter, alter_each, alter_loggers, key_of
+from klamm.apis.config_resources import (
+    ApiError,
+    Outcome,
+    ResourceType,
+    alter,
+    alter_each,
+    alter_loggers,
+    check_count,
+    key_of,
+)
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.config import BROKER_KEYS, TOPIC_KEYS, ConfigType
 from klamm.config.definition import AnyKey
@@ -64,6 +73,7 @@ async def _alter(broker: Broker, resource: AlterConfigsResource, validate_only: 
 
 
 def _check(resource: AlterConfigsResource) -> None:
+    check_count(resource.configs)
     names = Counter(config.name for config in resource.configs)
     if twice := [name for name, times in names.items() if times > 1]:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"{twice[0]} may be named only once for a resource.")

@@ -9,6 +9,7 @@ flexible v6; protocol type in the answer, and a protocol name that may be null, 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.coordinator.deferred import deliver
@@ -18,12 +19,17 @@ from klamm.coordinator.join import JoinGroup
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
 
+MAX_PROTOCOLS: Final = 1000
+"""Protocols of one member. Every join compares them with those of all members; clients have one to three."""
+
 
 def handle(
     broker: Broker, ctx: RequestContext, req: JoinGroupRequest
 ) -> JoinGroupResponse | asyncio.Future[JoinGroupResponse]:
     version = ctx.api_version
     groups: GroupCoordinator = broker.groups
+    if len(req.protocols) > MAX_PROTOCOLS:
+        return _response(JoinGroupResult.failed(req.member_id, ErrorCode.INVALID_REQUEST), version)
     if sum(len(protocol.metadata) for protocol in req.protocols) > groups.config.record_max_bytes:
         # Refused before the metadata is copied out of the frame.
         return _response(JoinGroupResult.failed(req.member_id, ErrorCode.UNKNOWN_SERVER_ERROR), version)

@@ -6,6 +6,9 @@ their group instance id alone, as an operator removes them (KIP-345); flexible v
 
 from __future__ import annotations
 
+from typing import Final
+
+from klamm.apis.parts import Parts, in_parts
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.membership import MemberIdentity
@@ -31,4 +34,5 @@ def handle(broker: Broker, ctx: RequestContext, req: LeaveGroupRequest) -> Leave
     return LeaveGroupResponse(error_code=error, members=responses)
 
 
-API = Api(LeaveGroupRequest, LeaveGroupResponse, versions=(0, 5), plane=Plane.DATA, handle=handle)
+_PARTS: Final = Parts(asked="members", answers="members")
+API = Api(LeaveGroupRequest, LeaveGroupResponse, versions=(0, 5), plane=Plane.DATA, handle=in_parts(handle, _PARTS))

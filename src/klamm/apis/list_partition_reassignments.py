@@ -6,7 +6,9 @@ v0 (KIP-455). Null topics means all. A broker that is not the controller says NO
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
+from klamm.apis.parts import Parts, in_parts
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.controller import events
 from klamm.controller.replies import Reassignments
@@ -46,11 +48,12 @@ def _response(reassignments: Reassignments) -> ListPartitionReassignmentsRespons
     )
 
 
+_PARTS: Final = Parts(asked="topics", answers="topics", rows="partition_indexes", row_answers="partitions")
 API = Api(
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
     versions=(0, 0),
     plane=Plane.DATA,
-    handle=handle,
+    handle=in_parts(handle, _PARTS),
     is_read=True,
 )

@@ -71,10 +71,11 @@ def _create_and_name(
 
 
 def _to_create(broker: Broker, req: MetadataRequest) -> Generator[None, None, list[str]]:
-    """Names that are not known and may be created."""
+    """Names that are not known and may be created. If there are very many, the rest follows when the client returns."""
     if not (req.allow_auto_topic_creation and broker.config.auto_create_topics_enable):
         return []
     topics = broker.metadata.snapshot.topics
+    room = topic_creation.MAX_MISSING
     found: dict[str, None] = {}
     for index, topic in enumerate(req.topics or ()):
         if index % _SLICE == _SLICE - 1:
@@ -82,8 +83,13 @@ def _to_create(broker: Broker, req: MetadataRequest) -> Generator[None, None, li
         name = topic.name
         if name is None or topic.topic_id != ZERO_UUID or name in topics or not is_valid_topic_name(name):
             continue
-        if name != TRANSACTION_STATE_TOPIC:
+        if name == TRANSACTION_STATE_TOPIC or name in found:
+            continue
+        if name in broker.topics_in_creation:
             found[name] = None
+        elif room:
+            found[name] = None
+            room -= 1
     return list(found)
 
 

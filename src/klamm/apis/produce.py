@@ -16,6 +16,7 @@ import asyncio
 from typing import Final
 
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
+from klamm.apis.parts import Parts, in_parts
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin
@@ -159,4 +160,13 @@ def _explain(answer: PartitionProduceResponse, result: AppendResult) -> None:
     ]
 
 
-API = Api(ProduceRequest, ProduceResponse, versions=(0, 11), plane=Plane.DATA, handle=handle)
+_PARTS: Final = Parts(
+    asked="topic_data",
+    answers="responses",
+    rows="partition_data",
+    row_answers="partition_responses",
+    most=100,
+    together=True,
+    union="node_endpoints",
+)
+API = Api(ProduceRequest, ProduceResponse, versions=(0, 11), plane=Plane.DATA, handle=in_parts(handle, _PARTS))

@@ -9,8 +9,10 @@ REBALANCE_IN_PROGRESS: the rebalance was lost with the one before it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from typing import Final
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, at_once
 from klamm.coordinator.deferred import deliver
 from klamm.coordinator.effects import SyncGroupResult
 from klamm.coordinator.group_coordinator import GroupCoordinator
@@ -18,23 +20,54 @@ from klamm.coordinator.membership import SyncGroup
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
+_SLICE: Final = 1000
+"""Assignments that are read without giving the loop back."""
+
 
 def handle(
     broker: Broker, ctx: RequestContext, req: SyncGroupRequest
-) -> SyncGroupResponse | asyncio.Future[SyncGroupResponse]:
+) -> SyncGroupResponse | asyncio.Future[SyncGroupResponse] | Sliced[SyncGroupResponse]:
     if ctx.api_version >= 5 and (req.protocol_type is None or req.protocol_name is None):
         return _response(SyncGroupResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
-    groups: GroupCoordinator = broker.groups
-    size = sum(len(assignment.assignment) for assignment in req.assignments)
-    # Assignments that are too large are not copied out of the frame: the group is not stored.
+    steps = _assignments(broker.groups, req)
+    if len(req.assignments) <= _SLICE:
+        return _sync(broker, req, at_once(steps))
+    return _sync_in_slices(broker, req, steps)
+
+
+def _sync_in_slices(
+    broker: Broker, req: SyncGroupRequest, steps: Generator[None, None, dict[str, bytes]]
+) -> Sliced[SyncGroupResponse]:
+    return _sync(broker, req, (yield from steps))
+
+
+def _assignments(groups: GroupCoordinator, req: SyncGroupRequest) -> Generator[None, None, dict[str, bytes]]:
+    """Assignments that are too large are not copied out of the frame: the group is not stored."""
+    size = 0
+    for number, given in enumerate(req.assignments, 1):
+        size += len(given.assignment)
+        if number % _SLICE == 0:
+            yield
     is_copied = size <= groups.config.record_max_bytes
+    assignments: dict[str, bytes] = {}
+    for number, given in enumerate(req.assignments, 1):
+        assignments[given.member_id] = bytes(given.assignment) if is_copied else given.assignment
+        if number % _SLICE == 0:
+            yield
+    return assignments
+
+
+def _sync(
+    broker: Broker, req: SyncGroupRequest, assignments: dict[str, bytes]
+) -> SyncGroupResponse | asyncio.Future[SyncGroupResponse]:
+    groups: GroupCoordinator = broker.groups
     sync = SyncGroup(
         generation_id=req.generation_id,
         member_id=req.member_id,
         group_instance_id=req.group_instance_id,
         protocol_type=req.protocol_type,
         protocol_name=req.protocol_name,
-        assignments={a.member_id: bytes(a.assignment) if is_copied else a.assignment for a in req.assignments},
+        assignments=assignments,
     )
     return deliver(broker.loop, groups.sync_group(req.group_id, sync), _response)
 

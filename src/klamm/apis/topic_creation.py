@@ -17,6 +17,8 @@ from klamm.model import CONTROL_LOG_TOPIC, GROUP_METADATA_TOPIC
 
 WAIT_MS: Final = 1_000
 """A client that asks about a topic is not kept waiting for its creation: it comes again."""
+MAX_MISSING: Final = 100
+"""Topics that one request may create by asking about them. The client asks again, and then the next ones follow."""
 REMINDER_S: Final = 300.0
 """Clients ask for a coordinator many times a second; the log says once in a while why they get none."""
 
@@ -34,7 +36,7 @@ def create_missing(
     like where that is not the default.
     """
     told = dict.fromkeys(names, ErrorCode.LEADER_NOT_AVAILABLE)
-    asked = [name for name in told if name not in broker.topics_in_creation]
+    asked = [name for name in told if name not in broker.topics_in_creation][:MAX_MISSING]
 
     def errors(results: TopicResults) -> dict[str, ErrorCode]:
         _warn_of_refused_offsets_topic(broker, results)

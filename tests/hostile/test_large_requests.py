@@ -1,0 +1,517 @@
+"""Requests that name very many things. Every API gives the loop back again and again while it answers one of them.
+
+Turns of the loop are counted, not milliseconds: a handler that answers without a turn between holds everybody up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from types import GeneratorType
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+
+from klamm.apis import ALL
+from klamm.apis.topic_creation import MAX_MISSING
+from klamm.controller import events
+from klamm.controller.replies import (
+    AlterPartitionResults,
+    EventReply,
+    PartitionResult,
+    PartitionResults,
+    Reassignments,
+    TopicResult,
+    TopicResults,
+)
+from klamm.errors import ErrorCode
+from klamm.protocol.messages import (
+    alter_configs,
+    alter_partition,
+    alter_partition_reassignments,
+    alter_replica_log_dirs,
+    create_partitions,
+    create_topics,
+    delete_groups,
+    delete_records,
+    delete_topics,
+    describe_configs,
+    describe_groups,
+    describe_log_dirs,
+    describe_producers,
+    elect_leaders,
+    find_coordinator,
+    incremental_alter_configs,
+    join_group,
+    leave_group,
+    list_offsets,
+    list_partition_reassignments,
+    metadata,
+    offset_commit,
+    offset_delete,
+    offset_fetch,
+    offset_for_leader_epoch,
+    produce,
+    sync_group,
+)
+from klamm.protocol.wire import Message
+from tests.property.test_handlers import MemoryZooKeeper
+from tests.support.one_broker import batch
+from tests.unit.coordinator.test_group_apis import GroupBroker
+
+COUNT = 2000
+MOST = 200
+"""No API handles more elements than this before it gives the loop back."""
+ID = UUID(int=7)
+APIS = {api.key: api for api in ALL}
+
+
+class Case(NamedTuple):
+    request: Callable[[Sequence[int]], Message]
+    version: int
+    answers: Callable[[Any], Sequence[Any]]
+    rows: str | None = None
+    is_answered_once: bool = False
+    """The request names the same thing every time, and the answer does so only once or not at all."""
+
+    def count(self, response: Any) -> int:
+        answers = self.answers(response)
+        return len(answers) if self.rows is None else sum(len(getattr(answer, self.rows)) for answer in answers)
+
+
+def structs(kind: Callable[..., Any], field: str, numbers: Sequence[int], **others: Any) -> list[Any]:
+    return [kind(**{field: number}, **others) for number in numbers]
+
+
+def names(numbers: Sequence[int]) -> list[str]:
+    return [f"n{number}" for number in numbers]
+
+
+def resources(kind: Callable[..., Any], numbers: Sequence[int], **others: Any) -> list[Any]:
+    return [kind(resource_type=2, resource_name=name, **others) for name in names(numbers)]
+
+
+CASES = {
+    "Produce": Case(
+        lambda n: produce.ProduceRequest(
+            transactional_id=None,
+            acks=1,
+            timeout_ms=1000,
+            topic_data=[
+                produce.TopicProduceData(
+                    name="t", partition_data=structs(produce.PartitionProduceData, "index", n, records=batch(b"x"))
+                )
+            ],
+        ),
+        10,
+        attrgetter("responses"),
+        "partition_responses",
+    ),
+    "ListOffsets": Case(
+        lambda n: list_offsets.ListOffsetsRequest(
+            replica_id=-1,
+            topics=[
+                list_offsets.ListOffsetsTopic(
+                    name="t", partitions=structs(list_offsets.ListOffsetsPartition, "partition_index", n, timestamp=-1)
+                )
+            ],
+        ),
+        7,
+        attrgetter("topics"),
+        "partitions",
+    ),
+    "OffsetCommit": Case(
+        lambda n: offset_commit.OffsetCommitRequest(
+            group_id="g",
+            topics=[
+                offset_commit.OffsetCommitRequestTopic(
+                    name="t",
+                    partitions=structs(
+                        offset_commit.OffsetCommitRequestPartition,
+                        "partition_index",
+                        n,
+                        committed_offset=1,
+                        committed_metadata="",
+                    ),
+                )
+            ],
+        ),
+        8,
+        attrgetter("topics"),
+        "partitions",
+    ),
+    "OffsetFetch v7": Case(
+        lambda n: offset_fetch.OffsetFetchRequest(
+            group_id="g", topics=[offset_fetch.OffsetFetchRequestTopic(name="t", partition_indexes=n)]
+        ),
+        7,
+        attrgetter("topics"),
+        "partitions",
+    ),
+    "OffsetFetch v8": Case(
+        lambda n: offset_fetch.OffsetFetchRequest(
+            groups=[offset_fetch.OffsetFetchRequestGroup(group_id=name, topics=[]) for name in names(n)]
+        ),
+        8,
+        attrgetter("groups"),
+    ),
+    "FindCoordinator": Case(
+        lambda n: find_coordinator.FindCoordinatorRequest(key_type=0, coordinator_keys=names(n)),
+        4,
+        attrgetter("coordinators"),
+    ),
+    "LeaveGroup": Case(
+        lambda n: leave_group.LeaveGroupRequest(
+            group_id="g", members=[leave_group.MemberIdentity(member_id=name) for name in names(n)]
+        ),
+        4,
+        attrgetter("members"),
+    ),
+    "SyncGroup": Case(
+        lambda n: sync_group.SyncGroupRequest(
+            group_id="g",
+            generation_id=1,
+            member_id="m",
+            protocol_type="p",
+            protocol_name="p",
+            assignments=[
+                sync_group.SyncGroupRequestAssignment(member_id=name, assignment=b"")
+                for name in names(range(10 * len(n)))
+            ],
+        ),
+        5,
+        lambda response: (),
+        is_answered_once=True,
+    ),
+    "DescribeGroups": Case(lambda n: describe_groups.DescribeGroupsRequest(groups=names(n)), 5, attrgetter("groups")),
+    "DeleteGroups": Case(lambda n: delete_groups.DeleteGroupsRequest(groups_names=names(n)), 2, attrgetter("results")),
+    "CreateTopics": Case(
+        lambda n: create_topics.CreateTopicsRequest(
+            topics=[
+                create_topics.CreatableTopic(
+                    name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]
+                )
+                for name in names(n)
+            ],
+            timeout_ms=0,
+        ),
+        7,
+        attrgetter("topics"),
+    ),
+    "DeleteTopics by name": Case(
+        lambda n: delete_topics.DeleteTopicsRequest(topic_names=names(n), timeout_ms=60_000), 5, attrgetter("responses")
+    ),
+    "DeleteTopics": Case(
+        lambda n: delete_topics.DeleteTopicsRequest(
+            topics=[delete_topics.DeleteTopicState(name=name, topic_id=UUID(int=0)) for name in names(n)],
+            timeout_ms=60_000,
+        ),
+        6,
+        attrgetter("responses"),
+    ),
+    "DeleteRecords": Case(
+        lambda n: delete_records.DeleteRecordsRequest(
+            topics=[
+                delete_records.DeleteRecordsTopic(
+                    name="t", partitions=structs(delete_records.DeleteRecordsPartition, "partition_index", n, offset=0)
+                )
+            ],
+            timeout_ms=60_000,
+        ),
+        2,
+        attrgetter("topics"),
+        "partitions",
+    ),
+    "OffsetForLeaderEpoch": Case(
+        lambda n: offset_for_leader_epoch.OffsetForLeaderEpochRequest(
+            topics=[
+                offset_for_leader_epoch.OffsetForLeaderTopic(
+                    topic="t",
+                    partitions=structs(
+                        offset_for_leader_epoch.OffsetForLeaderPartition, "partition", n, leader_epoch=0
+                    ),
+                )
+            ]
+        ),
+        4,
+        attrgetter("topics"),
+        "partitions",
+    ),
+    "DescribeConfigs": Case(
+        lambda n: describe_configs.DescribeConfigsRequest(
+            resources=resources(describe_configs.DescribeConfigsResource, n, configuration_keys=None)
+        ),
+        4,
+        attrgetter("results"),
+    ),
+    "DescribeConfigs, the same": Case(
+        lambda n: describe_configs.DescribeConfigsRequest(
+            resources=resources(describe_configs.DescribeConfigsResource, [0] * 10 * len(n), configuration_keys=None)
+        ),
+        4,
+        attrgetter("results"),
+        is_answered_once=True,
+    ),
+    "AlterConfigs": Case(
+        lambda n: alter_configs.AlterConfigsRequest(
+            resources=resources(alter_configs.AlterConfigsResource, [0] * len(n), configs=[]), validate_only=False
+        ),
+        2,
+        attrgetter("responses"),
+    ),
+    "IncrementalAlterConfigs": Case(
+        lambda n: incremental_alter_configs.IncrementalAlterConfigsRequest(
+            resources=resources(incremental_alter_configs.AlterConfigsResource, [0] * len(n), configs=[]),
+            validate_only=False,
+        ),
+        1,
+        attrgetter("responses"),
+    ),
+    "AlterReplicaLogDirs": Case(
+        lambda n: alter_replica_log_dirs.AlterReplicaLogDirsRequest(
+            dirs=[
+                alter_replica_log_dirs.AlterReplicaLogDir(
+                    path="/nowhere",
+                    topics=[alter_replica_log_dirs.AlterReplicaLogDirTopic(name="t", partitions=n)],
+                )
+            ]
+        ),
+        2,
+        attrgetter("results"),
+        "partitions",
+    ),
+    "DescribeLogDirs": Case(
+        lambda n: describe_log_dirs.DescribeLogDirsRequest(
+            topics=[describe_log_dirs.DescribableLogDirTopic(topic="t", partitions=n)]
+        ),
+        4,
+        attrgetter("results"),
+        is_answered_once=True,
+    ),
+    "CreatePartitions": Case(
+        lambda n: create_partitions.CreatePartitionsRequest(
+            topics=[create_partitions.CreatePartitionsTopic(name=name, count=1, assignments=None) for name in names(n)],
+            timeout_ms=0,
+            validate_only=False,
+        ),
+        3,
+        attrgetter("results"),
+    ),
+    "ElectLeaders": Case(
+        lambda n: elect_leaders.ElectLeadersRequest(
+            topic_partitions=[elect_leaders.TopicPartitions(topic="t", partitions=n)]
+        ),
+        2,
+        attrgetter("replica_election_results"),
+        "partition_result",
+    ),
+    "AlterPartitionReassignments": Case(
+        lambda n: alter_partition_reassignments.AlterPartitionReassignmentsRequest(
+            topics=[
+                alter_partition_reassignments.ReassignableTopic(
+                    name="t",
+                    partitions=structs(alter_partition_reassignments.ReassignablePartition, "partition_index", n),
+                )
+            ]
+        ),
+        0,
+        attrgetter("responses"),
+        is_answered_once=True,
+    ),
+    "ListPartitionReassignments": Case(
+        lambda n: list_partition_reassignments.ListPartitionReassignmentsRequest(
+            topics=[
+                list_partition_reassignments.ListPartitionReassignmentsTopics(name="t", partition_indexes=n),
+            ]
+        ),
+        0,
+        attrgetter("topics"),
+        is_answered_once=True,
+    ),
+    "OffsetDelete": Case(
+        lambda n: offset_delete.OffsetDeleteRequest(
+            group_id="g",
+            topics=[
+                offset_delete.OffsetDeleteRequestTopic(
+                    name="t", partitions=structs(offset_delete.OffsetDeleteRequestPartition, "partition_index", n)
+                )
+            ],
+        ),
+        0,
+        attrgetter("topics"),
+        "partitions",
+    ),
+    "DescribeProducers": Case(
+        lambda n: describe_producers.DescribeProducersRequest(
+            topics=[describe_producers.TopicRequest(name="t", partition_indexes=n)]
+        ),
+        0,
+        attrgetter("topics"),
+        "partitions",
+    ),
+    "AlterPartition": Case(
+        lambda n: alter_partition.AlterPartitionRequest(
+            broker_id=1,
+            broker_epoch=-1,
+            topics=[
+                alter_partition.TopicData(
+                    topic_id=ID,
+                    partitions=structs(
+                        alter_partition.PartitionData, "partition_index", n, leader_epoch=0, partition_epoch=0
+                    ),
+                )
+            ],
+        ),
+        3,
+        attrgetter("topics"),
+        is_answered_once=True,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupBroker]:
+    broker = GroupBroker(tmp_path_factory.mktemp("broker"))
+    broker.broker.zk = MemoryZooKeeper()
+    broker.lead_offsets_topic()
+    broker.lead("t", 2, topic_id=ID)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def one(shared: GroupBroker) -> GroupBroker:
+    shared.controller.submitted.clear()
+    shared.controller.script = accept
+    case = CASES["OffsetCommit"]
+    answer(shared, case.request(range(2)), case.version)
+    return shared
+
+
+def accept(event: events.ControllerEvent) -> EventReply | None:
+    """As a controller that does what it is asked; the broker's metadata does not show it."""
+    match event:
+        case events.CreateTopics() | events.CreatePartitions():
+            return TopicResults(tuple(TopicResult(topic.name, num_partitions=1) for topic in event.topics))
+        case events.DeleteTopics():
+            return TopicResults(tuple(TopicResult(name) for name in event.names))
+        case events.ApiPartitionReassignment():
+            return PartitionResults(tuple(PartitionResult(tp, ErrorCode.NONE) for tp, _ in event.reassignments))
+        case events.ReplicaLeaderElection():
+            return PartitionResults(tuple(PartitionResult(tp, ErrorCode.NONE) for tp in event.partitions or ()))
+        case events.ListPartitionReassignments():
+            return Reassignments()
+        case events.AlterPartition():
+            return AlterPartitionResults()
+    return None
+
+
+def answer(one: GroupBroker, request: Message, version: int) -> tuple[Any, int]:
+    """The response as the client reads it, and how often the loop could turn before."""
+    result = one.dispatch(APIS[request.KEY], request, version)
+    turns = 0
+    while True:
+        if isinstance(result, GeneratorType):
+            try:
+                next(result)
+                turns += 1
+            except StopIteration as done:
+                result = done.value
+        elif isinstance(result, asyncio.Future):
+            while not result.done():
+                one.loop.call_soon(one.loop.stop)
+                one.loop.run_forever()
+                turns += 1
+            result = result.result()
+        else:
+            return one.as_read(result, version), turns
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_loop_turns_while_a_large_request_is_answered(one: GroupBroker, name: str) -> None:
+    case = CASES[name]
+    response, turns = answer(one, case.request(range(COUNT)), case.version)
+    assert turns >= COUNT // MOST // 2
+    if not case.is_answered_once:
+        assert case.count(response) == COUNT
+        assert len(case.answers(response)) == (1 if case.rows else COUNT)
+
+
+ROWS = [name for name, case in CASES.items() if case.rows]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_large_request_has_the_answers_of_small_ones(one: GroupBroker, name: str) -> None:
+    case = CASES[name]
+    assert case.rows is not None
+    (small,) = case.answers(answer(one, case.request(range(COUNT - 5, COUNT)), case.version)[0])
+    (whole,) = case.answers(answer(one, case.request(range(COUNT)), case.version)[0])
+    assert getattr(whole, case.rows)[-5:] == getattr(small, case.rows)
+    assert whole != small
+
+
+def test_events_for_the_controller_are_no_larger_than_a_part(one: GroupBroker) -> None:
+    for name in ("CreatePartitions", "AlterPartition", "ListPartitionReassignments"):
+        answer(one, CASES[name].request(range(COUNT)), CASES[name].version)
+    submitted = one.controller.submitted
+    assert len({type(event) for event in submitted}) == 3
+    assert max(len(value) for event in submitted for value in fields_of(event) if isinstance(value, tuple)) <= MOST
+
+
+def fields_of(event: events.ControllerEvent) -> list[Any]:
+    return [(), *(getattr(event, name) for name in event.__dataclass_fields__)]
+
+
+def test_asking_about_very_many_topics_creates_a_few_at_a_time(one: GroupBroker) -> None:
+    count = 10 * MAX_MISSING
+    request = metadata.MetadataRequest(
+        topics=[metadata.MetadataRequestTopic(name=name) for name in names(range(count))]
+    )
+    response, _ = answer(one, request, 9)
+    codes = [topic.error_code for topic in response.topics]
+    assert codes[:MAX_MISSING] == [ErrorCode.LEADER_NOT_AVAILABLE] * MAX_MISSING
+    assert set(codes[MAX_MISSING:]) == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    (event,) = (event for event in one.controller.submitted if isinstance(event, events.CreateTopics))
+    assert len(event.topics) == MAX_MISSING
+
+
+def test_a_partition_that_is_named_twice_far_apart_is_refused(one: GroupBroker) -> None:
+    case = CASES["ListOffsets"]
+    response, _ = answer(one, case.request([*range(COUNT), 0]), case.version)
+    codes = [partition.error_code for partition in response.topics[0].partitions]
+    assert codes[0] == codes[-1] == ErrorCode.INVALID_REQUEST and codes[1] == ErrorCode.NONE
+
+
+def test_offsets_of_a_group_are_deleted_although_it_vanishes_on_the_way(one: GroupBroker) -> None:
+    case = CASES["OffsetDelete"]
+    response, _ = answer(one, case.request(range(COUNT)), case.version)
+    assert response.error_code == ErrorCode.NONE
+    assert [p.error_code for p in response.topics[0].partitions[:2]] == [ErrorCode.NONE] * 2
+    assert one.broker.groups.fetch_offsets("g", None) == {}
+
+
+def test_all_offsets_of_a_group_are_fetched_in_slices(one: GroupBroker) -> None:
+    one.update_metadata({"many": range(COUNT)})
+    request: Any = CASES["OffsetCommit"].request(range(COUNT))
+    request.topics[0].name = "many"
+    answer(one, request, CASES["OffsetCommit"].version)
+    asked = [offset_fetch.OffsetFetchRequestGroup(group_id="g", topics=None)] * 10
+    response, turns = answer(one, offset_fetch.OffsetFetchRequest(groups=asked), 8)
+    assert turns >= COUNT // MOST
+    assert sum(len(topic.partitions) for topic in response.groups[0].topics) == COUNT + 2
+
+
+def test_a_member_with_very_many_protocols_is_refused(one: GroupBroker) -> None:
+    protocols = [join_group.JoinGroupRequestProtocol(name=name, metadata=b"") for name in names(range(COUNT))]
+    response, _ = answer(one, one.join_request(protocols=protocols), 5)
+    assert response.error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_very_many_settings_of_one_resource_are_refused(one: GroupBroker) -> None:
+    configs = [alter_configs.AlterableConfig(name=key, value="") for key in names(range(COUNT))]
+    changed = alter_configs.AlterConfigsResource(resource_type=4, resource_name="1", configs=configs)
+    altered, _ = answer(one, alter_configs.AlterConfigsRequest(resources=[changed], validate_only=False), 2)
+    assert altered.responses[0].error_code == ErrorCode.INVALID_REQUEST
+    assert "1000 settings" in altered.responses[0].error_message
