@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 256 * 1024
+MAX_PREFERRED: Final = 10_000
+"""Replicas that do not exist yet whose directory is remembered. A request may name any topic; the oldest go first."""
 _IDLE_S: Final = 0.05
 
 
@@ -54,6 +56,8 @@ class LogDirMoves:
         if partition is None or partition.log is None:
             known = self._replicas.metadata.partition(*tp) is not None
             logs.preferred_dirs[tp] = path
+            if len(logs.preferred_dirs) > MAX_PREFERRED:
+                del logs.preferred_dirs[next(iter(logs.preferred_dirs))]
             return ErrorCode.REPLICA_NOT_AVAILABLE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         future = logs.futures.logs.get(tp)
         if future is not None and future.log_dir != path:

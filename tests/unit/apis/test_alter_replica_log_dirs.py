@@ -172,6 +172,13 @@ def test_a_swap_that_was_cut_off_is_completed_by_the_next_start(
     again.close()
 
 
+def test_directories_of_replicas_that_never_come_are_forgotten(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_dir_moves, "MAX_PREFERRED", 10)
+    for partition in range(30):
+        assert alter(one, one.log_dirs[0], "never", partition) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert list(one.broker.logs.preferred_dirs) == [TopicPartition("never", p) for p in range(20, 30)]
+
+
 def test_a_swap_that_the_disk_refuses_leaves_the_log_in_use(
     one: OneBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
