@@ -103,9 +103,6 @@ def open_context(
     if req.session_id != INVALID_SESSION_ID:
         sessions.remove(req.session_id)
     if req.session_epoch == FINAL_EPOCH or not 0 < count <= MAX_SESSION_PARTITIONS:
-        if count <= SLICE:
-            this = OneFetch()
-            return FetchContext(this, list(_asked(broker, req, uses_ids, this)), is_full=True)
         return (yield from _without_session(broker, req, uses_ids))
     created = sessions.create(
         is_privileged=req.replica_id >= 0 or req.replica_state is not None,
@@ -149,13 +146,14 @@ def _resume(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None
 
 
 def _without_session(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None, None, FetchContext]:
+    """A partition that is named again is asked for once, as in Kafka: a parked fetch holds what it asks for."""
     this = OneFetch()
-    asked: list[SessionPartition] = []
-    for partition in _asked(broker, req, uses_ids, this):
-        asked.append(partition)
-        if not len(asked) % SLICE:
+    asked: dict[SessionKey, SessionPartition] = {}
+    for count, partition in enumerate(_asked(broker, req, uses_ids, this), 1):
+        asked[_key(partition, uses_ids)] = partition
+        if not count % SLICE:
             yield
-    return FetchContext(this, asked, is_full=True)
+    return FetchContext(this, list(asked.values()), is_full=True)
 
 
 def _update(broker: Broker, session: FetchSession, req: FetchRequest, uses_ids: bool) -> Generator[None, None, None]:
