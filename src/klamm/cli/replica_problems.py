@@ -11,7 +11,7 @@ PROBLEM_METRIC: Final = "klamm_server_replicamanager_replicaproblem"
 _TAG: Final = re.compile(r'(\w+)="([^"]*)"')
 _REMEDIES: Final = {
     "inconsistent topic id": "stop the broker, move the partition's directory away, start the broker",
-    "damaged log": "restore the partition from a copy, or delete its records up to the gap",
+    "damaged log": "restore the partition from a copy, or go on without the offsets that the broker's log names",
 }
 
 

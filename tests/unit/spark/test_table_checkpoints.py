@@ -13,11 +13,13 @@ from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 
 from klamm.cli.pipeline import reset
+from klamm.errors import KlammError
 from klamm.spark.pipeline.failures import failure_of
 from klamm.spark.pipeline.run import check_checkpoint
 from klamm.spark.pipeline.yaml_file import read_yaml
 from klamm.spark.tables.batch_offsets import BatchOffsets, batch_offsets, from_metadata
 from klamm.spark.tables.commits import BatchOfFiles, commit
+from klamm.spark.tables.definition import load_definition
 from klamm.spark.tables.delta import TableLayout, parse_options
 from klamm.spark.tables.existing import CheckpointError, may_append, queries_of, refuse_new_query
 from klamm.spark.tables.files import ParquetFiles
@@ -208,3 +210,11 @@ def test_a_pipeline_is_refused_before_spark_starts_and_a_reset_is_a_wish(
 def test_a_refusal_is_not_tried_again() -> None:
     error = Exception("Traceback (most recent call last):\n  File ...\nklamm.spark.tables.existing.CheckpointError: no")
     assert failure_of(error, "p.yaml", "lake").permanent
+
+
+def test_a_table_of_a_pipeline_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(KlammError, match="There is no table at"):
+        load_definition(tmp_path)
+    (tmp_path / "_delta_log").mkdir()
+    with pytest.raises(KlammError, match="was not made by `klamm table create`: its pipeline or program"):
+        load_definition(tmp_path)

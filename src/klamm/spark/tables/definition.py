@@ -71,6 +71,10 @@ def load_definition(path: Path) -> TableDefinition:
         given: Any = json.loads(place.read_text(encoding="utf-8"))
         return TableDefinition(**given)
     except FileNotFoundError:
+        if (path / "_delta_log").is_dir():
+            raise KlammError(
+                f"The table at {path} was not made by `klamm table create`: its pipeline or program writes it."
+            ) from None
         raise KlammError(f"There is no table at {path}: `klamm table create` makes one.") from None
     except (OSError, ValueError, TypeError) as error:
         raise KlammError(f"The definition {place} cannot be read: {error}.") from None
