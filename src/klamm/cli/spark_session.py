@@ -82,6 +82,10 @@ def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterat
             note("Interrupted.")
             raise
         except Exception as error:
+            if (interrupt := _interrupt_behind(error)) is not None:
+                jvm.end()
+                note("Interrupted.")
+                raise interrupt from None
             if (ended := jvm.ended(JVM_END_S if is_py4j(error) else 0.0)) is None:
                 raise
             advice = f" {error}" if isinstance(error, SparkEndedError) else ""
@@ -89,6 +93,14 @@ def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterat
         finally:
             if spark is not None:
                 _stop(spark)
+
+
+def _interrupt_behind(error: BaseException) -> BaseException | None:
+    """PySpark calls the JVM once more while an interrupted call ends: what comes of that hides the interrupt."""
+    behind = error.__context__
+    while behind is not None and not isinstance(behind, KeyboardInterrupt | Terminated):
+        behind = behind.__context__
+    return behind
 
 
 def waiting(what: str) -> None:

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 
 from klamm.cli import spark_session as module
 from klamm.cli.output import Failure
-from klamm.cli.spark_jvm import Jvm
+from klamm.cli.spark_jvm import Jvm, Terminated
 from klamm.cli.spark_session import is_py4j, keep_previous, spark_session
 from klamm.errors import KlammError
 from klamm.spark.ended import SparkEndedError
@@ -48,6 +48,19 @@ def test_the_end_of_the_jvm_is_one_sentence(
     told = str(caught.value)
     assert told.startswith("Spark's JVM (process ") and told.endswith(f"Spark's log is {tmp_path}/spark.log.")
     assert f") was ended by SIGKILL, perhaps because memory ran out.{advice} " in told
+
+
+@pytest.mark.parametrize("interrupt", [Terminated(143), KeyboardInterrupt()])
+def test_an_interrupt_that_pyspark_hides(interrupt: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted collect() calls the JVM again, which gets the answer of the first call and fails on it."""
+    monkeypatch.setattr(module, "require_spark", lambda: None)
+    monkeypatch.setattr(module, "_started", lambda *args: None)
+    with pytest.raises(type(interrupt)) as caught, spark_session("local", "test", {}):
+        try:
+            raise interrupt
+        finally:
+            raise KeyError("p")
+    assert caught.value is interrupt
 
 
 def test_other_errors_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
