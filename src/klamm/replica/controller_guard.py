@@ -141,6 +141,10 @@ class ControllerGuard:
         except asyncio.CancelledError:
             self._answer(waiting, lambda _: ErrorCode.STALE_CONTROLLER_EPOCH)
             raise
+        except Exception:
+            # A bug: the controller must get an answer all the same, or its queue for this broker stands still.
+            log.exception("confirming control requests failed")
+            self._answer(waiting + self._take_waiting(), lambda _: ErrorCode.UNKNOWN_SERVER_ERROR)
         finally:
             self._reading = None
 

@@ -142,3 +142,18 @@ def test_a_broker_that_stops_refuses_what_waits() -> None:
         assert [queued.result(), asked.result()] == [STALE, STALE]
 
     with_guard(scenario)
+
+
+def test_a_failed_read_leaves_nobody_waiting() -> None:
+    async def scenario(guard: ControllerGuard, zk: ScriptedZooKeeper) -> None:
+        first = waits(guard.check(Claim(2, 6, 70)))
+        await zk.was_read(1)
+        late = waits(guard.check(Claim(2, 6, 70)))
+        zk.reads[0].set_exception(RuntimeError("a bug"))
+        assert await first is await late is ErrorCode.UNKNOWN_SERVER_ERROR
+        again = waits(guard.check(Claim(2, 6, 70)))
+        await zk.was_read(2)
+        zk.reads[1].set_result(ControlState(2, 6, 70))
+        assert await again is NONE
+
+    with_guard(scenario)
