@@ -47,6 +47,7 @@ EVERY_FAULT = {
     "power failures of 1 brokers",
     "power failures of 2 brokers",
     "power failures of all brokers",
+    "power failures of several brokers",
     "replicas moved away unheard",
     "replicas moved to and fro",
     "requests of a closed channel that come late",

@@ -68,9 +68,9 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "zookeeper_is_asked_for_the_epoch_only": Mutant(
         _R + "controller_guard",
-        "    is_confirmed = (claim.controller_id, claim.controller_epoch) == "
+        "    is_named = (claim.controller_id, claim.controller_epoch) == "
         "(state.controller_id, state.controller_epoch)\n",
-        "    is_confirmed = claim.controller_epoch == state.controller_epoch\n",
+        "    is_named = claim.controller_epoch == state.controller_epoch\n",
         first=7,
     ),
     "watches_are_lost_with_the_connection": Mutant(

@@ -65,7 +65,8 @@ class Faults:
         for node in self._rng.sample(up, count):
             self._world.lose_power(node, self._rng.randint(1, 80), self._rng.randint(5, 250))
         if count:
-            self._count(f"power failures of {'all' if count == len(self._world.nodes) else count} brokers")
+            several = str(count) if count < 3 else "several"
+            self._count(f"power failures of {'all' if count == len(self._world.nodes) else several} brokers")
 
     def _restart_elsewhere(self) -> None:
         """Gone, and back under another address: fast, so that it is sometimes missed, or after a while."""

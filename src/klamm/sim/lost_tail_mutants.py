@@ -22,6 +22,7 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         "return elect_preferred(assignment, state, able)",
         "return elect_preferred(assignment, state, online)",
         300,
+        first=63,
     ),
     "shortest_log_is_elected": Mutant(
         _C + "election", "longest = max(known.values())", "longest = min(known.values())"
@@ -31,6 +32,7 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         "longest = max(known.values())",
         "longest = max(known.values(), key=lambda end: end.offset)",
         600,
+        first=52,
     ),
     "only_members_are_compared": Mutant(
         _C + "election",
@@ -39,9 +41,11 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         300,
     ),
     "missing_members_not_waited_for": Mutant(
-        _C + "lost_tails", "if tp not in waits or tp.topic in hurried)", "if True)", 300
+        _C + "lost_tails", "if tp not in waits or tp.topic in hurried)", "if True)", 300, first=104
     ),
-    "wait_for_missing_members_never_ends": Mutant(_C + "lost_tails", "if hold.deadline_s <= now_s)", "if False)", 300),
+    "wait_for_missing_members_never_ends": Mutant(
+        _C + "lost_tails", "if hold.deadline_s <= now_s)", "if False)", 300, first=138
+    ),
     "unclean_shutdown_not_reported": Mutant(
         _C + "failover", "unclean_shutdown=config.unclean_shutdown", "unclean_shutdown=False"
     ),
@@ -55,6 +59,10 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         _C + "lost_tails", "if not suspects.partitions.get(b)]", "if True]", 600
     ),
     "stopped_cleanly_with_a_lost_tail": Mutant(
-        "klamm.sim.world", "is_clean = not node.was_unclean or node.broker.is_tail_settled", "is_clean = True", 600
+        "klamm.sim.world",
+        "is_clean = not node.was_unclean or node.broker.is_tail_settled",
+        "is_clean = True",
+        600,
+        first=104,
     ),
 }

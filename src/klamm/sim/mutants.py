@@ -43,13 +43,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "if p.name in stored and stored[p.name].znode == p.znode)",
         "if p.name in ())",
         300,
+        first=38,
     ),
     "no_election_when_nobody_leads": Mutant(
         _C + "controller",
         "                yield Enqueue(e.Reelect())\n",
         "                pass\n",
         seeds=300,
-        first=425,
+        first=471,
         also=(
             (
                 "yield from self._maybe_resign()\n                yield from self._elect()",
@@ -83,7 +84,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "            if tp in phase.states or tp in phase.stops:\n                break\n",
         "",
         300,
-        first=300,
+        first=454,
     ),
     "older_states_win_when_merged": Mutant(
         _C + "request_queue",
@@ -114,6 +115,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "    for leader in recipients:\n",
         "    for leader in () if allow_unclean else recipients:\n",
         300,
+        first=45,
     ),
     "unclean_leader_is_only_being_added": Mutant(
         _C + "election", "(r for r in recipients if r not in assignment.adding_replicas)", "iter(recipients)", 300, 75
@@ -122,7 +124,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _C + "partition_state_machine", "config.get(key, default).lower()", 'config.get(key, "true").lower()'
     ),
     "unclean_configuration_ignored": Mutant(
-        _C + "partition_state_machine", "config.get(key, default).lower()", '"false"', 600, 50
+        _C + "partition_state_machine", "config.get(key, default).lower()", '"false"', 600, 127
     ),
     "unclean_election_not_written_down": Mutant(_C + "election", "    if mark_recovering:\n", "    if False:\n"),
     "failed_directories_believed_healthy": Mutant(
@@ -147,13 +149,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "        yield AddChannel(broker)\n        yield from tell_live_brokers(ctx)\n",
         "        yield AddChannel(broker)\n",
         300,
-        first=315,
+        first=591,
     ),
     "new_addresses_not_used": Mutant(
         _C + "broker_changes",
         "        yield AddChannel(broker)\n        yield from tell_live_brokers(ctx)\n",
         "        yield from tell_live_brokers(ctx)\n",
         200,
+        first=59,
     ),
     "moved_replicas_forgotten": Mutant(_C + "broker_changes", "    yield from _delete_strays(ctx, ids)\n", "", 200, 70),
     "strays_of_deposed_controllers_kept": Mutant(
@@ -164,14 +167,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "everything = list(ctx.leadership)",
         "everything = [tp for tp in ctx.leadership if not ctx.is_queued_for_deletion(tp.topic)]",
         400,
-        first=260,
+        first=359,
     ),
     "deletions_missed_at_a_failover": Mutant(
         "klamm.sim.missed_deletions",
         "if update.controller_epoch > before.controller_epoch and len(before.topics):",
         "if False:",
         600,
-        first=120,
+        first=410,
     ),
     "ends_of_topics_lost_when_merged": Mutant(
         _C + "request_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 1000, 43
