@@ -177,7 +177,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         first=410,
     ),
     "ends_of_topics_lost_when_merged": Mutant(
-        _C + "request_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 1000, 500
+        _C + "request_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 1000, 686
     ),
     "stop_replica_of_any_epoch_obeyed": Mutant(
         "klamm.sim.broker_model", "if leader_epoch < mine.leader_epoch else", "if False else", 300, 678
