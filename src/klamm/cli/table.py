@@ -160,17 +160,22 @@ def _follow(query: Any) -> int:
     from klamm.spark.progress_sinks import TerminalTable
 
     counter = _Counter()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signals: list[int] = []
+    # The handler must not raise: an exception in the middle of a call leaves the connection with the JVM unusable.
+    before = {
+        number: signal.signal(number, lambda n, _: signals.append(n)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        watch(query, [counter, *([TerminalTable()] if sys.stdout.isatty() else [])])
-    except KeyboardInterrupt:
-        query.stop()
-        for report in query.recentProgress:  # those that nobody has looked at yet
-            counter.progress(parse_progress(report))
+        watch(query, [counter, *([TerminalTable()] if sys.stdout.isatty() else [])], lambda: bool(signals))
+        if signals:
+            query.stop()
+            for report in query.recentProgress:  # those that nobody has looked at yet
+                counter.progress(parse_progress(report))
     except Exception as error:
         fail(_reason(error))
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return counter.rows
 
 

@@ -161,8 +161,12 @@ class ProgressListener(StreamingQueryListener):
                 sink.ended(str(event.id), event.exception)
 
 
-def watch(query: StreamingQuery, sinks: Sequence[Sink] | None = None) -> None:
-    """Shows the progress of a query until it ends; what made it end is raised. Ctrl-C ends the watching only.
+def watch(
+    query: StreamingQuery, sinks: Sequence[Sink] | None = None, is_over: Callable[[], bool] = lambda: False
+) -> None:
+    """Show the progress of a query until it ends, or until `is_over`; raise the error that ended the query.
+
+    `is_over` is asked between two calls of the JVM, about once per second. Ctrl-C ends the watching only.
 
     On a terminal it is a table that is drawn anew; elsewhere, a line of JSON a batch.
     """
@@ -183,6 +187,8 @@ def watch(query: StreamingQuery, sinks: Sequence[Sink] | None = None) -> None:
                         sink.progress(parse_progress(report))
             if not is_running:
                 break
+            if is_over():
+                return
         for sink in sinks:
             sink.ended(str(query.id), None)
     finally:
