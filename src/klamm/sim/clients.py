@@ -131,12 +131,19 @@ class Producer:
     """
 
     def __init__(
-        self, client: Client, tps: Sequence[TopicPartition], history: History, may_go_on: Callable[[], bool]
+        self,
+        client: Client,
+        tps: Sequence[TopicPartition],
+        history: History,
+        may_go_on: Callable[[], bool],
+        is_leader: Callable[[TopicPartition, int], bool],
     ) -> None:
         self._client = client
         self._tps = tps
         self._history = history
         self._may_go_on = may_go_on
+        self._is_leader = is_leader
+        """Whether ZooKeeper names this broker as the partition's leader now."""
         self._producer_id = -1
         self._producer_epoch = -1
 
@@ -189,7 +196,10 @@ class Producer:
                 return int(result.base_offset)
             if result.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 return -1
-            if result.error_code not in RETRIABLE:
+            # A deposed leader that does not know it yet lacks what its successor acknowledged. Producers try again.
+            is_gap = result.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            is_retriable = result.error_code in RETRIABLE or (is_gap and not self._is_leader(tp, leader))
+            if not is_retriable:
                 name = ErrorCode(result.error_code).name
                 raise Violation(f"{self._client.name} was answered {name} for sequence {sequence} of {tp}")
             self._client.forget_leader(tp)

@@ -90,7 +90,7 @@ class Scenario:
         self._produces_until_s = cluster.loop.time() + FAULTS_S * cluster.rng.choice([0.5, 0.7, 0.9, 2.0, 2.0])
         for i in (1, 2):
             client = Client(f"p{i}", cluster.addresses, Random(cluster.rng.getrandbits(64)))
-            producer = Producer(client, self._tps, cluster.history, self._may_produce)
+            producer = Producer(client, self._tps, cluster.history, self._may_produce, cluster.watch.is_leader)
             self._producing.append(cluster.loop.spawn(cluster.client_process(client.name), producer.run()))
         for i in (1, 2):
             self._start_consumers(f"c{i}", rack=f"rack {i}")

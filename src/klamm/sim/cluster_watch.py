@@ -41,6 +41,11 @@ class ClusterWatch:
         copies = sum(known is None or known >= end for known in ends.values())
         require(copies >= self._needed, f"{tp} was acknowledged up to {end}, its copies end at {ends}")
 
+    def is_leader(self, tp: TopicPartition, broker_id: int) -> bool:
+        """Whether ZooKeeper names this broker as the leader."""
+        znode = self._cluster.zookeeper.tree.nodes.get(paths.partition_state_path(*tp))
+        return znode is not None and decode_partition_state(tp, znode.data, 0).leader_and_isr.leader == broker_id
+
     def _check_isr(self, tp: TopicPartition) -> None:
         committed = self._cluster.history.committed(tp)
         for broker_id in self._isr(tp):
