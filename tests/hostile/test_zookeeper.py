@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -243,6 +244,22 @@ def test_rules_by_address_are_parsed_once(server: EmbeddedZooKeeperThread, monke
         change = struct.pack(">i?i", OpCode.SET_DATA, False, -1) + string_bytes("/a") + buffer_bytes(b"")
         assert client.ask(OpCode.MULTI, (change + struct.pack(">i", -1)) * 200 + MULTI_END).error == Code.OK
         assert len(parsed) <= 66
+
+
+def test_rules_that_are_not_addresses_are_not_kept(server: EmbeddedZooKeeperThread) -> None:
+    """Parsed addresses are cached: texts of a megabyte each would stay there after they were refused."""
+    with RawClient(server.port) as client:
+        client.connect()
+        tracemalloc.start()
+        try:
+            for number in range(20):
+                rule = struct.pack(">i", 31) + string_bytes("ip") + string_bytes(f"{number}." + "1" * 900_000)
+                body = string_bytes("/a") + buffer_bytes(b"") + struct.pack(">i", 1) + rule + struct.pack(">i", 0)
+                assert client.ask(OpCode.CREATE, body).error == Code.INVALID_ACL
+            kept_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept_bytes < 9_000_000
 
 
 def test_those_who_do_not_read_end_first(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:

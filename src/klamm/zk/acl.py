@@ -10,6 +10,8 @@ from klamm.zk.ops import OPEN_ACL, Acl, Id, InvalidAcl, NoAuth, Perms
 
 SUPER: Final = (Id("super", ""),)
 """Passes every check: the tree's own user, such as the simulator or the replay of the log."""
+_MAX_NETWORK_CHARS: Final = 256
+"""Longer than any address with a scope and a prefix length. The cache of parsed texts keeps them for ever."""
 
 
 def resolve_acl(acl: Sequence[Acl], auth: Sequence[Id], path: str) -> tuple[Acl, ...]:
@@ -69,9 +71,13 @@ def _matches(entry: Acl, who: Id) -> bool:
     return network is not None and address is not None and _covers(network, address)
 
 
-@lru_cache(4_096)  # every operation on a znode with such rules asks, and parsing takes longer than the operation
 def _network(text: str) -> tuple[bytes, int] | None:
     """Address bytes and prefix length of `address[/bits]`, or None when it is not one."""
+    return _parse_network(text) if len(text) <= _MAX_NETWORK_CHARS else None
+
+
+@lru_cache(4_096)  # every operation on a znode with such rules asks, and parsing takes longer than the operation
+def _parse_network(text: str) -> tuple[bytes, int] | None:
     import ipaddress  # only access rules by address need it
 
     try:
