@@ -19,7 +19,7 @@ import pytest
 
 from klamm.zk import admission, limits
 from klamm.zk.connection import FRAMES_PER_TURN
-from klamm.zk.jute import OpCode, buffer_bytes, string_bytes
+from klamm.zk.jute import NOTIFICATION_XID, OpCode, buffer_bytes, string_bytes
 from klamm.zk.main import EmbeddedZooKeeperThread
 from klamm.zk.ops import Code
 from klamm.zk.server import EmbeddedZooKeeper
@@ -75,6 +75,33 @@ def test_a_small_multi_read_of_large_znodes(server: EmbeddedZooKeeperThread) -> 
         reply = client.ask(OpCode.MULTI_READ, multi_read(OpCode.GET_DATA, ["/large"] * 690))
         assert (reply.error, reply.body) == (Code.MARSHALLING_ERROR, b"")
         assert client.exists("/large").error == Code.OK
+
+
+def test_requests_of_very_many_small_operations(server: EmbeddedZooKeeperThread) -> None:
+    """A request is executed in one step: a megabyte of the smallest operations held everybody up for a second."""
+    assert (limits.MAX_OPERATIONS, limits.MAX_RESTORED_WATCHES) == (5_000, 25_000)
+    check = struct.pack(">i?i", OpCode.CHECK, False, -1) + string_bytes("/") + struct.pack(">i", -1)
+    with RawClient(server.port) as client:
+        client.connect()
+        for operations, expected in ((5_000, Code.OK), (5_001, Code.MARSHALLING_ERROR)):
+            assert client.ask(OpCode.MULTI, check * operations + MULTI_END).error == expected
+            assert client.ask(OpCode.MULTI_READ, multi_read(OpCode.GET_DATA, ["/"] * operations)).error == expected
+        create = struct.pack(">i?i", OpCode.CREATE, False, -1) + create_body("/first", b"")
+        assert client.ask(OpCode.MULTI, create + check * 5_000 + MULTI_END).error == Code.MARSHALLING_ERROR
+        assert client.exists("/first").error == Code.NO_NODE
+        paths = [f"/{number}" for number in range(25_001)]
+        too_many = set_watches_body(0, paths[:9_000], paths[9_000:18_000], paths[18_000:])
+        assert client.ask(OpCode.SET_WATCHES, too_many).error == Code.MARSHALLING_ERROR
+
+
+def test_events_of_restored_watches_come_before_the_answer(server: EmbeddedZooKeeperThread) -> None:
+    paths = [f"/{number}" for number in range(5_000)]
+    with RawClient(server.port) as client:
+        client.connect()
+        client.send(OpCode.SET_WATCHES, set_watches_body(0, paths, [], []))
+        replies = [client.receive() for _ in range(5_001)]
+    assert [reply.xid for reply in replies] == [NOTIFICATION_XID] * 5_000 + [1]
+    assert [reply.body[12:].decode() for reply in replies[:-1]] == paths
 
 
 def test_children_without_bound(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:

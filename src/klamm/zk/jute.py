@@ -28,6 +28,7 @@ from klamm.zk.ops import (
     GetDataResult,
     MarshallingError,
     MultiResult,
+    RequestTooLarge,
     SetAcl,
     SetData,
     SetDataResult,
@@ -242,8 +243,11 @@ def read_path_and_watch(buf: bytes, pos: int = 0) -> tuple[str, bool, int]:
     return path, watch, pos
 
 
-def read_multi(buf: bytes) -> tuple[list[int], list[WriteOp]]:
-    """The operations of a multi and their codes: `create` and `create2` differ only in how they are answered."""
+def read_multi(buf: bytes, max_ops: int | None = None) -> tuple[list[int], list[WriteOp]]:
+    """The operations of a multi and their codes: `create` and `create2` differ only in how they are answered.
+
+    Raises RequestTooLarge for more than `max_ops` of them.
+    """
     codes: list[int] = []
     ops: list[WriteOp] = []
     op: WriteOp
@@ -263,11 +267,15 @@ def read_multi(buf: bytes) -> tuple[list[int], list[WriteOp]]:
                 raise MarshallingError(message=f"operation {code} has no place in a multi")
         codes.append(code)
         ops.append(op)
+        _check_count(len(ops), max_ops)
     return codes, ops
 
 
-def read_multi_read(buf: bytes) -> list[GetData | GetChildren]:
-    """Watch flags are dropped: ZooKeeper sets no watches in a multiRead either."""
+def read_multi_read(buf: bytes, max_ops: int | None = None) -> list[GetData | GetChildren]:
+    """Watch flags are dropped: ZooKeeper sets no watches in a multiRead either.
+
+    Raises RequestTooLarge for more than `max_ops` operations.
+    """
     ops: list[GetData | GetChildren] = []
     pos = 0
     while (header := _multi_header(buf, pos)) is not None:
@@ -279,7 +287,13 @@ def read_multi_read(buf: bytes) -> list[GetData | GetChildren]:
             ops.append(GetChildren(path))
         else:
             raise MarshallingError(message=f"operation {code} has no place in a multiRead")
+        _check_count(len(ops), max_ops)
     return ops
+
+
+def _check_count(count: int, limit: int | None) -> None:
+    if limit is not None and count > limit:
+        raise RequestTooLarge(message=f"more than {limit} operations or paths in one request")
 
 
 def _multi_header(buf: bytes, pos: int) -> tuple[int, int] | None:
@@ -289,11 +303,15 @@ def _multi_header(buf: bytes, pos: int) -> tuple[int, int] | None:
     return None if done else (code, pos + 9)
 
 
-def read_set_watches(buf: bytes, *, second: bool) -> SetWatches:
+def read_set_watches(buf: bytes, *, second: bool, max_paths: int | None = None) -> SetWatches:
+    """Raises RequestTooLarge for more than `max_paths` in all."""
     zxid, pos = read_long(buf, 0)
-    data, pos = read_strings(buf, pos)
-    exist, pos = read_strings(buf, pos)
-    child, pos = read_strings(buf, pos)
+    lists: list[list[str]] = []
+    for _ in range(3):
+        _check_count(sum(map(len, lists)) + read_int(buf, pos)[0], max_paths)
+        paths, pos = read_strings(buf, pos)
+        lists.append(paths)
+    data, exist, child = lists
     persistent = 0
     if second:
         plain, pos = read_strings(buf, pos)

@@ -29,6 +29,10 @@ MAX_PATH_BYTES: Final = 8_192
 MAX_ACL_ENTRIES: Final = 64
 """After `auth` was replaced by the identities of the connection."""
 MAX_ANSWER_BYTES: Final = 16 << 20
+MAX_OPERATIONS: Final = 5_000
+"""Of a multi or multiRead: one request is executed in one step, and the smallest operations have 15 bytes."""
+MAX_RESTORED_WATCHES: Final = 25_000
+"""Paths of a setWatches. ZooKeeper's own client sends at most 128 KiB of them at once."""
 MAX_SESSIONS: Final = 20_000
 MAX_EPHEMERALS_PER_SESSION: Final = 20_000
 """All of them are removed in one step when the session ends."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from klamm.zk import jute
+from klamm.zk import jute, limits
 from klamm.zk.jute import OpCode
 from klamm.zk.limits import answer_bytes, check_answer, check_ephemerals, check_write
 from klamm.zk.ops import (
@@ -59,7 +59,7 @@ def execute_write(
     The limits hold for new requests only: a request that was logged before a limit existed repeats all the same.
     """
     if opcode == OpCode.MULTI:
-        codes, ops = jute.read_multi(body)
+        codes, ops = jute.read_multi(body, limits.MAX_OPERATIONS)
         _check_limits(tree, session_id, ops, auth)
         return jute.multi_bytes(codes, tree.multi(session_id, ops, now_ms, auth, journal))
     op, _ = _WRITES[opcode](body)
@@ -136,7 +136,7 @@ def _get_acl(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> 
 def _multi_read(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
     results: list[GetDataResult | GetChildrenResult | ErrorResult] = []
     size = 0
-    for op in jute.read_multi_read(body):
+    for op in jute.read_multi_read(body, limits.MAX_OPERATIONS):
         try:
             result = tree.read(op, None, auth)
         except ZkError as error:
@@ -155,7 +155,7 @@ def _sync(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> byt
 
 
 def _set_watches(tree: ZnodeTree, body: bytes, watcher: int, *, second: bool) -> bytes:
-    wanted = jute.read_set_watches(body, second=second)
+    wanted = jute.read_set_watches(body, second=second, max_paths=limits.MAX_RESTORED_WATCHES)
     if wanted.persistent:
         raise Unimplemented(message="persistent watches are not implemented")
     tree.set_watches(watcher, wanted.relative_zxid, wanted.data, wanted.exist, wanted.child)

@@ -361,10 +361,18 @@ class EmbeddedZooKeeper:
             self._committer.when_safe(connection.close)
 
     def _notify(self) -> None:
-        for watcher, event in self.tree.take_events():
+        """Sends the events of one change. Restored watches have thousands for one connection: they leave together."""
+        events = self.tree.take_events()
+        if not events:
+            return
+        owed: dict[int, list[bytes]] = {}
+        for watcher, event in events:
+            owed.setdefault(watcher, []).append(jute.notification(event))
+        for watcher, frames in owed.items():
             connection = self.connections.get(watcher)
             if connection is not None:
-                self._send(connection, jute.notification(event))
+                self.sent += len(frames) - 1
+                self._send(connection, frames[0] if len(frames) == 1 else b"".join(frames))
 
     def _authenticate(self, connection: Connection, scheme: str, credential: bytes) -> None:
         if scheme == "ip":
