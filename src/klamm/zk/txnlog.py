@@ -184,17 +184,24 @@ def sync_dir(directory: Path) -> None:
 
 
 def recover_tree(directory: Path, tree: ZnodeTree, torn_end: TornEnd, before: int | None = None) -> int:
-    """Fills an empty tree from the files, of those before zxid `before`; the zxid of the snapshot that was used."""
+    """Fills an empty tree from the files, of those before zxid `before`; the zxid of the snapshot that was used.
+
+    A snapshot is made of changes that are on disk: if it is damaged, the logs must reach at least as far.
+    """
     used = _load_newest(directory, tree, before)
+    newest = max((z for z in numbered(directory, "snapshot") if before is None or z < before), default=0)
     logs = [z for z in numbered(directory, "log") if before is None or z < before]
-    begun = _begun_logs(directory, logs) if torn_end is not TornEnd.REFUSE else []
+    begun = begun_logs(directory, logs) if torn_end is not TornEnd.REFUSE else []
     logs = logs[: len(logs) - len(begun)]
     _check_first_log(directory, logs, tree.last_zxid)
-    for position, first in enumerate(logs):
+    for position, (first, following) in enumerate(itertools.zip_longest(logs, [*logs[1:], *begun[:1]])):
         is_last = position == len(logs) - 1
-        if not is_last and logs[position + 1] <= tree.last_zxid + 1:
+        if following is not None and following <= tree.last_zxid + 1:
             continue  # the snapshot covers it
-        _replay(log_path(directory, first), tree, torn_end if is_last else TornEnd.REFUSE)
+        _replay(log_path(directory, first), tree, torn_end if is_last else TornEnd.REFUSE, newest)
+    if tree.last_zxid < newest:
+        damaged = snapshot_path(directory, newest)
+        raise DamagedError(directory, f"{damaged} is damaged, and the logs end with change {tree.last_zxid:#x}")
     for first in begun if torn_end is TornEnd.CUT_OFF else ():
         log_path(directory, first).unlink()
     return used
@@ -207,7 +214,7 @@ def _check_first_log(directory: Path, logs: list[int], last_zxid: int) -> None:
         )
 
 
-def _begun_logs(directory: Path, logs: list[int]) -> list[int]:
+def begun_logs(directory: Path, logs: list[int]) -> list[int]:
     """Logs at the end that were begun and never used; the first log of all does not count.
 
     A roll begins the next log before the last records of the old one are synced, and writes to it only afterwards: a
@@ -219,7 +226,8 @@ def _begun_logs(directory: Path, logs: list[int]) -> list[int]:
     return logs[used:]
 
 
-def _replay(path: Path, tree: ZnodeTree, torn_end: TornEnd) -> None:
+def _replay(path: Path, tree: ZnodeTree, torn_end: TornEnd, durable_zxid: int) -> None:
+    """Repeats the changes of a log. Those up to `durable_zxid` were on disk: their damage is not a torn write."""
     content = path.read_bytes()
     if len(content) > len(MAGIC) and not content.startswith(MAGIC):
         raise DamagedError(path.parent, f"{path} is damaged at byte 0")
@@ -236,7 +244,8 @@ def _replay(path: Path, tree: ZnodeTree, torn_end: TornEnd) -> None:
     if end == len(content):
         return
     size = len(content) - end
-    if torn_end is TornEnd.REFUSE or (size > 0 and not is_torn_end(content, end, seen)):
+    is_torn = torn_end is not TornEnd.REFUSE and tree.last_zxid >= durable_zxid
+    if not is_torn or (size > 0 and not is_torn_end(content, end, seen)):
         raise DamagedError(
             path.parent, f"{path} is damaged at byte {end}, behind change {seen:#x}, and {max(size, 0)} bytes follow"
         )

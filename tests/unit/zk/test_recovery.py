@@ -72,6 +72,37 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before(tmp_path: Path, caplog:
         recovered(tmp_path)
 
 
+def test_a_log_that_a_snapshot_covers_is_not_cut(tmp_path: Path) -> None:
+    """It looks like the last one, because the next one was only begun; an older snapshot may need it."""
+    three_snapshots(tmp_path)
+    log_path(tmp_path, 8).write_bytes(MAGIC)
+    flip(log_path(tmp_path, 6), len(MAGIC) + len(record(6)) + 30)
+    before = log_path(tmp_path, 6).read_bytes()
+    assert recovered(tmp_path).last_zxid == 7
+    assert log_path(tmp_path, 6).read_bytes() == before
+
+
+@pytest.mark.parametrize("last_log", ["begun", "missing"])
+def test_logs_must_reach_the_newest_snapshot(tmp_path: Path, last_log: str) -> None:
+    """Change 7 is in a snapshot, so it was on disk: the damage at the end of the log before is not a torn write."""
+    three_snapshots(tmp_path)
+    flip(snapshot_path(tmp_path, 7), 60)
+    if last_log == "begun":
+        log_path(tmp_path, 8).write_bytes(MAGIC)
+    else:
+        log_path(tmp_path, 8).unlink()
+    flip(log_path(tmp_path, 6), len(MAGIC) + len(record(6)) + 30)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(DamagedError, match=r"log\.0{15}6 is damaged at byte \d+"):
+        recovered(tmp_path)
+    log_path(tmp_path, 6).unlink()
+    with pytest.raises(DamagedError, match=r"snapshot\.0{15}7 is damaged, and the logs end with change 0x5|a log is"):
+        recovered(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.name != "lock"} == {
+        path: content for path, content in before.items() if path != log_path(tmp_path, 6)
+    }
+
+
 def test_without_a_snapshot_all_logs_are_replayed(tmp_path: Path) -> None:
     log_path(tmp_path, 1).write_bytes(MAGIC + session_record() + record(2))
     log_path(tmp_path, 3).write_bytes(MAGIC + record(3))
