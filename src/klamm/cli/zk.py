@@ -143,5 +143,11 @@ def _source(choice: Choice) -> str:
 
 
 def _lost(report: Report, zxid: int) -> str:
-    lost = report.highest - zxid
-    return f"Lost: {lost} changes, {zxid + 1:#x} to {report.highest:#x}" if lost > 0 else "Lost: the damaged record"
+    """The number of lost changes, as far as the files tell: some may be in bytes that cannot be read."""
+    count = report.highest - zxid
+    parts = [f"{count} changes, {zxid + 1:#x} to {report.highest:#x}"] if count > 1 else []
+    if count == 1:
+        parts.append(f"change {report.highest:#x}")
+    if report.unreadable_end:
+        parts.append(f"all changes in the last {report.unreadable_end} bytes of {report.files[-1].name}")
+    return f"Lost: {' and '.join(parts) or 'nothing'}"

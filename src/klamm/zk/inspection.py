@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from klamm.frozen import dataclass
-from klamm.zk.log_records import MAGIC, MIN_RECORD_BYTES, LogRecord, decode_record, frames, is_torn_end, next_record
+from klamm.zk.log_records import MAGIC, MIN_RECORD_BYTES, LogRecord, decode_record, frames, is_torn_end, last_record
 from klamm.zk.ops import ZkError
 from klamm.zk.tree import ZnodeTree
 from klamm.zk.txnlog import (
@@ -24,6 +24,7 @@ from klamm.zk.txnlog import (
     DataDir,
     DataDirError,
     TornEnd,
+    begun_logs,
     load_snapshot,
     log_path,
     numbered,
@@ -56,6 +57,8 @@ class FileReport:
     damaged_at: int | None = None
     highest: int = 0
     """The highest zxid in the file, behind damage too."""
+    unreadable_end: int = 0
+    """Bytes at the end of a damaged log, behind its last whole record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Report:
     problem: str
     choices: tuple[Choice, ...]
     highest: int
+    unreadable_end: int
+    """Bytes at the end of the last log that may hold changes beyond `highest`."""
     is_in_use: bool
 
     @property
@@ -99,7 +104,9 @@ def inspect(directory: Path) -> Report:
     if not snapshots and not logs:
         raise DataDirError(f"{directory} holds no files of an embedded ZooKeeper")
     files = [_snapshot_report(snapshot_path(directory, zxid), zxid) for zxid in snapshots]
-    files += [_log_report(log_path(directory, zxid), zxid) for zxid in logs]
+    last_used = logs[-1 - len(begun_logs(directory, logs))] if logs else 0
+    durable_zxid = max(snapshots, default=0)
+    files += [_log_report(log_path(directory, z), z, durable_zxid, is_last=z == last_used) for z in logs]
     tree = ZnodeTree()
     recovered, problem = None, ""
     try:
@@ -108,7 +115,8 @@ def inspect(directory: Path) -> Report:
     except DataDirError as error:
         problem = getattr(error, "problem", str(error))
     highest = max(file.highest for file in files)
-    return Report(tuple(files), recovered, problem, _choices(directory), highest, is_in_use(directory))
+    unreadable = files[-1].unreadable_end
+    return Report(tuple(files), recovered, problem, _choices(directory), highest, unreadable, is_in_use(directory))
 
 
 def is_in_use(directory: Path) -> bool:
@@ -187,13 +195,15 @@ def _snapshot_report(path: Path, zxid: int) -> FileReport:
     return FileReport(path.name, FileState.WHOLE, None, zxid, size, None, zxid)
 
 
-def _log_report(path: Path, number: int) -> FileReport:
+def _log_report(path: Path, number: int, durable_zxid: int, *, is_last: bool) -> FileReport:
+    """Only the last log that was used can end with an unfinished write, and only behind the newest snapshot."""
     content = path.read_bytes()
     size = len(content)
     if size <= len(MAGIC):
         return FileReport(path.name, FileState.WHOLE, None, None, size, None, number - 1)
     if not content.startswith(MAGIC):
-        return FileReport(path.name, FileState.DAMAGED, None, None, size, 0, _highest(content, 0, number - 1))
+        whole_until, highest = last_record(content, 0, number - 1)
+        return FileReport(path.name, FileState.DAMAGED, None, None, size, 0, highest, size - whole_until)
     first, last, end = None, number - 1, len(MAGIC)
     for position, record in _records(content):
         first = record.zxid if first is None else first
@@ -201,8 +211,10 @@ def _log_report(path: Path, number: int) -> FileReport:
     seen = None if first is None else last
     if end == size:
         return FileReport(path.name, FileState.WHOLE, first, seen, size, None, last)
-    state = FileState.UNFINISHED if is_torn_end(content, end, last) else FileState.DAMAGED
-    return FileReport(path.name, state, first, seen, size, end, _highest(content, end, last))
+    if is_last and last >= durable_zxid and is_torn_end(content, end, last):
+        return FileReport(path.name, FileState.UNFINISHED, first, seen, size, end, last)
+    whole_until, highest = last_record(content, end, last)
+    return FileReport(path.name, FileState.DAMAGED, first, seen, size, end, highest, size - whole_until)
 
 
 def _records(content: bytes) -> Iterator[tuple[int, LogRecord]]:
@@ -212,13 +224,6 @@ def _records(content: bytes) -> Iterator[tuple[int, LogRecord]]:
             yield position, decode_record(payload)
         except (ZkError, struct.error):
             return
-
-
-def _highest(content: bytes, position: int, last: int) -> int:
-    """The highest zxid behind damage, as far as whole records follow."""
-    while (found := next_record(content, position, last)) is not None:
-        position, last = found
-    return last
 
 
 def _choices(directory: Path) -> tuple[Choice, ...]:

@@ -117,7 +117,7 @@ def is_torn_end(content: bytes, position: int, last_zxid: int) -> bool:
     missing = _FRAME.size + length - len(rest)
     if missing < 0 or (missing > 0 and not _is_begun_record(rest, last_zxid)):
         return False
-    return next_record(content, position, last_zxid) is None
+    return not _has_later_record(content, position, last_zxid)
 
 
 def _is_begun_record(rest: bytes, last_zxid: int) -> bool:
@@ -126,8 +126,8 @@ def _is_begun_record(rest: bytes, last_zxid: int) -> bool:
     return fits(_FRAME.unpack_from(rest)[0]) and _ZXID.pack(last_zxid + 1).startswith(zxid)
 
 
-def next_record(content: bytes, position: int, last_zxid: int) -> tuple[int, int] | None:
-    """The first whole record behind `position` that came after `last_zxid`: where it begins, and its zxid.
+def _has_later_record(content: bytes, position: int, last_zxid: int) -> bool:
+    """Whether a whole record that came after `last_zxid` is behind `position`, or too many bytes look like one.
 
     A client can put such bytes into a znode. If exactly that write is torn, the start stops although nothing is lost:
     that is the safe side.
@@ -137,12 +137,37 @@ def next_record(content: bytes, position: int, last_zxid: int) -> tuple[int, int
         start = match.start()
         checked += min(_FRAME.unpack_from(content, start)[0], MAX_RECORD_BYTES)
         if checked > _SEARCH_BYTES:
-            return start, last_zxid + 1
+            return True
+        if _zxid_of(_payload_at(content, start)) > last_zxid:
+            return True
+    return False
+
+
+def last_record(content: bytes, position: int, last_zxid: int) -> tuple[int, int]:
+    """The end and the zxid of the last whole record behind damage at `position`, or both arguments if there is none.
+
+    Zxids of a log are consecutive, so the bytes before a record bound its zxid: records that a client has put into a
+    znode do not count.
+    """
+    checked, end, last = 0, position, last_zxid
+    for match in _record_pattern(last_zxid).finditer(content, position + 1):
+        start = match.start()
+        if start < end:
+            continue
         payload = _payload_at(content, start)
-        zxid = 0 if payload is None or len(payload) < _RECORD.size else _RECORD.unpack_from(payload)[0]
-        if zxid > last_zxid:
-            return start, zxid
-    return None
+        zxid = _zxid_of(payload)
+        if payload is not None and last < zxid <= last + 1 + (start - end) // MIN_RECORD_BYTES:
+            end, last = start + _FRAME.size + len(payload), zxid
+            continue
+        checked += min(_FRAME.unpack_from(content, start)[0], MAX_RECORD_BYTES)
+        if checked > _SEARCH_BYTES:
+            break
+    return end, last
+
+
+def _zxid_of(payload: bytes | None) -> int:
+    """The zxid of a log record, 0 if it is not one."""
+    return 0 if payload is None or len(payload) < _RECORD.size else int(_RECORD.unpack_from(payload)[0])
 
 
 def _record_pattern(last_zxid: int) -> re.Pattern[bytes]:

@@ -61,6 +61,14 @@ def test_a_damaged_snapshot_that_is_not_needed(tmp_path: Path) -> None:
     assert re.search(r"snapshot\.0{15}7 +damaged", output) and "up to change 0x9." in output
 
 
+def test_a_damaged_end_of_a_closed_log(tmp_path: Path) -> None:
+    """Not a write that a start cuts off, although it looks like one; a start does not need that log."""
+    three_snapshots(tmp_path)
+    flip(log_path(tmp_path, 6), len(MAGIC) + len(record(6)) + 30)
+    code, output = run("check", tmp_path)
+    assert code == 3 and re.search(r"log\.0{15}6 +damaged", output) and "up to change 0x9." in output
+
+
 def test_a_damaged_log(tmp_path: Path) -> None:
     """The choices are shown; the one that is taken keeps every file, and no zxid is used twice."""
     three_snapshots(tmp_path)
@@ -82,6 +90,57 @@ def test_a_damaged_log(tmp_path: Path) -> None:
     assert tree.last_zxid > 0x13
     assert {"/n8", "/n9"} <= set(tree.nodes) and "/n10" not in tree.nodes
     assert run("check", tmp_path)[0] == 0
+
+
+def test_a_log_whose_end_cannot_be_read(tmp_path: Path) -> None:
+    """How many changes are lost is not known, so the bytes are named."""
+    three_snapshots(tmp_path)
+    records = [record(zxid) for zxid in range(8, 20)]
+    garbage = b"\xa5" * sum(map(len, records[4:]))
+    log_path(tmp_path, 8).write_bytes(MAGIC + b"".join(records[:4]) + garbage)
+    lost = f"Lost: all changes in the last {len(garbage)} bytes of log.0000000000000008."
+    code, output = run("repair", tmp_path)
+    assert code == 4 and "0xb  from snapshot.0000000000000007" in output and lost in output
+    code, output = run("repair", tmp_path, "--to", "0xb")
+    assert code == 0 and lost in output
+    assert recovered(tmp_path).last_zxid >= 0x13
+
+
+def test_damage_in_the_middle_and_at_the_end(tmp_path: Path) -> None:
+    three_snapshots(tmp_path)
+    records = [record(zxid) for zxid in range(8, 20)]
+    log_path(tmp_path, 8).write_bytes(MAGIC + b"".join(records)[:-20])
+    flip(log_path(tmp_path, 8), len(MAGIC) + len(records[0]) + 30)
+    cut = len(records[-1]) - 20
+    output = run("repair", tmp_path)[1]
+    assert f"Lost: 10 changes, 0x9 to 0x12 and all changes in the last {cut} bytes of log.0000000000000008." in output
+
+
+def test_one_lost_change(tmp_path: Path) -> None:
+    three_snapshots(tmp_path)
+    flip(snapshot_path(tmp_path, 7), 60)
+    flip(log_path(tmp_path, 6), len(MAGIC) + len(record(6)) + 30)
+    log_path(tmp_path, 8).write_bytes(MAGIC)
+    assert "0x6  from snapshot.0000000000000005" in run("repair", tmp_path)[1]
+    assert "Lost: change 0x7." in run("repair", tmp_path)[1]
+
+
+def test_a_repair_that_loses_nothing(tmp_path: Path) -> None:
+    three_snapshots(tmp_path)
+    code, output = run("repair", tmp_path, "--to", "0x9")
+    assert code == 0 and "in the state after change 0x9. Lost: nothing." in output
+
+
+def test_records_in_a_znode_are_not_lost_changes(tmp_path: Path) -> None:
+    """Bytes of a client that look like a record with a zxid far beyond."""
+    three_snapshots(tmp_path)
+    records = [record(8), record(9), record(10, record(0x7000_0000)), record(11)]
+    log_path(tmp_path, 8).write_bytes(MAGIC + b"".join(records))
+    for damaged in (0, 2):
+        content = log_path(tmp_path, 8).read_bytes()
+        flip(log_path(tmp_path, 8), len(MAGIC) + len(b"".join(records[:damaged])) + 20)
+        assert re.search(r"Lost: \d changes, 0x[8a] to 0xb\.", run("repair", tmp_path)[1])
+        log_path(tmp_path, 8).write_bytes(content)
 
 
 def test_an_older_snapshot_can_be_chosen(tmp_path: Path) -> None:
