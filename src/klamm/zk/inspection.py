@@ -28,6 +28,7 @@ from klamm.zk.txnlog import (
     load_snapshot,
     log_path,
     numbered,
+    read_file,
     recover_tree,
     repeat,
     snapshot_path,
@@ -178,10 +179,17 @@ def _back_up(directory: Path) -> Path:
         try:
             os.link(path, backup / path.name)
         except OSError:  # a file system without links
-            shutil.copy2(path, backup / path.name)
+            _copy(path, backup / path.name)
     sync_dir(backup)
     sync_dir(directory)
     return backup
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies a file to disk: the original is removed afterwards."""
+    shutil.copy2(source, target)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _snapshot_report(path: Path, zxid: int) -> FileReport:
@@ -189,15 +197,23 @@ def _snapshot_report(path: Path, zxid: int) -> FileReport:
     try:
         load_snapshot(path, ZnodeTree())
     except DataDirError:
-        content = path.read_bytes()
+        content = _readable(path)
         end = max((end for end, _ in frames(content)), default=len(MAGIC)) if content.startswith(MAGIC) else 0
         return FileReport(path.name, FileState.DAMAGED, None, zxid, size, end, zxid)
     return FileReport(path.name, FileState.WHOLE, None, zxid, size, None, zxid)
 
 
+def _readable(path: Path) -> bytes:
+    """The content, nothing if the disk refuses it."""
+    try:
+        return read_file(path)
+    except DataDirError:
+        return b""
+
+
 def _log_report(path: Path, number: int, durable_zxid: int, *, is_last: bool) -> FileReport:
     """Only the last log that was used can end with an unfinished write, and only behind the newest snapshot."""
-    content = path.read_bytes()
+    content = read_file(path)
     size = len(content)
     if size <= len(MAGIC):
         return FileReport(path.name, FileState.WHOLE, None, None, size, None, number - 1)
@@ -246,7 +262,7 @@ def _reach(directory: Path, base: int) -> tuple[ZnodeTree, int]:
     if base:
         load_snapshot(snapshot_path(directory, base), tree)
     for first in numbered(directory, "log"):
-        content = log_path(directory, first).read_bytes()
+        content = read_file(log_path(directory, first))
         for _, record in _records(content) if content.startswith(MAGIC) else ():
             if record.zxid <= tree.last_zxid:
                 continue

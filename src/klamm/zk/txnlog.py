@@ -175,6 +175,14 @@ def numbered(directory: Path, kind: str) -> list[int]:
     return sorted(int(match[2], 16) for match in found if match is not None and match[1] == kind)
 
 
+def read_file(path: Path) -> bytes:
+    """The content. Raises DataDirError, which names the file, if the disk refuses it."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataDirError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def sync_dir(directory: Path) -> None:
     fd = os.open(directory, os.O_RDONLY)
     try:
@@ -228,7 +236,7 @@ def begun_logs(directory: Path, logs: list[int]) -> list[int]:
 
 def _replay(path: Path, tree: ZnodeTree, torn_end: TornEnd, durable_zxid: int) -> None:
     """Repeats the changes of a log. Those up to `durable_zxid` were on disk: their damage is not a torn write."""
-    content = path.read_bytes()
+    content = read_file(path)
     if len(content) > len(MAGIC) and not content.startswith(MAGIC):
         raise DamagedError(path.parent, f"{path} is damaged at byte 0")
     end, seen = len(MAGIC), zxid_of(path) - 1
@@ -278,7 +286,7 @@ def _load_newest(directory: Path, tree: ZnodeTree, before: int | None) -> int:
 
 def load_snapshot(path: Path, tree: ZnodeTree) -> None:
     """Fills the tree from a snapshot. Raises DataDirError, and leaves the tree as it was, if it is damaged."""
-    content = path.read_bytes()
+    content = read_file(path)
     payloads = [payload for _, payload in frames(content)] if content.startswith(MAGIC) else []
     loaded = ZnodeTree()
     try:

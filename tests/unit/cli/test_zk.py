@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -90,6 +92,32 @@ def test_a_damaged_log(tmp_path: Path) -> None:
     assert tree.last_zxid > 0x13
     assert {"/n8", "/n9"} <= set(tree.nodes) and "/n10" not in tree.nodes
     assert run("check", tmp_path)[0] == 0
+
+
+def test_backups_on_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies are on disk before the originals are removed."""
+    three_snapshots(tmp_path)
+    before = contents(tmp_path)
+    steps: list[str] = []
+    real_sync, real_unlink = os.fsync, Path.unlink
+
+    def sync(fd: int) -> None:
+        steps.append(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), tmp_path))
+        real_sync(fd)
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        steps.append("unlink")
+        real_unlink(path, missing_ok)
+
+    def no_links(source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert run("repair", tmp_path, "--to", "0x9")[0] == 0
+    assert contents(tmp_path / "backup-1") == before
+    assert {f"backup-1/{name}" for name in before} <= set(steps[: steps.index("unlink")])
 
 
 def test_a_log_whose_end_cannot_be_read(tmp_path: Path) -> None:

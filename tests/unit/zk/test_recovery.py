@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from klamm.zk import log_records
-from klamm.zk.inspection import inspect
+from klamm.zk.inspection import FileState, inspect
 from klamm.zk.jute import OpCode
 from klamm.zk.log_records import MAGIC, LogRecord, decode_record, encode_record, frame, frames
 from klamm.zk.ops import Id, RequestTooLarge
@@ -69,6 +70,36 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before(tmp_path: Path, caplog:
         assert any(f"snapshot.{damaged:016x} is damaged" in line and "older snapshot" in line for line in warned)
     flip(snapshot_path(tmp_path, 3), 60)
     with pytest.raises(DamagedError, match="no older snapshot is whole"):
+        recovered(tmp_path)
+
+
+def refuse_to_read(monkeypatch: pytest.MonkeyPatch, refused: Path) -> None:
+    """As a disk with a bad sector does; the error names no file."""
+    real = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path == refused:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+
+
+def test_a_snapshot_that_the_disk_refuses_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    three_snapshots(tmp_path)
+    refuse_to_read(monkeypatch, snapshot_path(tmp_path, 7))
+    assert recovered(tmp_path).last_zxid == 9
+    report = inspect(tmp_path)
+    assert (report.recovered, [file.name for file in report.files if file.state is FileState.DAMAGED]) == (
+        9,
+        ["snapshot.0000000000000007"],
+    )
+
+
+def test_a_log_that_the_disk_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    three_snapshots(tmp_path)
+    refuse_to_read(monkeypatch, log_path(tmp_path, 8))
+    with pytest.raises(DataDirError, match=r"log\.0{15}8 cannot be read: Input/output error"):
         recovered(tmp_path)
 
 
