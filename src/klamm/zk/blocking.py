@@ -12,7 +12,7 @@ from klamm.zk.batches import path_batches
 from klamm.zk.chroot import Chroot, split_hosts
 from klamm.zk.client_connection import ConnectionState
 from klamm.zk.client_requests import MultiRead, Read, Request
-from klamm.zk.ops import Code, ConnectionLoss, Exists, GetData, ReadOp
+from klamm.zk.ops import Code, ConnectionLoss, Exists, GetData, MarshallingError, ReadOp
 from klamm.zk.predecessor import SessionCredentials
 from klamm.zk.socket_connection import SocketConnection
 
@@ -53,11 +53,19 @@ class BlockingSession:
 
     def read_many(self, paths: Sequence[str]) -> list[bytes | None]:
         """The data of each znode, None for one that is missing. Raises ConnectionLoss."""
-        found: list[bytes | None] = []
-        for batch in path_batches([self._chroot.full(path) for path in paths]):
-            answers = self._ask(MultiRead(batch))
-            found += [None if isinstance(answer, Code) else answer[0] or b"" for answer in answers]
-        return found
+        batches = path_batches([self._chroot.full(path) for path in paths])
+        return [each for batch in batches for each in self._read_batch(batch)]
+
+    def _read_batch(self, full_paths: list[str]) -> list[bytes | None]:
+        try:
+            answers = self._ask(MultiRead(full_paths))
+        except MarshallingError:
+            if len(full_paths) == 1:
+                raise
+            # The answer would exceed the server's limit.
+            half = len(full_paths) // 2
+            return self._read_batch(full_paths[:half]) + self._read_batch(full_paths[half:])
+        return [None if isinstance(answer, Code) else answer[0] or b"" for answer in answers]
 
     def exists(self, path: str) -> bool:
         return self._read(Exists(path)) is not None

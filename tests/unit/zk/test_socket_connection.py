@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from klamm.zk import limits
 from klamm.zk.addresses import address_of, candidates
 from klamm.zk.blocking import BlockingSession
 from klamm.zk.client_connection import ConnectionState
@@ -280,6 +281,19 @@ def test_a_session_is_taken_over_and_ended_once(zookeeper: EmbeddedZooKeeperThre
         assert not late.is_known
     assert end_session(zookeeper.address, mine, LONG_MS)
     assert not end_session("127.0.0.1:1", mine, 100)
+
+
+def test_many_large_znodes_are_read_in_parts(
+    zookeeper: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`klamm cluster status` reads all topics at once; one answer with them may exceed the server's limit."""
+    monkeypatch.setattr(limits, "MAX_ANSWER_BYTES", 2_500)
+    with Client(zookeeper.address) as client:
+        for number in range(9):
+            client.send(Write(Create(f"/{number}", bytes([number]) * 1_000))).result(TIMEOUT_S)
+    with BlockingSession(zookeeper.address, TIMEOUT_S) as session:
+        found = session.read_many([*(f"/{number}" for number in range(9)), "/missing"])
+    assert found == [*(bytes([number]) * 1_000 for number in range(9)), None]
 
 
 def test_while_a_session_is_expired_requests_are_refused(zookeeper: EmbeddedZooKeeperThread) -> None:
