@@ -14,6 +14,7 @@ from klamm.clock import SystemClock
 from klamm.log import LogManager
 from klamm.log.checkpoints import MetaProperties
 from klamm.model import TopicPartition
+from klamm.testing import LocalCluster
 from klamm.zk import predecessor
 from klamm.zk.predecessor import SessionCredentials
 from tests.unit.log.harness import append, batch
@@ -24,6 +25,18 @@ def no_umask() -> Iterator[None]:
     before = os.umask(0)
     yield
     os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_only_its_user_can_read_the_files_of_a_local_cluster(tmp_path: Path) -> None:
+    """In a directory that others may enter, with settings of an earlier version that everyone could read."""
+    tmp_path.chmod(0o755)
+    settings = tmp_path / "broker-1.properties"
+    settings.touch(0o644)
+    with LocalCluster(brokers=1, data_dir=tmp_path):
+        modes = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert {Path("broker-1.properties"), Path("broker-1.log"), Path("zookeeper.log")} <= set(modes)
+    assert {str(path): oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
 
 
 @pytest.mark.usefixtures("no_umask")

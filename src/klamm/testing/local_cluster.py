@@ -25,7 +25,7 @@ from klamm.testing.internal_topics import InternalTopics
 from klamm.testing.launch import broker_process, nothing_left_of, zookeeper_process
 from klamm.testing.lookup import why_unknown
 from klamm.testing.ports import LOOPBACK, ReservedPort
-from klamm.testing.processes import ChildProcess
+from klamm.testing.processes import ChildProcess, open_private
 from klamm.testing.sessions import expire_session
 from klamm.testing.settings import TEST_DEFAULTS, BrokerConfigs, ClusterSettings, property_text
 
@@ -343,7 +343,9 @@ class LocalCluster:
 
     def _write_config(self, broker_id: int) -> None:
         text = "".join(f"{key}={property_text(value)}\n" for key, value in self._properties(broker_id).items())
-        self._config_file(broker_id).write_text(text, encoding="utf-8")
+        # The directory may be one that others can read, and settings may be secret.
+        with open(self._config_file(broker_id), "w", encoding="utf-8", opener=open_private) as file:
+            file.write(text)
 
     def _properties(self, broker_id: int) -> dict[str, object]:
         return {

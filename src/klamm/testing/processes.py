@@ -22,6 +22,14 @@ _POLL_S: Final = 0.005
 _TAIL_LINES: Final = 25
 
 
+def open_private(path: str, flags: int) -> int:
+    """Opens a file that only its user may read, also one that an earlier version created readable by everyone."""
+    fd = os.open(path, flags, 0o600)
+    with contextlib.suppress(PermissionError):
+        os.fchmod(fd, 0o600)
+    return fd
+
+
 class _Spawner:
     """One thread that starts all children: Linux ties a child's life to the thread that started it."""
 
@@ -85,11 +93,11 @@ class ChildProcess:
     def spawn(self) -> None:
         if self.is_running:
             raise KlammError(f"{self.name} is {'paused: use resume()' if self._paused else 'running already'}.")
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         env = {**_with_bytecode_cache(os.environ), PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
 
         def start() -> subprocess.Popen[bytes]:
-            with self.log_path.open("ab") as output:
+            with open(self.log_path, "ab", opener=open_private) as output:
                 return subprocess.Popen(
                     self._command,
                     stdin=subprocess.DEVNULL,
