@@ -426,6 +426,25 @@ def test_a_sasl_handshake_fails_with_an_answer(server: EmbeddedZooKeeperThread) 
             assert client.is_closed()
 
 
+def test_nothing_is_executed_after_a_failed_authentication(tmp_path: Path) -> None:
+    """Not even while the answer waits for the disk."""
+    requests = [
+        (OpCode.CREATE, create_body("/before", b"")),
+        (OpCode.AUTH, struct.pack(">i", 0) + string_bytes("unknown") + buffer_bytes(b"")),
+        (OpCode.CREATE, create_body("/after", b"")),
+    ]
+    frames = [struct.pack(">ii", xid, opcode) + body for xid, (opcode, body) in enumerate(requests, 1)]
+    server = EmbeddedZooKeeperThread(tmp_path).start()
+    with RawClient(server.port) as client, RawClient(server.port) as other:
+        client.connect()
+        client.socket.sendall(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
+        assert [client.receive().error for _ in range(2)] == [Code.OK, Code.AUTH_FAILED]
+        assert client.is_closed()
+        other.connect()
+        assert [other.exists(path).error for path in ("/before", "/after")] == [Code.OK, Code.NO_NODE]
+    server.stop()
+
+
 def alive_connections(port: int) -> int:
     found = re.search(rb"zk_num_alive_connections\t(\d+)", four_letters(port, b"mntr"))
     assert found is not None

@@ -57,6 +57,7 @@ class Connection(asyncio.Protocol):
         self._write_paused = False
         self._read_paused = False
         self._is_scheduled = False
+        self._is_ending = False
         self._closing = False
 
     # --- the transport's side ----------------------------------------------------------------------------------------
@@ -152,9 +153,10 @@ class Connection(asyncio.Protocol):
 
     @property
     def _is_held(self) -> bool:
-        """Whether no request may be executed now: the client does not read, or the disk is behind."""
+        """Whether no request may be executed now: the client does not read, or the disk is behind; or ever again."""
         return (
-            self._write_paused
+            self._is_ending
+            or self._write_paused
             or self._waiting > MAX_WAITING
             or self._waiting_bytes > MAX_WAITING_BYTES
             or self._server.is_congested
@@ -190,6 +192,10 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
         if self._read_paused:
             self.update_reading()
+
+    def end(self) -> None:
+        """Executes no further request, although answers may still have to wait for the disk before `close`."""
+        self._is_ending = True
 
     def close(self) -> None:
         """Sends what was written, then closes. Nothing more is read."""

@@ -224,7 +224,7 @@ class EmbeddedZooKeeper:
             size, number = held.pop()
             excess -= size
             greedy = self.connections[number]
-            log.warning("closing the connection from %s: %d bytes wait for it to read", greedy.host, size)
+            log.warning("closing the connection from %s: it holds %d bytes of requests and answers", greedy.host, size)
             greedy.abort()
 
     def _send(self, connection: Connection, frame: bytes) -> None:
@@ -358,6 +358,7 @@ class EmbeddedZooKeeper:
         self._notify()
         self._send(connection, jute.reply(xid, tree.last_zxid, code, answer))
         if opcode == OpCode.CLOSE_SESSION or code == Code.AUTH_FAILED:
+            connection.end()
             self._committer.when_safe(connection.close)
 
     def _notify(self) -> None:
