@@ -37,12 +37,13 @@ DirectoryArgument = Annotated[
 def check(directory: DirectoryArgument) -> None:
     """Show the state of snapshots and logs, and what a start would recover. Changes nothing.
 
-    Exit codes: 0 when every file is whole, 3 when a file is damaged but a start loses nothing, 4 when a start fails,
+    Exit codes: 0 when no file is damaged, 3 when a file is damaged but a start loses nothing, 4 when a start fails,
     1 when DIR cannot be read.
     """
     report = _inspect(directory)
     _show(directory, report)
     if report.recovered is None:
+        say(f"`klamm zk repair {directory}` shows the states that can be recovered.")
         raise typer.Exit(START_FAILS)
     if report.is_damaged:
         raise typer.Exit(DAMAGED)
@@ -56,7 +57,7 @@ def repair(
         typer.Option("--to", metavar="ZXID", help="Set DIR to the state after this change, one of those shown."),
     ] = None,
 ) -> None:
-    """Show the states that the files still give; with --to, set DIR to one of them.
+    """Show the states that can be recovered from the files; with --to, set DIR to one of them.
 
     Every file is kept in a new directory DIR/backup-N. Changes after the chosen one are lost: restart all brokers
     afterwards. Refused while a server uses DIR.
@@ -87,6 +88,7 @@ def repair(
         fail(f"The repair failed: {error}.")
     say(f"{directory} is now in the state after change {zxid:#x}. {_lost(report, zxid)}.")
     say(f"The old files are in {repaired.backup}. New changes start at {repaired.last_zxid + 1:#x}.")
+    say("Restart all brokers.")
 
 
 def _inspect(directory: Path) -> Report:
@@ -122,7 +124,10 @@ def _show(directory: Path, report: Report) -> None:
     else:
         say(f"A start recovers everything up to change {report.recovered:#x}.")
         if report.is_damaged:
-            say("Damaged files are not needed for it; three snapshots are kept for this case.")
+            say("It does not need the damaged files: three snapshots and their logs are kept for this case.")
+        for file in report.files:
+            if file.state.value == "unfinished":
+                say(f"It cuts off the last record of {file.name}, whose write was not finished.")
 
 
 def _show_choices(directory: Path, report: Report) -> None:

@@ -237,7 +237,7 @@ class StateChange:
             return
         log.error(
             "%s: %s/partition.metadata has topic id %s, but the topic's id is %s. If the directory is of a deleted "
-            "topic, stop broker %d, move the directory away and start the broker: it copies the replica anew",
+            "topic, stop broker %d, move the directory away and start the broker: it copies the replica again",
             tp,
             hosted.dir,
             encode_topic_id(hosted.topic_id or ZERO_UUID),

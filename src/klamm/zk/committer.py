@@ -96,7 +96,7 @@ class Committer:
         if self._failed:
             return
         self._failed = True
-        log.error("the log cannot be written, so nothing more can be promised to clients: %s", error)
+        log.error("the log cannot be written, so the server stops: %s", error)
         self._on_failure(error)
 
     def _schedule(self) -> None:

@@ -48,7 +48,7 @@ class FileState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """One snapshot or log. `first` and `last` are the zxids that can be read from its beginning; of a snapshot, its."""
+    """One snapshot or log. `first` and `last` are zxids that can be read before any damage; a snapshot has only one."""
 
     name: str
     state: FileState
@@ -57,14 +57,14 @@ class FileReport:
     size_bytes: int
     damaged_at: int | None = None
     highest: int = 0
-    """The highest zxid in the file, behind damage too."""
+    """The highest zxid in the file, also after damage."""
     unreadable_end: int = 0
-    """Bytes at the end of a damaged log, behind its last whole record."""
+    """Bytes after the last whole record of a damaged log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A state that the files still give: the tree after change `zxid`, from a snapshot (0: none) and the logs."""
+    """A state that can be recovered: the tree after change `zxid`, from a snapshot (0: none) and the logs."""
 
     zxid: int
     snapshot: int
@@ -147,7 +147,7 @@ def repair(directory: Path, zxid: int) -> Repaired:
         report = inspect(directory)
         choice = next((choice for choice in report.choices if choice.zxid == zxid), None)
         if choice is None:
-            raise DataDirError(f"the files in {directory} do not give the state after change {zxid:#x}")
+            raise DataDirError(f"the state after change {zxid:#x} cannot be recovered from {directory}")
         tree, _ = _reach(directory, choice.snapshot)
         assert tree.last_zxid == zxid
         tree.last_zxid = _unused_zxid(report)
@@ -212,7 +212,7 @@ def _readable(path: Path) -> bytes:
 
 
 def _log_report(path: Path, number: int, durable_zxid: int, *, is_last: bool) -> FileReport:
-    """Only the last log that was used can end with an unfinished write, and only behind the newest snapshot."""
+    """Only the last log that was used can end with an unfinished write, and only after the newest snapshot."""
     content = read_file(path)
     size = len(content)
     if size <= len(MAGIC):
@@ -256,7 +256,7 @@ def _choices(directory: Path) -> tuple[Choice, ...]:
 
 
 def _reach(directory: Path, base: int) -> tuple[ZnodeTree, int]:
-    """The tree of snapshot `base` (0: an empty one) and all changes behind it that can be read, and the time of it."""
+    """The tree of snapshot `base` (0: an empty one) with the changes that follow it, and the time of the last one."""
     tree = ZnodeTree()
     time_ms = 0
     if base:

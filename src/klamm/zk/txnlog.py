@@ -255,7 +255,7 @@ def _replay(path: Path, tree: ZnodeTree, torn_end: TornEnd, durable_zxid: int) -
     is_torn = torn_end is not TornEnd.REFUSE and tree.last_zxid >= durable_zxid
     if not is_torn or (size > 0 and not is_torn_end(content, end, seen)):
         raise DamagedError(
-            path.parent, f"{path} is damaged at byte {end}, behind change {seen:#x}, and {max(size, 0)} bytes follow"
+            path.parent, f"{path} is damaged at byte {end}, after change {seen:#x} ({max(size, 0)} bytes follow)"
         )
     if torn_end is TornEnd.SKIP:
         return

@@ -46,6 +46,7 @@ def test_an_unfinished_write_is_not_damage(tmp_path: Path) -> None:
     before = contents(tmp_path)
     code, output = run("check", tmp_path)
     assert code == 0 and "unfinished" in output and "up to change 0x1." in output
+    assert "It cuts off the last record of log.0000000000000001, whose write was not finished." in output
     assert contents(tmp_path) == before, "only a start cuts it off"
 
 
@@ -79,7 +80,8 @@ def test_a_damaged_log(tmp_path: Path) -> None:
     before = contents(tmp_path)
     code, output = run("check", tmp_path)
     assert code == 4
-    assert re.search(r"A start fails: .*log\.0{15}8 is damaged at byte \d+, behind change 0x9", output)
+    assert re.search(r"A start fails: .*log\.0{15}8 is damaged at byte \d+, after change 0x9", output)
+    assert f"`klamm zk repair {tmp_path}` shows the states that can be recovered." in output
     code, output = run("repair", tmp_path)
     assert code == 4
     assert "0x9  from snapshot.0000000000000007 and the logs after it" in output
@@ -189,7 +191,7 @@ def test_states_that_cannot_be_had(tmp_path: Path) -> None:
     before = contents(tmp_path)
     assert run("repair", tmp_path, "--to", "0x42") == (
         1,
-        f"The repair failed: the files in {tmp_path} do not give the state after change 0x42.",
+        f"The repair failed: the state after change 0x42 cannot be recovered from {tmp_path}.",
     )
     assert run("repair", tmp_path, "--to", "newest")[0] == 1
     assert contents(tmp_path) == before
