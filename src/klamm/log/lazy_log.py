@@ -144,6 +144,8 @@ class LazyLog:
             _log.error("%s ends at offset %d, not at %d as recorded", self.dir, self.log_end_offset, known_end)
         if self._unopened_epoch != NO_EPOCH:
             self.assign_epoch(self._unopened_epoch, self.log_end_offset)
+        elif self.leader_epochs.is_dirty:
+            self.host.sync_soon(self.log_dir, self.leader_epochs.path)
 
     def take_files(self, files: LogFiles) -> None:
         self.segments, self.leader_epochs, self.producers, self.snapshots = files[:4]

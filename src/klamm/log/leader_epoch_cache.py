@@ -132,14 +132,18 @@ class LeaderEpochCache:
             self._replace([])
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Changes are written together, at the end: entries that are being collected are no file to be believed."""
+    def held(self, *, sync: bool = True) -> Iterator[None]:
+        """Changes are written together, at the end: entries that are being collected are no file to be believed.
+
+        Without `sync` the caller has the file forced to the disk later.
+        """
         before, self._is_held = self.entries, True
         yield
         self._is_held = False
         if self.entries != before:
-            self._files.write_atomic(self.path, _encode(self.entries))
+            self._files.write_atomic(self.path, _encode(self.entries), sync=sync)
             self._file_bytes = None
+            self.is_dirty = self.is_dirty or not sync
 
     def _replace(self, entries: list[EpochEntry]) -> None:
         """The file first: when the disk refuses, memory says what the file does."""

@@ -82,6 +82,7 @@ class LogLoader:
         self._start_checkpoint = log_start_offset
         self._recovery_point = recovery_point
         self._clean = had_clean_shutdown and recorded is None
+        self._is_intact = is_intact
         self._is_recovered_already = self._clean or is_intact
         self._recorded = recorded
         self._damages: list[Damage] = []
@@ -140,7 +141,8 @@ class LogLoader:
         has_epochs = any(i.name == names.LEADER_EPOCH_CHECKPOINT for i in infos)
         are_epochs_known = self._epochs.load(exists=has_epochs)
         snapshots = ProducerSnapshots(self._files, self._dir, _offsets(infos, names.SNAPSHOT))
-        with self._epochs.held():
+        # A log that is opened late must not wait for the disk: the loop is in use, and the next load finds the same.
+        with self._epochs.held(sync=not self._is_intact):
             if not are_epochs_known and segments.size_bytes:
                 self._read_epochs(segments, is_recovered=self._is_recovered_already)
             if self._recorded is not None:

@@ -295,13 +295,18 @@ class LogManager(LogPasses):
 
         The checkpoints are written once for all of them.
         """
-        outcome = {tp: self._delete(tp) for tp in partitions}
+        outcome = {tp: self.delete_unrecorded(tp) for tp in partitions}
         if outcome:
-            self.checkpoint_recovery_points()
-            self.checkpoint_log_start_offsets()
+            self.checkpoint_after_deletions()
         return outcome
 
-    def _delete(self, tp: TopicPartition) -> ErrorCode:
+    def checkpoint_after_deletions(self) -> None:
+        """A log of that name that is created later must not inherit the offsets of the deleted one."""
+        self.checkpoint_recovery_points()
+        self.checkpoint_log_start_offsets()
+
+    def delete_unrecorded(self, tp: TopicPartition) -> ErrorCode:
+        """One log, as by `async_delete_all`; the caller calls `checkpoint_after_deletions` when it has deleted all."""
         if tp in self._offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
         self.futures.remove(tp)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
 from klamm.errors import ErrorCode
 from klamm.log import Log, LogConfig, LogManager
+from klamm.log.memory_files import MemoryFiles
 from klamm.log.names import CLEAN_SHUTDOWN, LOG_SUMMARY
 from klamm.model import TopicPartition
 from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, read_values
@@ -78,6 +80,33 @@ def test_an_epoch_assigned_before_the_log_is_opened_is_kept(bench: Bench) -> Non
     log.assign_epoch(7, RECORDS)
     append(log, batch(b"new"), epoch=7)
     assert [tuple(entry) for entry in log.leader_epochs.entries] == [(3, 0), (7, RECORDS)]
+
+
+def test_opening_a_log_does_not_wait_for_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last epoch may have no records and goes then. Thousands of logs may be opened in a row, on the loop."""
+    manager = bench.manager()
+    log = manager.logs[TP]
+    log.assign_epoch(7, RECORDS)
+    log.open()
+    manager.shutdown({TP: RECORDS})
+    manager = bench.manager()
+    log = manager.logs[TP]
+    assert not log.is_open
+    waits: list[str] = []
+    real = MemoryFiles.write_atomic
+
+    def write(files: MemoryFiles, path: str, data: bytes, *, sync: bool = True) -> None:
+        if sync:
+            waits.append(path)
+        real(files, path, data, sync=sync)
+
+    monkeypatch.setattr(MemoryFiles, "write_atomic", write)
+    log.open()
+    assert [tuple(entry) for entry in log.leader_epochs.entries] == [(3, 0)]
+    assert not waits
+    manager.shutdown({TP: RECORDS})
+    bench.files = bench.files.crash(Random(1))
+    assert [tuple(entry) for entry in bench.manager().logs[TP].leader_epochs.entries] == [(3, 0)]
 
 
 def test_retention_opens_a_log_that_has_old_segments(bench: Bench) -> None:
