@@ -2,17 +2,20 @@
 
 v0-4: broker epoch and grouping by topic v1; a leader epoch and a delete flag a partition v3 (KIP-570), so that a
 stop that was overtaken by a LeaderAndIsr is refused (74); KRaft flag v4 (read and not used).
-A whole-request error (77, 11, -1 a bug) comes without partitions.
+A whole-request error (77, 11, -1 a bug) comes without partitions. A request of thousands of partitions is carried out
+in several turns of the loop; no other control request is handled before it is complete.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 from klamm.apis.control import answered, check_broker_epoch, confirmed, in_order
-from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
+from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext, then
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
-from klamm.replica.state_change import StopReplica
+from klamm.replica.state_change import StateChangeResult, StopReplica
 
 
 def handle(
@@ -27,10 +30,14 @@ def handle(
     return answered("StopReplica", lambda: confirmed(broker, req, ctx.api_version >= 1, stop, refuse), refuse)
 
 
-def _stop(broker: Broker, req: StopReplicaRequest) -> StopReplicaResponse:
+def _stop(broker: Broker, req: StopReplicaRequest) -> StopReplicaResponse | Delayed[StopReplicaResponse]:
     if error := check_broker_epoch(broker, req.broker_epoch):
         return StopReplicaResponse(error_code=error, partition_errors=())
     result = broker.replicas.stop_replicas(req.controller_epoch, _stops(req))
+    return then(result, _respond) if isinstance(result, asyncio.Future) else _respond(result)
+
+
+def _respond(result: StateChangeResult) -> StopReplicaResponse:
     return StopReplicaResponse(
         error_code=result.error,
         partition_errors=[

@@ -211,9 +211,15 @@ class ReplicaManager:
         """See StateChange.become_leader_or_follower."""
         return self._state_change.become_leader_or_follower(controller_epoch, topics)
 
-    def stop_replicas(self, controller_epoch: int, stops: Iterable[StopReplica]) -> StateChangeResult:
+    def stop_replicas(
+        self, controller_epoch: int, stops: Iterable[StopReplica]
+    ) -> StateChangeResult | asyncio.Future[StateChangeResult]:
         """See StateChange.stop_replicas."""
         return self._state_change.stop_replicas(controller_epoch, stops)
+
+    def delete_strays(self, partitions: Iterable[TopicPartition]) -> None:
+        """See StateChange.delete_strays."""
+        self._state_change.delete_strays(partitions)
 
     def on_metadata_change(self) -> None:
         """Leaders that were unknown may have an address now, and nobody waits for followers that are gone."""

@@ -29,7 +29,9 @@ log = logging.getLogger("klamm.state_change")
 
 
 SLICE_S: Final = 0.005
-"""How long a LeaderAndIsr may hold the loop before others have their turn."""
+"""How long a LeaderAndIsr or StopReplica may hold the loop before others have their turn."""
+STOPS: Final = 20
+"""Replicas that are stopped together: about a millisecond or two."""
 
 
 class TopicPartitionStates(NamedTuple):
@@ -71,9 +73,14 @@ class StateChange:
         if error := replicas.check_controller_epoch(controller_epoch):
             return StateChangeResult(error)
         result = StateChangeResult()
-        slices = self._in_slices(controller_epoch, topics, result)
+        return self._begin(self._in_slices(controller_epoch, topics, result), result)
+
+    def _begin(
+        self, slices: Generator[int], result: StateChangeResult
+    ) -> StateChangeResult | asyncio.Future[StateChangeResult]:
         if next(slices, None) is None:
             return result
+        replicas = self._replicas
         replicas.changing = done = replicas.loop.create_future()
         replicas.loop.call_soon(self._go_on, slices, result, done)
         return done
@@ -261,24 +268,50 @@ class StateChange:
 
     # --- StopReplica ---------------------------------------------------------------------------------------------
 
-    def stop_replicas(self, controller_epoch: int, stops: Iterable[StopReplica]) -> StateChangeResult:
-        """Stops following; with `delete` the partition and its log go as well."""
-        replicas = self._replicas
-        if error := replicas.check_controller_epoch(controller_epoch):
+    def stop_replicas(
+        self, controller_epoch: int, stops: Iterable[StopReplica]
+    ) -> StateChangeResult | asyncio.Future[StateChangeResult]:
+        """Stops following; with `delete` the partition and its log go as well. Long requests go on later, as above."""
+        if error := self._replicas.check_controller_epoch(controller_epoch):
             return StateChangeResult(error)
         result = StateChangeResult()
-        accepted: list[StopReplica] = []
+        return self._begin(self._stop_in_slices(stops, result), result)
+
+    def delete_strays(self, partitions: Iterable[TopicPartition]) -> None:
+        """At once: whatever the caller has made sure of still holds."""
+        stops = [StopReplica(tp, delete=True) for tp in partitions]
+        for _ in self._stop_in_slices(stops, StateChangeResult()):
+            pass
+
+    def _stop_in_slices(self, stops: Iterable[StopReplica], result: StateChangeResult) -> Generator[int]:
+        clock, logs = self._replicas.clock, self._replicas.logs
+        until = clock.monotonic() + SLICE_S
+        some: list[StopReplica] = []
+        has_deleted = False
         for stop in stops:
             code = result.partitions[stop.topic_partition] = self._check_stop(stop)
             if code == ErrorCode.NONE:
-                accepted.append(stop)
-        replicas.fetchers.remove([stop.topic_partition for stop in accepted])
-        dropped = [replicas.drop(stop.topic_partition) for stop in accepted if stop.delete]
-        result.partitions |= replicas.logs.async_delete_all([stop.topic_partition for stop in accepted if stop.delete])
-        for stop in accepted:
+                some.append(stop)
+            if len(some) >= STOPS:
+                has_deleted |= self._stop(some, result)
+                some = []
+                if clock.monotonic() > until:
+                    yield len(result.partitions)
+                    until = clock.monotonic() + SLICE_S
+        if self._stop(some, result) or has_deleted:
+            logs.checkpoint_after_deletions()
+
+    def _stop(self, stops: list[StopReplica], result: StateChangeResult) -> bool:
+        """Whether logs were deleted."""
+        replicas = self._replicas
+        replicas.fetchers.remove([stop.topic_partition for stop in stops])
+        deleted = [stop.topic_partition for stop in stops if stop.delete]
+        dropped = [replicas.drop(tp) for tp in deleted]
+        result.partitions |= {tp: replicas.logs.delete_unrecorded(tp) for tp in deleted}
+        for stop in stops:
             replicas.complete_after_high_watermark(stop.topic_partition)
         self._tell_listeners((), [partition for partition in dropped if partition is not None])
-        return result
+        return bool(deleted)
 
     def _check_stop(self, stop: StopReplica) -> ErrorCode:
         replicas = self._replicas

@@ -21,7 +21,6 @@ from klamm.apis.control import undisturbed
 from klamm.broker import Broker
 from klamm.metadata import MetadataSnapshot, MetadataUpdate
 from klamm.model import NO_EPOCH, TopicPartition
-from klamm.replica.state_change import StopReplica
 from klamm.zk import paths
 from klamm.zk.znodes import TopicZnode, decode_partition_state, decode_topic
 
@@ -106,4 +105,4 @@ class StrayReplicas:
         if strays:
             names = ", ".join(map(str, strays[:10]))
             log.warning("%d replicas were moved away and this broker was not told: %s", len(strays), names)
-            replicas.stop_replicas(replicas.controller_epoch, [StopReplica(tp, delete=True) for tp in strays])
+            replicas.delete_strays(strays)

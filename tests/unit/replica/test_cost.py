@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
-from klamm.apis import fetch
+from klamm.apis import fetch, stop_replica
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.replica import delayed_fetch, fetch_path
+from klamm.protocol.messages.stop_replica import (
+    StopReplicaPartitionState,
+    StopReplicaRequest,
+    StopReplicaTopicState,
+)
+from klamm.replica import delayed_fetch, fetch_path, state_change
 from klamm.replica.partition import Partition
 from klamm.replica.state_change import SLICE_S
 from tests.support.one_broker import OneBroker, batch
@@ -311,6 +316,35 @@ class TestSlices:
         codes = [p.error_code for t in answer.result().topics for p in t.partition_errors]
         assert codes == [0] * MANY
         assert sliced.broker.replicas.counters.leader_count == MANY
+
+    def test_the_loop_runs_while_many_replicas_are_stopped(
+        self, sliced: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(state_change, "STOPS", 2)
+        sliced.run(sliced.leader_and_isr({"t": range(MANY)}, **STATE))  # type: ignore[arg-type]
+        told: list[int] = []
+        sliced.broker.replicas.leadership_listeners.append(lambda led, followed: told.append(len(followed)))
+        states = [
+            StopReplicaPartitionState(partition_index=index, leader_epoch=-1, delete_partition=True)
+            for index in range(MANY)
+        ]
+        request = StopReplicaRequest(
+            controller_id=1,
+            controller_epoch=sliced.controller_epoch,
+            topic_states=[StopReplicaTopicState(topic_name="t", partition_states=states)],
+        )
+        answer = sliced.dispatch(stop_replica.API, request, 4)
+        again: Any = sliced.leader_and_isr({"t": [0]}, leader_epoch=9, **STATE)
+        seen = []
+        while not answer.done():
+            seen.append(len(sliced.broker.replicas.partitions))
+            assert not again.done()
+            sliced.spin()
+        assert len(seen) > 1 and seen == sorted(seen, reverse=True)
+        assert sum(told) == MANY and max(told) == 2
+        assert [error.error_code for error in answer.result().partition_errors] == [0] * MANY
+        sliced.run(again)
+        assert len(sliced.broker.replicas.partitions) == len(sliced.broker.logs.logs) == 1
 
     def test_no_other_control_request_comes_between(self, sliced: OneBroker) -> None:
         """Each is handled as if the long request had been one step: the newer controller's words come after it."""
