@@ -13,8 +13,8 @@ from typing import Final
 
 from klamm.apis.deadlines import Deadline
 from klamm.apis.parts import Parts, in_parts
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
-from klamm.apis.topic_waits import await_topics
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, at_once, then
+from klamm.apis.topic_waits import await_all
 from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.errors import ErrorCode
@@ -76,7 +76,10 @@ def _await_leaders(
     def is_there(name: str) -> bool:
         return broker.metadata.has_leaders(name, range(asked[name].count))
 
-    return await_topics(broker, grown, deadline.remaining_ms, is_there, respond)
+    answer: CreatePartitionsResponse | asyncio.Future[CreatePartitionsResponse] = at_once(
+        await_all(broker.topics, grown, deadline.remaining_ms, is_there, respond)
+    )
+    return answer
 
 
 def _response(results: dict[str, TopicResult]) -> CreatePartitionsResponse:

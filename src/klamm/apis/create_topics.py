@@ -15,7 +15,7 @@ from typing import Any, Final
 from klamm.apis.deadlines import Deadline
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
 from klamm.apis.slices import Steps, begin, each
-from klamm.apis.topic_waits import await_topics
+from klamm.apis.topic_waits import await_all
 from klamm.config import validate_topic_config
 from klamm.config.entries import topic_entries
 from klamm.controller import events
@@ -49,10 +49,15 @@ def _create(broker: Broker, req: CreateTopicsRequest) -> Steps[asyncio.Future[Cr
 
     def on_reply(reply: TopicResults) -> Any:
         if reply.error != ErrorCode.NONE:
-            return begin(_response(broker, req, {t.name: TopicResult(t.name, reply.error) for t in req.topics}, set()))
+            return begin(_refuse(broker, req, reply.error))
         return _await_leaders(broker, req, deadline, refused | {result.name: result for result in reply.topics})
 
     return then(broker.controller.submit(event, req.timeout_ms), on_reply)
+
+
+def _refuse(broker: Broker, req: CreateTopicsRequest, error: ErrorCode) -> Steps[CreateTopicsResponse]:
+    results = yield from each(req.topics, lambda topic: (topic.name, TopicResult(topic.name, error)))
+    return (yield from _response(broker, req, dict(results), set()))
 
 
 def _refusals(req: CreateTopicsRequest) -> Steps[dict[str, TopicResult]]:
@@ -97,12 +102,14 @@ def _await_leaders(
     broker: Broker, req: CreateTopicsRequest, deadline: Deadline, results: dict[str, TopicResult]
 ) -> Any:
     created = {} if req.validate_only else {n: r for n, r in results.items() if r.error == ErrorCode.NONE}
-    return await_topics(
-        broker,
-        list(created),
-        deadline.remaining_ms,
-        lambda name: broker.metadata.has_leaders(name, range(created[name].num_partitions)),
-        lambda late: begin(_response(broker, req, results, late)),
+    return begin(
+        await_all(
+            broker.topics,
+            created,
+            deadline.remaining_ms,
+            lambda name: broker.metadata.has_leaders(name, range(created[name].num_partitions)),
+            lambda late: begin(_response(broker, req, results, late)),
+        )
     )
 
 

@@ -8,6 +8,7 @@ not the controller says NOT_CONTROLLER (41).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -16,7 +17,7 @@ from klamm.apis import slices
 from klamm.apis.deadlines import Deadline
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
 from klamm.apis.slices import Steps, begin
-from klamm.apis.topic_waits import await_topics
+from klamm.apis.topic_waits import await_all
 from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.errors import ErrorCode
@@ -45,18 +46,39 @@ def _delete(broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest) -> St
     asked = yield from _asked(broker, req)
     if not broker.config.delete_topic_enable:
         disabled = ErrorCode.INVALID_REQUEST if ctx.api_version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
-        refused = [each._replace(error=disabled, message="Topic deletion is disabled.") for each in asked]
-        return (yield from _response(refused, {}))
-    sent = [each for each in asked if each.error == ErrorCode.NONE]
-    names = tuple(dict.fromkeys(each.name for each in sent if each.name is not None and not each.by_id))
-    ids = tuple(dict.fromkeys(each.topic_id for each in sent if each.by_id and each.name not in names))
+        return (yield from _refuse(asked, disabled, "Topic deletion is disabled."))
+    names, ids = yield from _keys(asked)
+    event = events.DeleteTopics(tuple(names), tuple(ids))
 
     def on_reply(reply: TopicResults) -> Any:
         if reply.error != ErrorCode.NONE:
-            return begin(_response([each._replace(error=reply.error, message=None) for each in asked], {}))
-        return _await_gone(broker, deadline, asked, dict(zip((*names, *ids), reply.topics, strict=True)))
+            return begin(_refuse(asked, reply.error, None))
+        return begin(_await_gone(broker, deadline, asked, zip((*names, *ids), reply.topics, strict=True)))
 
-    return then(broker.controller.submit(events.DeleteTopics(names, ids), req.timeout_ms), on_reply)
+    return then(broker.controller.submit(event, req.timeout_ms), on_reply)
+
+
+def _keys(asked: list[_Asked]) -> Steps[tuple[dict[str, None], dict[UUID, None]]]:
+    """What the controller is asked to delete, each once: names, and ids of topics that are not among these."""
+    names: dict[str, None] = {}
+    ids: dict[UUID, None] = {}
+
+    def add_name(each: _Asked) -> None:
+        if each.error == ErrorCode.NONE and each.name is not None and not each.by_id:
+            names[each.name] = None
+
+    def add_id(each: _Asked) -> None:
+        if each.error == ErrorCode.NONE and each.by_id and each.name not in names:
+            ids[each.topic_id] = None
+
+    yield from slices.each(asked, add_name)
+    yield from slices.each(asked, add_id)
+    return names, ids
+
+
+def _refuse(asked: list[_Asked], error: ErrorCode, message: str | None) -> Steps[DeleteTopicsResponse]:
+    refused = yield from slices.each(asked, lambda each: each._replace(error=error, message=message))
+    return (yield from _response(refused, {}))
 
 
 def _asked(broker: Broker, req: DeleteTopicsRequest) -> Steps[list[_Asked]]:
@@ -73,20 +95,31 @@ def _resolve(broker: Broker, name: str | None, topic_id: UUID) -> _Asked:
     return _Asked(broker.metadata.topic_name(topic_id), topic_id, by_id=True)
 
 
-def _await_gone(broker: Broker, deadline: Deadline, asked: list[_Asked], results: dict[str | UUID, TopicResult]) -> Any:
-    deleted = [result.name for result in results.values() if result.error == ErrorCode.NONE]
+def _await_gone(
+    broker: Broker, deadline: Deadline, asked: list[_Asked], replies: Iterable[tuple[str | UUID, TopicResult]]
+) -> Steps[Any]:
+    results: dict[str | UUID, TopicResult] = {}
+    deleted: dict[str, None] = {}
+
+    def note(reply: tuple[str | UUID, TopicResult]) -> None:
+        key, result = reply
+        results[key] = result
+        if result.error == ErrorCode.NONE:
+            deleted[result.name] = None
+
+    yield from slices.each(replies, note)
 
     def respond(late: set[str]) -> Any:
         message = "The topic is still being deleted."
-        timed_out = {
-            key: replace(result, error=ErrorCode.REQUEST_TIMED_OUT, message=message)
-            for key, result in results.items()
-            if result.name in late
-        }
-        return begin(_response(asked, results | timed_out))
+        for key in [key for key, result in results.items() if result.name in late] if late else ():
+            results[key] = replace(results[key], error=ErrorCode.REQUEST_TIMED_OUT, message=message)
+        return begin(_response(asked, results))
 
-    return await_topics(
-        broker, deleted, deadline.remaining_ms, lambda name: not broker.metadata.contains(name), respond
+    remaining_ms = deadline.remaining_ms
+    return (
+        yield from await_all(
+            broker.topics, deleted, remaining_ms, lambda name: not broker.metadata.contains(name), respond
+        )
     )
 
 

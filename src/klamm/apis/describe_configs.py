@@ -55,7 +55,13 @@ def _answer(
 ) -> Steps[DescribeConfigsResponse | asyncio.Future[DescribeConfigsResponse]]:
     resources: dict[Resource, DescribeConfigsResource] = {}
     yield from each(req.resources, lambda resource: _merge(resources, resource))
-    known = [r.name for r in resources if r.type == ResourceType.TOPIC and broker.metadata.contains(r.name)]
+    known: list[str] = []
+
+    def add_known(resource: Resource) -> None:
+        if resource.type == ResourceType.TOPIC and broker.metadata.contains(resource.name):
+            known.append(resource.name)
+
+    yield from each(tuple(resources), add_known)
     if known:
         return broker.loop.create_task(_describe(broker, req, resources, known))
     return (yield from _response(broker, req, resources, {}))

@@ -15,6 +15,7 @@ from typing import Any
 from klamm.apis.deadlines import Deadline
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
 from klamm.apis.slices import Steps, begin, each, each_partition
+from klamm.apis.topic_waits import await_all
 from klamm.controller import events
 from klamm.controller.replies import PartitionResult, PartitionResults
 from klamm.errors import ErrorCode
@@ -37,12 +38,12 @@ def _elect(broker: Broker, req: ElectLeadersRequest) -> Steps[Any]:
     deadline = Deadline(broker.loop, req.timeout_ms)
     partitions = yield from _asked(req)
     if not broker.controller.is_active:
-        return (yield from _response(req, _not_controller(broker, partitions), set()))
+        return (yield from _not_controller(broker, req, partitions))
     event = events.ReplicaLeaderElection(partitions, events.ElectionType(req.election_type))
 
     def on_reply(reply: PartitionResults) -> Any:
         if reply.error is ErrorCode.NOT_CONTROLLER:
-            return begin(_response(req, _not_controller(broker, partitions), set()))
+            return begin(_not_controller(broker, req, partitions))
         return _await_leaders(broker, req, deadline, reply)
 
     return then(broker.controller.submit(event, req.timeout_ms), on_reply)
@@ -60,11 +61,14 @@ def _asked(req: ElectLeadersRequest) -> Steps[tuple[TopicPartition, ...] | None]
     return tuple(chain.from_iterable(parts))
 
 
-def _not_controller(broker: Broker, partitions: tuple[TopicPartition, ...] | None) -> PartitionResults:
+def _not_controller(
+    broker: Broker, req: ElectLeadersRequest, partitions: Iterable[TopicPartition] | None
+) -> Steps[ElectLeadersResponse]:
     if partitions is None:
         topics = broker.metadata.snapshot.topics
-        partitions = tuple(state.topic_partition for topic in topics.values() for state in topic.partitions.values())
-    return PartitionResults(tuple(PartitionResult(tp, ErrorCode.NOT_CONTROLLER) for tp in partitions))
+        partitions = (state.topic_partition for topic in topics.values() for state in topic.partitions.values())
+    results = yield from each(partitions, lambda tp: PartitionResult(tp, ErrorCode.NOT_CONTROLLER))
+    return (yield from _response(req, PartitionResults(tuple(results)), set()))
 
 
 def _await_leaders(broker: Broker, req: ElectLeadersRequest, deadline: Deadline, reply: PartitionResults) -> Any:
@@ -77,13 +81,15 @@ def _await_leaders(broker: Broker, req: ElectLeadersRequest, deadline: Deadline,
             return True
         return state.leader == state.replicas[0] if is_preferred else state.leader >= 0
 
-    def try_complete() -> Any:
-        return begin(_response(req, reply, set())) if all(map(is_seen, elected)) else None
-
-    def on_expire() -> Any:
-        return begin(_response(req, reply, {tp for tp in elected if not is_seen(tp)}))
-
-    return broker.elections.try_complete_else_watch(elected, deadline.remaining_ms, try_complete, on_expire)
+    return begin(
+        await_all(
+            broker.elections,
+            elected,
+            deadline.remaining_ms,
+            is_seen,
+            lambda late: begin(_response(req, reply, late)),
+        )
+    )
 
 
 def _response(

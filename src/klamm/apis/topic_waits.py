@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable
+from types import GeneratorType
+from typing import Any, TypeVar
 
-from klamm.apis.registry import Broker
+from klamm.apis.slices import Steps, each
+from klamm.purgatory import DelayedOperationPurgatory
 
-R = TypeVar("R")
+K = TypeVar("K", bound=Hashable)
 
 
-def await_topics(
-    broker: Broker,
-    names: Sequence[str],
+def await_all(
+    purgatory: DelayedOperationPurgatory,
+    keys: Iterable[K],
     timeout_ms: int,
-    is_done: Callable[[str], bool],
-    respond: Callable[[set[str]], R],
-) -> R | asyncio.Future[R]:
-    """`respond` with the topics that are late: none once all are done, or those that are not when the time is over."""
+    is_done: Callable[[K], bool],
+    respond: Callable[[set[K]], Any],
+) -> Steps[Any]:
+    """`respond` with the keys that are late: none once all are done, or those that are not when the time is over.
 
-    def try_complete() -> R | None:
-        return respond(set()) if all(map(is_done, names)) else None
+    A change of one key looks at that key alone: with thousands of keys, looking at all of them for each would hold the
+    loop for seconds. A key that was seen done counts as done, whatever becomes of it later.
+    """
+    left = dict.fromkeys(keys)
 
-    def on_expire() -> R:
-        return respond({name for name in names if not is_done(name)})
+    def try_complete() -> Any:
+        return None if left else respond(set())
 
-    return broker.topics.try_complete_else_watch(names, timeout_ms, try_complete, on_expire)
+    def on_key(key: K) -> Any:
+        if key in left and is_done(key):
+            del left[key]
+        return try_complete()
+
+    def on_expire() -> Any:
+        return respond({key for key in left if not is_done(key)})
+
+    # Watched first: a change between two slices is not missed.
+    answer = purgatory.try_complete_else_watch(tuple(left), timeout_ms, try_complete, on_expire, on_key)
+    if isinstance(answer, GeneratorType):
+        return (yield from answer)
+    yield from each(tuple(left), purgatory.check_and_complete)
+    return answer

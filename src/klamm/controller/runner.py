@@ -66,8 +66,10 @@ class ControllerHandle:
         if self._put is None or not self._put(event, lambda value: post(self._loop, resolve, value)):
             resolve(refusal(event))
         if timeout_ms is not None:
-            late = refusal(event, ErrorCode.REQUEST_TIMED_OUT)
-            timer = self._loop.call_later(max(timeout_ms, MIN_TIMEOUT_MS) / 1000, resolve, late)
+            # Made only when it is needed: it is as large as the event.
+            timer = self._loop.call_later(
+                max(timeout_ms, MIN_TIMEOUT_MS) / 1000, lambda: resolve(refusal(event, ErrorCode.REQUEST_TIMED_OUT))
+            )
             future.add_done_callback(lambda _: timer.cancel())
         return future
 

@@ -74,7 +74,7 @@ def test_what_the_controller_took_is_not_given_again(
         names = ["gone"] if isinstance(event, events.DeleteTopics) else ["t"]
         return TopicResults(tuple(TopicResult(name, num_partitions=1, replication_factor=1) for name in names))
 
-    def watch(keys: Any, timeout_ms: int, try_complete: Any, on_expire: Any) -> Any:
+    def watch(keys: Any, timeout_ms: int, try_complete: Any, on_expire: Any, on_key: Any) -> Any:
         waited.append(timeout_ms)
         return on_expire()
 
