@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from uuid import UUID
 import pytest
 
 from klamm.apis import ALL
+from klamm.apis import describe_producers as describe_producers_api
+from klamm.apis import list_offsets as list_offsets_api
+from klamm.apis.registry import at_once
 from klamm.apis.topic_creation import MAX_MISSING
 from klamm.controller import events
 from klamm.controller.replies import (
@@ -27,6 +31,7 @@ from klamm.controller.replies import (
     TopicResults,
 )
 from klamm.errors import ErrorCode
+from klamm.model import LEADER_DURING_DELETE
 from klamm.protocol.messages import (
     alter_configs,
     alter_partition,
@@ -57,6 +62,7 @@ from klamm.protocol.messages import (
     sync_group,
 )
 from klamm.protocol.wire import Message
+from klamm.replica.partition import Partition
 from tests.property.test_handlers import MemoryZooKeeper
 from tests.support.one_broker import batch
 from tests.unit.coordinator.test_group_apis import GroupBroker
@@ -410,7 +416,10 @@ def accept(event: events.ControllerEvent) -> EventReply | None:
 
 def answer(one: GroupBroker, request: Message, version: int) -> tuple[Any, int]:
     """The response as the client reads it, and how often the loop could turn before."""
-    result = one.dispatch(APIS[request.KEY], request, version)
+    return finished(one, one.dispatch(APIS[request.KEY], request, version), version)
+
+
+def finished(one: GroupBroker, result: Any, version: int) -> tuple[Any, int]:
     turns = 0
     while True:
         if isinstance(result, GeneratorType):
@@ -515,3 +524,183 @@ def test_very_many_settings_of_one_resource_are_refused(one: GroupBroker) -> Non
     altered, _ = answer(one, alter_configs.AlterConfigsRequest(resources=[changed], validate_only=False), 2)
     assert altered.responses[0].error_code == ErrorCode.INVALID_REQUEST
     assert "1000 settings" in altered.responses[0].error_message
+
+
+class Counting:
+    """Counts the calls of a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.calls = 0
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        return self._function(*args)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> Counting:
+    counting = Counting(getattr(owner, name))
+    monkeypatch.setattr(owner, name, counting)
+    return counting
+
+
+def started(one: GroupBroker, request: Message, version: int) -> asyncio.Future[Any]:
+    """A request that waits for the broker's metadata."""
+    result = one.dispatch(APIS[request.KEY], request, version)
+    while True:
+        if isinstance(result, GeneratorType):
+            result = at_once(result)
+        assert isinstance(result, asyncio.Future)
+        if not result.done():
+            one.spin()
+        if not result.done():
+            return result
+        result = result.result()
+
+
+class TestWaiting:
+    """A request that waits for very many changes looks at each of them a few times, not at all after each."""
+
+    COUNT = 1000
+    PER_UPDATE = 100
+    MOST_LOOKS = 5 * COUNT
+
+    def update(self, one: GroupBroker, **fields: Any) -> None:
+        for start in range(0, self.COUNT, self.PER_UPDATE):
+            one.update_metadata(
+                {name: (0,) for name in names(range(start, start + self.PER_UPDATE))}, version=7, **fields
+            )
+
+    def test_topics_are_created(self, one: GroupBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        request: Any = CASES["CreateTopics"].request(range(self.COUNT))
+        request.timeout_ms = 60_000
+        looks = counted(monkeypatch, one.broker.metadata, "has_leaders")
+        waiting = started(one, request, 4)
+        self.update(one)
+        response, _ = finished(one, waiting, 4)
+        assert {topic.error_code for topic in response.topics} == {ErrorCode.NONE}
+        assert len(response.topics) == self.COUNT <= looks.calls <= self.MOST_LOOKS
+
+    def test_topics_are_deleted(self, one: GroupBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.update(one)
+        request = delete_topics.DeleteTopicsRequest(topic_names=names(range(self.COUNT)), timeout_ms=60_000)
+        looks = counted(monkeypatch, one.broker.metadata, "contains")
+        waiting = started(one, request, 5)
+        self.update(one, leader=LEADER_DURING_DELETE)
+        response, _ = finished(one, waiting, 5)
+        assert {topic.error_code for topic in response.responses} == {ErrorCode.NONE}
+        assert len(response.responses) == self.COUNT <= looks.calls <= self.MOST_LOOKS
+
+    def test_leaders_are_elected(self, one: GroupBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.update(one, leader=2, brokers=(1, 2))
+        request = elect_leaders.ElectLeadersRequest(
+            topic_partitions=[
+                elect_leaders.TopicPartitions(topic=name, partitions=[0]) for name in names(range(self.COUNT))
+            ],
+            timeout_ms=60_000,
+        )
+        looks = counted(monkeypatch, one.broker.metadata, "partition")
+        waiting = started(one, request, 2)
+        self.update(one, leader=1, leader_epoch=1, brokers=(1, 2))
+        response, _ = finished(one, waiting, 2)
+        results = [result for topic in response.replica_election_results for result in topic.partition_result]
+        assert {result.error_code for result in results} == {ErrorCode.NONE}
+        assert len(results) == self.COUNT <= looks.calls <= self.MOST_LOOKS
+
+
+class Name(str):
+    """Counts how often it is compared."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_ids_are_not_compared_with_all_names(one: GroupBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request for as many names as ids took minutes: each id's name was looked for among all the names."""
+    monkeypatch.setattr(one.broker.metadata, "topic_name", lambda topic_id: Name(f"id{topic_id.int}"))
+    by_name = [delete_topics.DeleteTopicState(name=name, topic_id=UUID(int=0)) for name in names(range(COUNT))]
+    by_id = [delete_topics.DeleteTopicState(name=None, topic_id=UUID(int=n + 1)) for n in range(COUNT)]
+    request = delete_topics.DeleteTopicsRequest(topics=by_name + by_id, timeout_ms=60_000)
+    one.controller.script = lambda event: None
+    Name.compared = 0
+    response, _ = answer(one, request, 6)
+    assert len(response.responses) == 2 * COUNT
+    assert Name.compared <= 5 * COUNT
+
+
+HOSTED = 60
+"""Partitions whose logs have to be opened."""
+MOST_LOGS = 10
+
+
+@pytest.mark.parametrize(
+    ("request_", "version", "owner", "name"),
+    [
+        (
+            list_offsets.ListOffsetsRequest(
+                replica_id=-1,
+                topics=[
+                    list_offsets.ListOffsetsTopic(
+                        name="hosted",
+                        partitions=structs(
+                            list_offsets.ListOffsetsPartition, "partition_index", range(HOSTED), timestamp=5
+                        ),
+                    )
+                ],
+            ),
+            7,
+            list_offsets_api,
+            "offset_for_timestamp",
+        ),
+        (
+            delete_records.DeleteRecordsRequest(
+                topics=[
+                    delete_records.DeleteRecordsTopic(
+                        name="hosted",
+                        partitions=structs(
+                            delete_records.DeleteRecordsPartition, "partition_index", range(HOSTED), offset=0
+                        ),
+                    )
+                ],
+                timeout_ms=60_000,
+            ),
+            2,
+            Partition,
+            "delete_records",
+        ),
+        (
+            describe_producers.DescribeProducersRequest(
+                topics=[describe_producers.TopicRequest(name="hosted", partition_indexes=range(HOSTED))]
+            ),
+            0,
+            describe_producers_api,
+            "_partition",
+        ),
+    ],
+    ids=["ListOffsets", "DeleteRecords", "DescribeProducers"],
+)
+def test_few_logs_are_used_between_two_turns(
+    one: GroupBroker, monkeypatch: pytest.MonkeyPatch, request_: Message, version: int, owner: Any, name: str
+) -> None:
+    one.lead("hosted", HOSTED)
+    uses = 0
+    real = getattr(owner, name)
+
+    def use(*args: Any, **options: Any) -> Any:
+        nonlocal uses
+        uses += 1
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, use)
+    handling = one.dispatch(APIS[request_.KEY], request_, version)
+    per_turn = [uses]
+    assert isinstance(handling, GeneratorType)
+    for _ in handling:
+        per_turn.append(uses)
+    assert uses == HOSTED
+    assert max(after - before for before, after in pairwise([0, *per_turn, uses])) <= MOST_LOGS

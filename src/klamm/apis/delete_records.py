@@ -7,11 +7,12 @@ POLICY_VIOLATION (44), an internal topic INVALID_TOPIC_EXCEPTION (17).
 from __future__ import annotations
 
 import asyncio
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, cast
 
+from klamm.apis.deadlines import Deadline
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
-from klamm.apis.slices import Steps, begin, each, each_partition
+from klamm.apis.slices import LOGS, Steps, begin, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import INTERNAL_TOPICS, TopicPartition
 from klamm.protocol.messages.delete_records import (
@@ -32,9 +33,10 @@ def handle(
 
 
 def _delete(broker: Broker, req: DeleteRecordsRequest) -> Steps[Any]:
-    """Partitions that are not here are answered in slices; those that are, and their logs' work, are few."""
+    """A few logs at a time: moving the start of one may open it and write files."""
     offsets: dict[TopicPartition, int] = {}
     results: DeletedRecords = {}
+    deadline = Deadline(broker.loop, req.timeout_ms)
 
     def sort(topic: DeleteRecordsTopic, asked: DeleteRecordsPartition) -> None:
         tp = TopicPartition(topic.name, asked.partition_index)
@@ -46,13 +48,27 @@ def _delete(broker: Broker, req: DeleteRecordsRequest) -> Steps[Any]:
             offsets[tp] = asked.offset
 
     yield from each_partition(req.topics, lambda topic: topic.partitions, sort, lambda *_: None)
-    moved = broker.replicas.delete_records(offsets, req.timeout_ms)
-    if isinstance(moved, asyncio.Future):
-        return then(moved, lambda done: cast("DeleteRecordsResponse", begin(_response(results, done))))
-    return (yield from _response(results, moved))
+    moved: DeletedRecords = {}
+    waiting: list[asyncio.Future[DeletedRecords]] = []
+    rest = iter(offsets.items())
+    while some := dict(islice(rest, LOGS)):
+        if moved or waiting:
+            yield
+        answer = broker.replicas.delete_records(some, deadline.remaining_ms)
+        if isinstance(answer, asyncio.Future):
+            waiting.append(answer)
+        else:
+            moved |= answer
+    if not waiting:
+        return (yield from _response(moved, results))
+
+    def respond(late: list[DeletedRecords]) -> DeleteRecordsResponse:
+        return cast("DeleteRecordsResponse", begin(_response(moved, *late, results)))
+
+    return then(asyncio.gather(*waiting), respond)
 
 
-def _response(refused: DeletedRecords, moved: DeletedRecords) -> Steps[DeleteRecordsResponse]:
+def _response(*results: DeletedRecords) -> Steps[DeleteRecordsResponse]:
     topics: dict[str, list[DeleteRecordsPartitionResult]] = {}
 
     def add(answer: tuple[TopicPartition, DeletedRecordsResult]) -> None:
@@ -63,7 +79,7 @@ def _response(refused: DeletedRecords, moved: DeletedRecords) -> Steps[DeleteRec
             )
         )
 
-    yield from each(chain(moved.items(), refused.items()), add)
+    yield from each(chain.from_iterable(result.items() for result in results), add)
     return DeleteRecordsResponse(
         throttle_time_ms=0,
         topics=[DeleteRecordsTopicResult(name=name, partitions=partitions) for name, partitions in topics.items()],

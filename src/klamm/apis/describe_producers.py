@@ -8,7 +8,7 @@ log itself (written by another broker) has one open.
 from __future__ import annotations
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.slices import Steps, begin, each_partition
+from klamm.apis.slices import LOGS, Steps, begin, each_partition
 from klamm.controller.topic_validation import validate_topic_name
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
@@ -41,6 +41,7 @@ def _describe(broker: Broker, req: DescribeProducersRequest) -> Steps[DescribePr
         lambda topic: topic[1],
         lambda topic, index: _partition(broker, topic[0], index),
         lambda topic, partitions: TopicResponse(name=topic[0], partitions=partitions),
+        LOGS,
     )
     return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
 

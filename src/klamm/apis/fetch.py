@@ -51,6 +51,8 @@ _LOG_END: Final = Isolation.LOG_END
 _HIGH_WATERMARK: Final = Isolation.HIGH_WATERMARK
 _TXN_COMMITTED: Final = Isolation.TXN_COMMITTED
 _UNKNOWN_SERVER_ERROR: Final = ErrorCode.UNKNOWN_SERVER_ERROR
+_READS: Final = 50
+"""Partitions of a large request that are read per step: their logs may have to be opened."""
 _MAX_WAIT_MS: Final = 600_000
 """The longest a fetch is held, whatever it asks for: nothing may stay parked for a client that has long gone."""
 
@@ -138,7 +140,7 @@ async def _read_in_slices(
     reads: Reads = []
     missing = params.min_bytes if params.max_wait_ms > 0 else 0
     limit = ReadLimit(params)
-    for part in consume(looked_at):
+    for part in consume(looked_at, _READS):
         more_refused, asked = _sort_out(broker, part, ctx.api_version)
         more = path.read_all(params, asked, limit)
         delayed.add(more)

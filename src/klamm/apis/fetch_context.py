@@ -189,12 +189,13 @@ def _key(partition: SessionPartition, uses_ids: bool) -> SessionKey:
     return partition.tp.topic, partition.index
 
 
-def consume(items: Sequence[T]) -> Iterator[list[T]]:
+def consume(items: Sequence[T], size: int | None = None) -> Iterator[list[T]]:
     """Slices of a list, which is empty afterwards: to free a long one at its end would hold the loop."""
+    size = SLICE if size is None else min(size, SLICE)
     if not isinstance(items, list):
         items = list(items)
     items.reverse()
     while items:
-        part = items[: -SLICE - 1 : -1]
-        del items[-SLICE:]
+        part = items[: -size - 1 : -1]
+        del items[-size:]
         yield part

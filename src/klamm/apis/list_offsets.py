@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.slices import Steps, begin, each_partition
+from klamm.apis.slices import LOGS, Steps, begin, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.list_offsets import (
@@ -56,6 +56,7 @@ def _answer(broker: Broker, ctx: RequestContext, req: ListOffsetsRequest) -> Ste
         lambda topic: topic.partitions,
         lambda topic, asked: _partition(broker, ctx, req, topic, asked, asked_twice),
         lambda topic, partitions: ListOffsetsTopicResponse(name=topic.name, partitions=partitions),
+        LOGS,
     )
     return ListOffsetsResponse(topics=topics)
 

@@ -9,7 +9,7 @@ knows the consumer's current leader epoch.
 from __future__ import annotations
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.slices import Steps, begin, each_partition
+from klamm.apis.slices import LOGS, Steps, begin, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, TopicPartition
 from klamm.protocol.messages.offset_for_leader_epoch import (
@@ -39,6 +39,7 @@ def _answer(
         lambda topic: topic.partitions,
         lambda topic, asked: _partition(broker, topic.topic, asked, require_leader),
         lambda topic, partitions: OffsetForLeaderTopicResult(topic=topic.topic, partitions=partitions),
+        LOGS,
     )
     return OffsetForLeaderEpochResponse(topics=topics)
 

@@ -11,6 +11,8 @@ from typing import Final, TypeVar
 
 SLICE: Final = 200
 """Cheap elements that are answered without giving the loop back: about a millisecond."""
+LOGS: Final = 10
+"""The same for partitions whose logs are looked into: to open one takes some tenths of a millisecond."""
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -44,21 +46,25 @@ def each_partition(
     partitions: Callable[[T], Iterable[P]],
     answer: Callable[[T, P], A],
     gather: Callable[[T, list[A]], B],
+    size: int = SLICE,
 ) -> Steps[list[B]]:
-    """What `gather` makes of each topic and of its partitions' answers. Topics without partitions count too."""
+    """What `gather` makes of each topic and of its partitions' answers; topics without partitions count too.
+
+    A slice has `size` of them.
+    """
     gathered: list[B] = []
-    room = SLICE
+    room = size
     for topic in topics:
         answers: list[A] = []
         for partition in partitions(topic):
             if room <= 0:
                 yield
-                room = SLICE
+                room = size
             room -= 1
             answers.append(answer(topic, partition))
         room -= 1
         gathered.append(gather(topic, answers))
         if room <= 0:
             yield
-            room = SLICE
+            room = size
     return gathered
