@@ -50,6 +50,7 @@ from klamm.protocol.messages import (
     find_coordinator,
     incremental_alter_configs,
     join_group,
+    leader_and_isr,
     leave_group,
     list_offsets,
     list_partition_reassignments,
@@ -524,6 +525,34 @@ def test_very_many_settings_of_one_resource_are_refused(one: GroupBroker) -> Non
     altered, _ = answer(one, alter_configs.AlterConfigsRequest(resources=[changed], validate_only=False), 2)
     assert altered.responses[0].error_code == ErrorCode.INVALID_REQUEST
     assert "1000 settings" in altered.responses[0].error_message
+
+
+@pytest.mark.parametrize("version", [1, 4, 7])
+def test_a_large_control_request_is_refused_in_slices(one: GroupBroker, version: int) -> None:
+    states = structs(
+        leader_and_isr.LeaderAndIsrPartitionState,
+        "partition_index",
+        range(COUNT),
+        topic_name="t",
+        controller_epoch=0,
+        leader=2,
+        leader_epoch=9,
+        isr=(2,),
+        partition_epoch=9,
+        replicas=(1, 2),
+    )
+    request = leader_and_isr.LeaderAndIsrRequest(
+        controller_id=1,
+        controller_epoch=0,
+        live_leaders=(),
+        ungrouped_partition_states=states if version < 2 else (),
+        topic_states=[leader_and_isr.LeaderAndIsrTopicState(topic_name="t", topic_id=ID, partition_states=states)],
+    )
+    response, turns = answer(one, request, version)
+    answers = response.partition_errors if version < 5 else response.topics[0].partition_errors
+    assert [error.partition_index for error in answers] == list(range(COUNT))
+    assert {error.error_code for error in answers} == {response.error_code} == {ErrorCode.STALE_CONTROLLER_EPOCH}
+    assert turns >= COUNT // MOST // 2
 
 
 class Counting:

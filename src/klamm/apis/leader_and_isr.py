@@ -10,9 +10,12 @@ complete.
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
+from typing import cast
 
 from klamm.apis.control import answered, check_broker_epoch, confirmed, in_order
-from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext, at_once, then
+from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.messages.leader_and_isr import (
@@ -28,15 +31,25 @@ from klamm.replica.state_change import StateChangeResult, TopicPartitionStates
 def handle(
     broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest
 ) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
-    topics = _topics(req)
-
     def refuse(error: ErrorCode) -> LeaderAndIsrResponse:
-        return _respond(ctx, topics, StateChangeResult(error))
+        return _sliced(_refuse(ctx, req, error))
 
     def change() -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
+        topics = at_once(_topics(req))  # of the controller, who is trusted not to send too many
         return in_order(broker, _configs(broker, topics), lambda: _apply(broker, ctx, req, topics))
 
     return answered("LeaderAndIsr", lambda: confirmed(broker, req, ctx.api_version >= 2, change, refuse), refuse)
+
+
+def _sliced(steps: Steps[LeaderAndIsrResponse]) -> LeaderAndIsrResponse:
+    """The response or, if it is large, the steps that make it: whoever waits for the one accepts the other."""
+    return cast("LeaderAndIsrResponse", begin(steps))
+
+
+def _refuse(ctx: RequestContext, req: LeaderAndIsrRequest, error: ErrorCode) -> Steps[LeaderAndIsrResponse]:
+    """In slices: anybody can send a large request that is refused."""
+    topics = yield from _topics(req)
+    return (yield from _response(ctx.api_version, error, topics, {}))
 
 
 def _configs(broker: Broker, topics: list[TopicPartitionStates]) -> asyncio.Future[None] | None:
@@ -55,57 +68,46 @@ def _apply(
     broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest, topics: list[TopicPartitionStates]
 ) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
     if error := check_broker_epoch(broker, req.broker_epoch):
-        return _respond(ctx, topics, StateChangeResult(error))
+        return _sliced(_response(ctx.api_version, error, topics, {}))
     result = broker.replicas.become_leader_or_follower(req.controller_epoch, topics)
-    if isinstance(result, asyncio.Future):
-        return then(result, lambda done: _respond(ctx, topics, done))
-    return _respond(ctx, topics, result)
+
+    def respond(done: StateChangeResult) -> LeaderAndIsrResponse:
+        return _sliced(_response(ctx.api_version, done.error, topics, done.partitions))
+
+    return then(result, respond) if isinstance(result, asyncio.Future) else respond(result)
 
 
-def _respond(
-    ctx: RequestContext, topics: list[TopicPartitionStates], result: StateChangeResult
-) -> LeaderAndIsrResponse:
-    error, codes = result.error, result.partitions
-    if error != ErrorCode.NONE:
-        codes = {TopicPartition(t.topic, state.partition_index): error for t in topics for state in t.states}
-    return _response(ctx.api_version, error, topics, codes)
-
-
-def _topics(req: LeaderAndIsrRequest) -> list[TopicPartitionStates]:
+def _topics(req: LeaderAndIsrRequest) -> Steps[list[TopicPartitionStates]]:
     grouped: dict[str, list[LeaderAndIsrPartitionState]] = {}
-    for state in req.ungrouped_partition_states:
-        grouped.setdefault(state.topic_name, []).append(state)
-    topics = [TopicPartitionStates(name, ZERO_UUID, states) for name, states in grouped.items()]
-    return topics + [TopicPartitionStates(t.topic_name, t.topic_id, t.partition_states) for t in req.topic_states]
+    yield from each(
+        req.ungrouped_partition_states, lambda state: grouped.setdefault(state.topic_name, []).append(state)
+    )
+    ungrouped = [TopicPartitionStates(name, ZERO_UUID, states) for name, states in grouped.items()]
+    topics = yield from each(
+        req.topic_states, lambda t: TopicPartitionStates(t.topic_name, t.topic_id, t.partition_states)
+    )
+    return ungrouped + topics
 
 
 def _response(
     version: int, error: ErrorCode, topics: list[TopicPartitionStates], codes: dict[TopicPartition, ErrorCode]
-) -> LeaderAndIsrResponse:
-    if version < 5:
-        return LeaderAndIsrResponse(
-            error_code=error,
-            partition_errors=[
-                LeaderAndIsrPartitionError(topic_name=tp.topic, partition_index=tp.partition, error_code=code)
-                for tp, code in codes.items()
-            ],
-        )
-    return LeaderAndIsrResponse(
-        error_code=error,
-        topics=[
-            LeaderAndIsrTopicError(
-                topic_id=topic.topic_id,
-                partition_errors=[
-                    LeaderAndIsrPartitionError(
-                        partition_index=state.partition_index,
-                        error_code=codes[TopicPartition(topic.topic, state.partition_index)],
-                    )
-                    for state in topic.states
-                ],
-            )
-            for topic in topics
-        ],
+) -> Steps[LeaderAndIsrResponse]:
+    """An error of the whole request is that of every partition."""
+    is_named = version < 5
+    answers = yield from each_partition(
+        topics,
+        lambda topic: topic.states,
+        lambda topic, state: LeaderAndIsrPartitionError(
+            topic_name=topic.topic if is_named else "",
+            partition_index=state.partition_index,
+            error_code=error or codes[TopicPartition(topic.topic, state.partition_index)],
+        ),
+        lambda topic, errors: LeaderAndIsrTopicError(topic_id=topic.topic_id, partition_errors=errors),
     )
+    if is_named:
+        errors = list(chain.from_iterable(answer.partition_errors for answer in answers))
+        return LeaderAndIsrResponse(error_code=error, partition_errors=errors)
+    return LeaderAndIsrResponse(error_code=error, topics=answers)
 
 
 API = Api(LeaderAndIsrRequest, LeaderAndIsrResponse, versions=(0, 7), plane=Plane.CONTROL, handle=handle)

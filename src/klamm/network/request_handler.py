@@ -80,6 +80,8 @@ class KafkaRequestHandlerPool:
         self._sliced = SlicedWork(clock.monotonic, self._on_sliced_done)
         self._sliced_control = SlicedWork(clock.monotonic, self._on_sliced_done)
         self._was_sliced = False
+        self._was_control_sliced = False
+        """Control requests do not come first here: anybody can send large ones, which are refused after all."""
         self._control_under_way = 0
         self._rounds = 0
         self._data_at = 0.0
@@ -146,11 +148,13 @@ class KafkaRequestHandlerPool:
 
     def _continue_sliced(self) -> bool:
         """Goes on with a request that takes several slices, in every other turn; whether it did."""
-        work, ratio = (self._sliced_control, self._control_idle) if self._sliced_control else (self._sliced, self._idle)
+        is_control = bool(self._sliced_control) and not (self._sliced and self._was_control_sliced)
+        work, ratio = (self._sliced_control, self._control_idle) if is_control else (self._sliced, self._idle)
         if not work or self._was_sliced:
             self._was_sliced = False
             return False
         self._was_sliced = True
+        self._was_control_sliced = is_control
         start = self._monotonic()
         ratio.busy_seconds += work.run(SLICE_SECONDS) - start
         return True
