@@ -221,7 +221,7 @@ def test_large_control_requests_do_not_delay_large_data_requests() -> None:
     async def scenario() -> None:
         is_released = False
 
-        def control(_: RequestContext, __: ControlledShutdownRequest) -> Generator[None, None, Any]:
+        def control(_: RequestContext, __: ControlledShutdownRequest) -> Any:
             while not is_released:
                 yield
             return ControlledShutdownResponse(error_code=0, remaining_partitions=[])
