@@ -65,3 +65,22 @@ def test_a_record_on_which_a_view_fails_is_named_or_put_aside(
     assert letters[0]["value"] == b'{"id": 12, "amount": "n/a", "at": "2026-07-01T10:12:00Z"}'
     assert all("CAST_INVALID_INPUT" in str(row["_error"]) and row["_topic"] == orders for row in letters)
     assert sum("2 records, the first at" in line for line in told) == 1, told
+
+
+def test_more_records_than_one_search_finds_are_put_aside_search_by_search(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr("klamm.spark.pipeline.diagnosis.MAX_RECORDS", 2)
+    orders, servers = topic("orders"), cluster.bootstrap_servers
+    amounts = ["1.5", "x", "1.5", "y", "z", "1.5"]
+    at = "2026-07-01T10:{:02}:00Z"
+    produce_json(servers, orders, [{"id": n, "amount": x, "at": at.format(n)} for n, x in enumerate(amounts)])
+    told: list[str] = []
+    run(
+        read_yaml(SHOP.format(base=tmp_path, orders=orders, on_error="dead_letter"), "shop.yaml"),
+        options(spark, servers, told),
+    )
+    assert sum(float(str(row["amount"])) for row in rows(tmp_path / "totals")) == 1.5 * 2, "the last one waits"
+    assert sorted(int(str(row["_offset"])) for row in rows(tmp_path / "ck_dead_letters" / "priced")) == [1, 3, 4]
+    assert sum("went to the dead letters" in line for line in told) == 2, told

@@ -7,7 +7,7 @@ any SQL and any function that a batch DataFrame takes. Where it does not, the of
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from klamm.model import TopicPartition
 from klamm.spark.locations import local_path
 from klamm.spark.offsets import OffsetRange, parse_source_offset, to_json
+from klamm.spark.pipeline.dead_letters import Location, is_none_of
 from klamm.spark.pipeline.failures import is_data_error, spark_sentence
 from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, View
 from klamm.spark.pipeline.options import reading_options
@@ -101,13 +102,21 @@ def within(source: Source, ranges: Ranges) -> Any:
 
 
 class Diagnostician:
-    """Looks into one failed batch of one sink's query."""
+    """Looks into one failed batch of one sink's query, which leaves out the records `aside`."""
 
-    def __init__(self, spec: PipelineSpec, spark: SparkSession, servers: str, assemble: Assemble) -> None:
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        spark: SparkSession,
+        servers: str,
+        assemble: Assemble,
+        aside: Collection[Location] = (),
+    ) -> None:
         self._spec = spec
         self._spark = spark
         self._servers = servers
         self._assemble = assemble
+        self._aside = aside
 
     def diagnose(self, sink: Sink, checkpoint: str) -> Diagnosis:
         batch = failed_ranges(checkpoint)
@@ -167,7 +176,11 @@ class Diagnostician:
         starts = to_json({r.tp: r.start for r in ranges})
         ends = to_json({r.tp: r.end for r in ranges})
         reader = self._spark.read.format("klamm").options(**kept)
-        return reader.options(startingOffsets=starts, endingOffsets=ends, failOnDataLoss="false").load().persist()
+        frame = reader.options(startingOffsets=starts, endingOffsets=ends, failOnDataLoss="false").load()
+        # The search would find the records of the dead letters again, and none of those after them.
+        if here := [location for location in self._aside if reads(source, location[0].topic)]:
+            frame = frame.where(is_none_of(source, here))
+        return frame.persist()
 
 
 class _Trial:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.errors import KlammError
-from klamm.spark.pipeline.dead_letters import DeadLetters, is_none_of, letters, query_id_of
+from klamm.spark.pipeline.dead_letters import DeadLetters, Location, is_none_of, letters, query_id_of
 from klamm.spark.pipeline.diagnosis import Diagnosis, Diagnostician, reads
 from klamm.spark.pipeline.failures import failure_of, spark_sentence, start_advice
 from klamm.spark.pipeline.load import module_name
@@ -95,11 +95,7 @@ class PipelineRunner:
 
     def _without_dead_letters(self, sink: Sink) -> DataFrame:
         """The frame of a sink, without the records that its query has put aside."""
-        upstream = self.spec.upstream(sink.view)
-        views = [view for view in self.spec.views if view.name in upstream and view.on_error == "dead_letter"]
-        query_id = query_id_of(sink_checkpoint(self.spec, sink)) if views else ""
-        aside = {location for view in views for location in DeadLetters(self.spec, view).locations(query_id)}
-        if not aside:
+        if not (aside := self._aside(sink)):
             return self._frames[sink.view]
         frames: dict[str, DataFrame] = {}
         for source in self.spec.sources:
@@ -108,6 +104,13 @@ class PipelineRunner:
             frames[source.name] = frame.where(is_none_of(source, here)) if here and not source.static else frame
         return self.assemble(sink.view, frames)
 
+    def _aside(self, sink: Sink) -> set[Location]:
+        """The records that the query of a sink has put aside."""
+        upstream = self.spec.upstream(sink.view)
+        views = [view for view in self.spec.views if view.name in upstream and view.on_error == "dead_letter"]
+        query_id = query_id_of(sink_checkpoint(self.spec, sink)) if views else ""
+        return {location for view in views for location in DeadLetters(self.spec, view).locations(query_id)}
+
     def _examined(self, sink: Sink, failure: Failure) -> Failure:
         """The failure with the record that caused it, which may have gone to the dead letters by then."""
         if not failure.batch or failure.permanent:
@@ -115,16 +118,17 @@ class PipelineRunner:
         key = (sink.name, failure.batch)
         checkpoint = sink_checkpoint(self.spec, sink)
         if (found := self._diagnoses.get(key)) is None:
-            examiner = Diagnostician(self.spec, self._spark, self._servers, self.assemble)
+            examiner = Diagnostician(self.spec, self._spark, self._servers, self.assemble, self._aside(sink))
             found = examiner.diagnose(sink, checkpoint)
+        named = replace(failure, reason=f"{failure.reason}{found}")
         if found.view is not None and found.view.on_error == "dead_letter" and found.records:
             try:
-                return self._put_aside(sink, found, query_id_of(checkpoint)) or failure
+                return self._put_aside(sink, found, query_id_of(checkpoint)) or named
             except Exception as error:
                 told = spark_sentence(error, self.spec.file)
-                return replace(failure, reason=f"{failure.reason}{found}; the dead letters were not written: {told}")
+                return replace(failure, reason=f"{named.reason}; the dead letters were not written: {told}")
         self._diagnoses = {key: found}
-        return replace(failure, reason=f"{failure.reason}{found}")
+        return named
 
     def _put_aside(self, sink: Sink, found: Diagnosis, query_id: str) -> Failure | None:
         """Moves the records to the dead letters; None where they are there already and make the query fail still."""
