@@ -169,7 +169,8 @@ def test_a_checkpoint_that_does_not_fit_the_table_is_refused(sync: Sync, tmp_pat
     newest = sync.checkpoint.rename(tmp_path / "newest")
     (tmp_path / "copy").rename(sync.checkpoint)
     produce(sync.cluster, sync.topic, orders(8, 12))
-    with pytest.raises(StreamingQueryException, match=r"CheckpointError: The table has batch 1 .* with other records"):
+    told = rf"CheckpointError: The table {sync.path} has batch 1 .* with other records"
+    with pytest.raises(StreamingQueryException, match=told):
         sync.run()
     assert ids(sync.path) == [*range(8)]
     shutil.rmtree(sync.checkpoint)

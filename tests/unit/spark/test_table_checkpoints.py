@@ -97,6 +97,19 @@ def test_a_refused_batch_adds_no_bad_records_either(tmp_path: Path) -> None:
     assert not DeltaTable.is_deltatable(str(tmp_path / "t_bad")) and not [*tmp_path.glob("t_bad/*")]
 
 
+def test_bad_records_of_an_unfinished_batch_are_no_place_to_go_on_from(tmp_path: Path) -> None:
+    """The power failed between the commits of both tables, and took the offsets of the batch from the checkpoint."""
+    query = two_batches(tmp_path)
+    query.log(2, end(5))
+    layout = TableLayout(parse_options(query.options), ROWS, overwrite=False)
+    rows = pa.record_batch([[3, 4], [None, "broken"], pa.nulls(2, pa.binary())], schema=layout.arrow)
+    commit(tmp_path / "t_bad", layout.batches([layout.write(iter([rows]), query.id)], 2)[1])
+    query.log(2, end(6))
+    with pytest.raises(CheckpointError, match=f"The table {tmp_path}/t_bad has batch 2 .* with other records") as told:
+        query.run(2, [3, 5], bad=[4])
+    assert "startingOffsets" not in str(told.value), "record 3 is in neither table"
+
+
 def test_a_topic_of_the_same_name_is_another_one(tmp_path: Path) -> None:
     query = two_batches(tmp_path)
     query.log(1, end(3) | {"_ids": OTHER_IDS})

@@ -21,6 +21,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from klamm.errors import KlammError
+from klamm.spark.locations import local_path
 from klamm.spark.tables.batch_offsets import BatchOffsets, from_metadata
 from klamm.spark.tables.existing import QUERY, CheckpointError, refuse_other_queries
 from klamm.spark.tables.files import DATE_COLUMN, DataFile, remove, sync_log, sync_names
@@ -35,6 +36,7 @@ class BatchOfFiles:
     """What the tasks of one batch wrote for one table. Without `app_id` the commit is not recognised again.
 
     Without `append_to_existing` the first commit of a query is refused where other queries have written the table.
+    `is_part`: another table gets the rest of the batch, later. That this one has the batch says nothing of the other.
     """
 
     schema: pa.Schema
@@ -45,6 +47,7 @@ class BatchOfFiles:
     overwrite: bool = False
     offsets: BatchOffsets | None = None
     append_to_existing: bool = True
+    is_part: bool = False
 
 
 def commit(path: Path, batch: BatchOfFiles) -> bool:
@@ -127,16 +130,18 @@ def is_committed(table: DeltaTable, batch: BatchOfFiles) -> bool:
     version = table.transaction_version(batch.app_id) if batch.app_id is not None else None
     if version is None or version < batch.batch_id:
         return False
+    known = _committed_offsets(table, batch, version)
+    way_out = _way_out(known if not batch.is_part else None)
+    name = local_path(table.table_uri)
     if version > batch.batch_id:
         raise CheckpointError(
-            f"The table has batch {version} of this query already, and the checkpoint goes on with batch "
-            f"{batch.batch_id}: it is older than the table. {_way_out(_committed_offsets(table, batch, version))}"
+            f"The table {name} has batch {version} of this query already, and the checkpoint goes on with batch "
+            f"{batch.batch_id}: it is older than the table. {way_out}"
         )
-    known = _committed_offsets(table, batch, version)
     if known is not None and batch.offsets is not None and not known.is_same(batch.offsets):
         raise CheckpointError(
-            f"The table has batch {version} of this query with other records: offsets {known} in the table, "
-            f"{batch.offsets} in the checkpoint, which is older than the table. {_way_out(known)}"
+            f"The table {name} has batch {version} of this query with other records: offsets {known} in the table, "
+            f"{batch.offsets} in the checkpoint, which is older than the table. {way_out}"
         )
     return True
 

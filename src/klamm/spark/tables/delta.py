@@ -218,6 +218,7 @@ class TableLayout:
             is_partitioned=False,
             overwrite=False,
             append_to_existing=good.append_to_existing or is_shared or self.overwrite,
+            is_part=True,
         )
         return good, bad
 
