@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 
 from klamm.errors import KlammError
 from klamm.spark.ended import SparkEndedError
 from klamm.spark.pipeline.model import Restart
+from klamm.spark.pipeline.run import told_if_ended
 from klamm.spark.supervise import Failure, RunningQuery, State, Supervisor, restart_delay_ms
 
 
@@ -177,6 +179,16 @@ def test_the_end_of_spark_is_not_the_failure_of_a_query() -> None:
     with pytest.raises(SparkEndedError):
         world.tick()
     assert not any("restart" in line for line in world.told)
+
+
+def test_a_call_that_the_end_of_the_jvm_breaks_off_says_that_spark_has_ended() -> None:
+    """Py4J logs the broken connection of a running call, and raises an error that does not name it."""
+    for error in (Py4JError("An error occurred while calling o42.start"), Py4JNetworkError("no"), ConnectionError()):
+        with pytest.raises(SparkEndedError, match="goes on from the checkpoint"), told_if_ended():
+            raise error
+    of_java = Py4JJavaError.__new__(Py4JJavaError)
+    with pytest.raises(Py4JJavaError), told_if_ended():
+        raise of_java
 
 
 def test_a_healthy_while_forgets_earlier_failures() -> None:

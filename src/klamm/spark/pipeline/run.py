@@ -187,25 +187,28 @@ def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, 
 
 
 def _starter(runner: PipelineRunner, sink: Any) -> Callable[[], SparkQuery]:
-    from py4j.protocol import Py4JNetworkError
-
     def start() -> SparkQuery:
-        try:
+        with told_if_ended():
             return runner.start(sink)
-        except (Py4JNetworkError, ConnectionError):
-            raise SparkEndedError(_ENDED) from None
 
     return start
 
 
 def _looked_after(supervisor: Supervisor, publisher: _Publisher) -> bool:
-    from py4j.protocol import Py4JError, Py4JJavaError
-
-    try:
+    with told_if_ended():
         is_left = supervisor.tick()
         if is_left:
             publisher.publish()
-        return is_left
+    return is_left
+
+
+@contextmanager
+def told_if_ended() -> Iterator[None]:
+    """Raises SparkEndedError for a broken connection. Py4J reports that of a running call as a plain Py4JError."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    try:
+        yield
     except (Py4JError, ConnectionError) as error:
         if isinstance(error, Py4JJavaError):
             raise
