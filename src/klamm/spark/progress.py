@@ -138,13 +138,18 @@ class ProgressListener(StreamingQueryListener):
     def __init__(self, sinks: Sequence[Sink], query_id: str | None = None) -> None:
         self._sinks = sinks
         self._query_id = query_id
+        self._names: dict[str, str] = {}
 
     def onQueryStarted(self, event: Any) -> None:
         if self._query_id in (None, str(event.id)):
-            started = {str(event.name or "") or str(event.id)[:8]: {"state": "running", "restarts": 0}}
-            for sink in self._sinks:
-                if isinstance(sink, StateSink):
-                    sink.states(started)
+            self._names[str(event.id)] = str(event.name or "") or str(event.id)[:8]
+            self._tell_state(event, "running")
+
+    def _tell_state(self, event: Any, state: str) -> None:
+        name = self._names[str(event.id)]
+        for sink in self._sinks:
+            if isinstance(sink, StateSink):
+                sink.states({name: {"state": state, "restarts": 0}})
 
     def onQueryProgress(self, event: Any) -> None:
         progress = parse_progress(event.progress.json)
@@ -157,6 +162,9 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: Any) -> None:
         if self._query_id in (None, str(event.id)):
+            if str(event.id) in self._names:
+                self._tell_state(event, "failed" if event.exception else "stopped")
+                del self._names[str(event.id)]
             for sink in self._sinks:
                 sink.ended(str(event.id), event.exception)
 

@@ -152,8 +152,12 @@ def test_metrics_before_the_first_batch_tell_what_is_starting() -> None:
 def test_a_listener_tells_of_a_query_that_has_started() -> None:
     endpoint = PrometheusEndpoint()
     try:
-        ProgressListener([endpoint]).onQueryStarted(SimpleNamespace(id="0123456789", name=None))
+        listener = ProgressListener([endpoint])
+        listener.onQueryStarted(SimpleNamespace(id="0123456789", name=None))
         assert 'klamm_spark_query_up{query="01234567"} 1' in endpoint.text()
+        listener.onQueryTerminated(SimpleNamespace(id="0123456789", exception="it broke before its first batch"))
+        assert 'klamm_spark_query_up{query="01234567"} 0' in endpoint.text()
+        assert 'state="failed"} 1' in endpoint.text()
     finally:
         endpoint.close()
 
