@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from socketserver import BaseServer
 from subprocess import Popen, TimeoutExpired
 from types import FrameType
 from typing import Any, Final
@@ -111,6 +112,20 @@ def silence_py4j() -> None:
     root = logging.getLogger()
     if _is_not_of_py4j not in root.filters:
         root.addFilter(_is_not_of_py4j)
+    _silence_accumulators()
+
+
+def _silence_accumulators() -> None:
+    """PySpark's server of accumulators prints a traceback when the JVM closes its connection by ending."""
+    from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
+
+    for kind in (AccumulatorTCPServer, AccumulatorUnixServer):
+        kind.handle_error = _tell_unless_closed  # type: ignore[method-assign, assignment]
+
+
+def _tell_unless_closed(server: BaseServer, request: Any, client_address: Any) -> None:
+    if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
+        BaseServer.handle_error(server, request, client_address)
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:

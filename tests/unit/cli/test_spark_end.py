@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
+from pyspark.accumulators import _start_update_server
 
 from klamm.cli import spark_session as module
 from klamm.cli.output import Failure
-from klamm.cli.spark_jvm import Jvm, Terminated
+from klamm.cli.spark_jvm import Jvm, Terminated, silence_py4j
 from klamm.cli.spark_session import is_py4j, keep_previous, spark_session
 from klamm.errors import KlammError
 from klamm.spark.ended import SparkEndedError
@@ -48,6 +51,23 @@ def test_the_end_of_the_jvm_is_one_sentence(
     told = str(caught.value)
     assert told.startswith("Spark's JVM (process ") and told.endswith(f"Spark's log is {tmp_path}/spark.log.")
     assert f") was ended by SIGKILL, perhaps because memory ran out.{advice} " in told
+
+
+def test_the_server_of_accumulators_is_silent_when_the_jvm_is_killed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    silence_py4j()
+    server = _start_update_server("", True, str(tmp_path / "socket"))
+    try:
+        with socket.socket(socket.AF_UNIX) as jvm:
+            jvm.connect(str(tmp_path / "socket"))
+        with socket.socket(socket.AF_UNIX) as other:  # served when the first connection is done with
+            other.connect(str(tmp_path / "socket"))
+            other.sendall(struct.pack("!i", 0))
+            assert other.recv(1) == b"\x01"
+    finally:
+        server.shutdown()
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("interrupt", [Terminated(143), KeyboardInterrupt()])
