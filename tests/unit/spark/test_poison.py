@@ -69,6 +69,16 @@ def test_a_search_ends_after_so_many_runs() -> None:
     assert view.runs <= 60 and found.records and found.unresolved
 
 
+def test_a_search_that_is_over_keeps_the_records_it_has() -> None:
+    """A stop of the pipeline does not wait for the end of a search; neither do its other queries for long."""
+    view = Tried((A, 0), (A, 900))
+    found = search([OffsetRange(A, 0, 1000)], view, limit=10, is_over=lambda: view.runs > 20)
+    assert [str(one) for one in found.records] == ["a-0 offset 0"] and found.unresolved
+    assert view.runs <= 22
+    early = search([OffsetRange(A, 0, 1000)], Tried((A, 7)), limit=10, is_over=lambda: True)
+    assert (early.tries, early.records, [told(part) for part in early.unresolved]) == (1, [], ["a-0 offsets 0 to 999"])
+
+
 def test_halves_are_the_whole() -> None:
     everything = [OffsetRange(A, 0, 3), OffsetRange(B, 5, 6), OffsetRange(B, 9, 14)]
     left, right = halved(everything)

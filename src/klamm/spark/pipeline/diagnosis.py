@@ -30,6 +30,8 @@ MAX_BATCH: Final = 5_000_000
 """Batches with more offsets are not searched: their records are kept in memory and on disk meanwhile."""
 MAX_RECORDS: Final = 100
 """So many records go to the dead letters at a time; the restarted query finds the next ones."""
+MAX_SECONDS: Final = 60.0
+"""How long one batch is searched: meanwhile nobody looks after the other queries of the pipeline."""
 _BATCH_ONLY: Final = ("starting", "ending", "maxoffsets", "minoffsets", "maxtrigger", "failondataloss", "pushdown")
 """Options of the source that say where and how much a stream reads."""
 
@@ -102,7 +104,7 @@ def within(source: Source, ranges: Ranges) -> Any:
 
 
 class Diagnostician:
-    """Looks into one failed batch of one sink's query, which leaves out the records `aside`."""
+    """Looks into one failed batch of one sink's query, which leaves out the records `aside`, until `is_over`."""
 
     def __init__(
         self,
@@ -111,12 +113,14 @@ class Diagnostician:
         servers: str,
         assemble: Assemble,
         aside: Collection[Location] = (),
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._spec = spec
         self._spark = spark
         self._servers = servers
         self._assemble = assemble
         self._aside = aside
+        self._is_over = is_over
 
     def diagnose(self, sink: Sink, checkpoint: str) -> Diagnosis:
         batch = failed_ranges(checkpoint)
@@ -162,7 +166,8 @@ class Diagnostician:
                     return trial.run(failing.name, {**others, source.name: within(source, part)})
 
                 if fails(()) is None:
-                    records += search(ranges_of(source, batch), fails, limit=limit).records
+                    found = search(ranges_of(source, batch), fails, limit=limit, is_over=self._is_over)
+                    records += found.records
             if records:
                 break
         return Diagnosis(failing, tuple(records), told([r for ranges in batch for r in ranges if r.size > 0]))

@@ -9,7 +9,7 @@ from typing import Final
 from klamm.spark.offsets import OffsetRange
 
 MAX_TRIES: Final = 400
-"""How often the view is tried on a part of the batch: at about 0.1 s each, a minute."""
+"""How often the view is tried on a part of the batch: at about 0.1 s each, less than a minute."""
 
 Ranges = Sequence[OffsetRange]
 Fails = Callable[[Ranges], str | None]
@@ -36,8 +36,18 @@ class Search:
     tries: int = 0
 
 
-def search(ranges: Ranges, fails: Fails, *, limit: int, max_tries: int = MAX_TRIES) -> Search:
-    """Finds up to `limit` records. Nothing is found where the view does not fail on the batch as a whole."""
+def search(
+    ranges: Ranges,
+    fails: Fails,
+    *,
+    limit: int,
+    max_tries: int = MAX_TRIES,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Search:
+    """Find up to `limit` records, with at most `max_tries` tries and none once `is_over`.
+
+    Nothing is found where the view does not fail on the batch as a whole.
+    """
     found = Search(tries=1)
     everything = [r for r in ranges if r.size > 0]
     reason = fails(everything)
@@ -47,7 +57,7 @@ def search(ranges: Ranges, fails: Fails, *, limit: int, max_tries: int = MAX_TRI
         if size(part) == 1:
             found.records.append(PoisonRecord(part[0], why))
             continue
-        if found.tries + 2 > max_tries:
+        if found.tries + 2 > max_tries or is_over():
             found.unresolved.append(part)
             continue
         halves: list[tuple[Ranges, str]] = []

@@ -167,6 +167,7 @@ def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, 
         stagger_s=STAGGER_S,
         starts_at_once=min(MOST_STARTS, os.cpu_count() or 1),
     )
+    runner.is_stopping = lambda: supervisor.is_stopping
     publisher = _Publisher(spec, options, supervisor, story, clock)
     try:
         with _signals(supervisor):

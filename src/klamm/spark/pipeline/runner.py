@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from klamm.clock import Clock, SystemClock
 from klamm.errors import KlammError
 from klamm.spark.pipeline.dead_letters import DeadLetters, Location, is_none_of, letters, query_id_of
-from klamm.spark.pipeline.diagnosis import Diagnosis, Diagnostician, reads
+from klamm.spark.pipeline.diagnosis import MAX_SECONDS, Diagnosis, Diagnostician, reads
 from klamm.spark.pipeline.failures import failure_of, spark_sentence, start_advice
 from klamm.spark.pipeline.load import module_name
 from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, Trigger, View
@@ -39,8 +40,11 @@ class PipelineRunner:
         bootstrap_servers: str,
         trigger: Trigger,
         append_to_existing: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         self.spec = spec
+        self.is_stopping: Callable[[], bool] = lambda: False
+        self._clock = clock or SystemClock()
         self._append_to_existing = append_to_existing
         self._spark = spark
         self._servers = bootstrap_servers
@@ -118,8 +122,7 @@ class PipelineRunner:
         key = (sink.name, failure.batch)
         checkpoint = sink_checkpoint(self.spec, sink)
         if (found := self._diagnoses.get(key)) is None:
-            examiner = Diagnostician(self.spec, self._spark, self._servers, self.assemble, self._aside(sink))
-            found = examiner.diagnose(sink, checkpoint)
+            found = self._diagnosed(sink, checkpoint)
         named = replace(failure, reason=f"{failure.reason}{found}")
         if found.view is not None and found.view.on_error == "dead_letter" and found.records:
             try:
@@ -129,6 +132,16 @@ class PipelineRunner:
                 return replace(failure, reason=f"{named.reason}; the dead letters were not written: {told}")
         self._diagnoses = {key: found}
         return named
+
+    def _diagnosed(self, sink: Sink, checkpoint: str) -> Diagnosis:
+        deadline = self._clock.monotonic() + MAX_SECONDS
+
+        def is_over() -> bool:
+            return self.is_stopping() or self._clock.monotonic() >= deadline
+
+        aside = self._aside(sink)
+        examiner = Diagnostician(self.spec, self._spark, self._servers, self.assemble, aside, is_over)
+        return examiner.diagnose(sink, checkpoint)
 
     def _put_aside(self, sink: Sink, found: Diagnosis, query_id: str) -> Failure | None:
         """Moves the records to the dead letters; None where they are there already and make the query fail still."""
