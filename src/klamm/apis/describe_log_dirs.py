@@ -32,10 +32,13 @@ def handle(
 
 def _describe(broker: Broker, req: DescribeLogDirsRequest) -> Steps[DescribeLogDirsResponse]:
     by_dir: dict[str, list[Log]] = {}
-    for log in (yield from _asked_logs(broker, req)):
+
+    def sort_out(log: Log) -> None:
         by_dir.setdefault(log.log_dir, []).append(log)
         if (future := broker.logs.futures.logs.get(log.topic_partition)) is not None:
             by_dir.setdefault(future.log_dir, []).append(future)
+
+    yield from each((yield from _asked_logs(broker, req)), sort_out)
     results: list[DescribeLogDirsResult] = []
     for log_dir in list(broker.logs.dirs.live):
         results.append((yield from _live(broker, log_dir.path, by_dir.get(log_dir.path, []))))

@@ -46,16 +46,26 @@ class FutureLogs:
     def create(self, current: Log, log_dir: LogDir) -> Log:
         """Begins a copy of `current` in another directory. OSError when the disk refuses."""
         tp = current.topic_partition
-        name = names.marked_dir_name(tp, self._unique_id(), names.FUTURE_DIR)
+        name = names.marked_dir_name(tp, _unique_id(self._rng), names.FUTURE_DIR)
         future = self._logs[tp] = self._opener.get_future(tp, log_dir, name, current.config)
         return future
 
     def remove(self, tp: TopicPartition) -> None:
-        """Gives a copy up; its directory is removed."""
+        """Gives a copy up; its directory is removed.
+
+        It gets the name of a deleted log first. After a crash the next start would else go on with a move that was
+        cancelled, or take an unfinished copy of a deleted log for the copy of a swap that was cut off.
+        """
         future = self._logs.pop(tp, None)
-        if future is not None:
-            future.close_handles()
-            self._deletions.put_tree(future.log_dir, future.dir, 0)
+        if future is None:
+            return
+        future.close_handles()
+        try:
+            future.rename_dir(f"{future.log_dir}/{delete_name(tp, self._rng)}")
+        except OSError as e:
+            future.host.failed(future.log_dir, e, f"deleting {future.dir}")
+            return
+        self._deletions.put_tree(future.log_dir, future.dir, 0)
 
     def take(self, tp: TopicPartition) -> Log:
         """The copy, which takes the place of the log in use."""
@@ -76,13 +86,50 @@ class FutureLogs:
         for log in self._logs.values():
             action(log)
 
-    def _unique_id(self) -> str:
-        return f"{self._rng.getrandbits(128):032x}"
+
+class SwapError(Exception):
+    """A disk refused to let a copy take the place of its log, which stays in use."""
+
+    def __init__(self, log_dir: str, failure: OSError) -> None:
+        super().__init__(f"{log_dir}: {failure}")
+        self.log_dir = log_dir
+        self.failure = failure
 
 
-def swap(current: Log, future: Log, delete_name: str) -> None:
-    """Gives `future` the name of `current`, which is marked for deletion. OSError when the disk refuses."""
+def delete_name(tp: TopicPartition, rng: Random) -> str:
+    """A name under which a directory waits for its removal, also after a crash."""
+    return names.marked_dir_name(tp, _unique_id(rng), names.DELETE_DIR)
+
+
+def _unique_id(rng: Random) -> str:
+    return f"{rng.getrandbits(128):032x}"
+
+
+def swap(current: Log, future: Log, deleted: str) -> None:
+    """Gives `future` the name of `current`, which gets the name `deleted`. SwapError when a disk refuses."""
+    try:
+        _prepare(current, future)
+    except OSError as e:
+        raise SwapError(future.log_dir, e) from e
     own_name = names.dir_name(current.topic_partition)
+    # a crash in between leaves no log and a complete copy: the next start takes the copy
+    try:
+        current.rename_dir(f"{current.log_dir}/{deleted}")
+    except OSError as e:
+        raise SwapError(current.log_dir, e) from e
+    try:
+        future.rename_dir(f"{future.log_dir}/{own_name}")
+    except OSError as e:
+        current.rename_dir(f"{current.log_dir}/{own_name}")  # it stays in use, and a start deletes marked directories
+        raise SwapError(future.log_dir, e) from e
+    current.close_handles()
+    # the old name first: after a loss of power there must not be two logs of the partition
+    current.host.sync_soon(current.log_dir, current.log_dir)
+    future.host.sync_soon(future.log_dir, future.log_dir, future.dir)
+
+
+def _prepare(current: Log, future: Log) -> None:
+    """All that the copy must have before it is the log."""
     future.config = current.config
     future.cleaner_offset = min(current.cleaner_offset, future.log_end_offset)
     if current.topic_id is not None:
@@ -90,15 +137,6 @@ def swap(current: Log, future: Log, delete_name: str) -> None:
     if current.latest_epoch is not None and current.latest_epoch != future.latest_epoch:
         future.assign_epoch(current.latest_epoch, future.log_end_offset)
     future.update_high_watermark(current.high_watermark)
-    # a crash in between leaves no log and a complete copy: the next start takes the copy
-    current.rename_dir(f"{current.log_dir}/{delete_name}")
-    try:
-        future.rename_dir(f"{future.log_dir}/{own_name}")
-    except OSError:
-        current.rename_dir(f"{current.log_dir}/{own_name}")  # it stays in use, and a start deletes marked directories
-        raise
-    current.close_handles()
-    future.host.sync_soon(future.log_dir, future.log_dir, future.dir)
 
 
 def is_possible(tp: TopicPartition) -> ErrorCode:

@@ -27,7 +27,7 @@ from klamm.log.deletion_queue import DeletionQueue
 from klamm.log.files import Files, OsFiles, is_exhausted
 from klamm.log.flush_queue import FlushQueue
 from klamm.log.full_disks import FullDisks, Suspended, is_full
-from klamm.log.future_logs import FutureLogs, swap
+from klamm.log.future_logs import FutureLogs, delete_name, swap
 from klamm.log.jobs import Job
 from klamm.log.loader import LogEnvironment
 from klamm.log.log import Log
@@ -313,7 +313,7 @@ class LogManager(LogPasses):
         log = self._take_out(tp)
         if log is None:
             return ErrorCode.NONE
-        path = f"{log.log_dir}/{self._delete_name(tp)}"
+        path = f"{log.log_dir}/{delete_name(tp, self._rng)}"
         try:
             log.close_handles()
             log.rename_dir(path)
@@ -323,13 +323,10 @@ class LogManager(LogPasses):
         self._deletions.put_tree(log.log_dir, path, log.config.file_delete_delay_ms)
         return ErrorCode.NONE
 
-    def _delete_name(self, tp: TopicPartition) -> str:
-        return names.marked_dir_name(tp, f"{self._rng.getrandbits(128):032x}", names.DELETE_DIR)
-
     def swap_with_future(self, tp: TopicPartition) -> Log:
-        """The copy takes the place of the log in use, which is removed later. OSError when a disk refuses."""
+        """The copy takes the place of the log in use, which is removed later. SwapError when a disk refuses."""
         current, future = self._logs[tp], self.futures.logs[tp]
-        swap(current, future, self._delete_name(tp))
+        swap(current, future, delete_name(tp, self._rng))
         self._take_out(tp)
         self._add(self.futures.take(tp))
         self._deletions.put_tree(current.log_dir, current.dir, current.config.file_delete_delay_ms)

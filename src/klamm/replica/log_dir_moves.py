@@ -165,8 +165,8 @@ class LogDirMoves:
         replicas.fetchers.remove([tp])
         try:
             partition.log = replicas.logs.swap_with_future(tp)
-        except OSError as failure:
-            replicas.logs.failed(future.log_dir, failure, f"changing over to {future.dir}")
+        except future_logs.SwapError as refused:
+            replicas.logs.failed(refused.log_dir, refused.failure, f"changing over to {future.dir}")
         else:
             log.info("%s: moved to %s", tp, future.log_dir)
             partition.changed()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from klamm.apis import alter_replica_log_dirs, describe_log_dirs
+from klamm.apis.slices import SLICE
 from klamm.errors import ErrorCode
 from klamm.log import Log, LogConfig
 from klamm.model import TopicPartition
@@ -88,6 +91,26 @@ def test_a_replica_is_moved(one: OneBroker, version: int) -> None:
     assert len(names) == 1 and names[0].startswith("t-0.") and names[0].endswith("-delete")
 
 
+def test_all_logs_are_described_in_slices(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every step, also in the one that sorts them by directory."""
+    count = 2 * SLICE + SLICE // 2
+    one.leader_and_isr({"t": range(1, count)})
+    looked_up: list[TopicPartition] = []
+
+    class Noting(dict[TopicPartition, Log]):
+        def get(self, tp: TopicPartition, default: Any = None) -> Any:
+            looked_up.append(tp)
+            return super().get(tp, default)
+
+    monkeypatch.setattr(one.broker.logs.futures, "_logs", Noting())
+    steps = one.dispatch(describe_log_dirs.API, DescribeLogDirsRequest(topics=None), 4)
+    seen = [0, len(looked_up)]
+    for _ in steps:
+        seen.append(len(looked_up))
+    assert max(after - before for before, after in pairwise(seen)) <= SLICE
+    assert seen[-1] == count and len(seen) >= 5
+
+
 def test_what_cannot_be_moved(one: OneBroker) -> None:
     assert alter(one, "/nowhere") == ErrorCode.LOG_DIR_NOT_FOUND
     assert alter(one, other_dir(one), "unknown") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -130,6 +153,50 @@ def test_a_deleted_replica_takes_its_copy_along(one: OneBroker) -> None:
     assert not one.broker.logs.futures.logs
     one.broker.logs.deletion_pass(one.clock.now_ms() + 100_000)
     assert not any(p.is_dir() for path in one.log_dirs for p in Path(path).iterdir())
+
+
+def begin_slowly(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies a part of the log and goes on slowly."""
+    monkeypatch.setattr(log_dir_moves, "CHUNK_BYTES", 500)
+    for i in range(30):
+        append(current(one), batch(b"%d" % i * 100))
+    one.broker.replicas.log_dir_moves.max_bytes_per_s = 1
+    assert alter(one, other_dir(one)) == ErrorCode.NONE
+    one.spin()
+    assert 0 < one.broker.logs.futures.logs[TP].log_end_offset < 30
+
+
+def kill_and_start(one: OneBroker, tmp_path: Path) -> OneBroker:
+    one.broker.replicas.log_dir_moves.stop()
+    one.broker.logs.abandon()
+    return OneBroker(tmp_path, log_dirs=DIRS)
+
+
+def test_an_unfinished_copy_does_not_bring_a_deleted_replica_back(
+    one: OneBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that is created anew under the name would have got the old records."""
+    begin_slowly(one, monkeypatch)
+    one.stop_replica("t", 0)
+    again = kill_and_start(one, tmp_path)
+    assert not again.broker.logs.logs and not again.broker.logs.futures.logs
+    again.broker.logs.deletion_pass(again.clock.now_ms() + 100_000)
+    assert not any(p.is_dir() for path in again.log_dirs for p in Path(path).iterdir())
+    again.close()
+
+
+def test_a_move_that_was_cancelled_does_not_go_on_after_a_kill(
+    one: OneBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_slowly(one, monkeypatch)
+    source = current(one)
+    assert alter(one, source.log_dir) == ErrorCode.NONE
+    again = kill_and_start(one, tmp_path)
+    assert not again.broker.logs.futures.logs
+    again.lead("t", leader_epoch=1, partition_epoch=1)
+    again.spin()
+    assert current(again).log_dir == source.log_dir and current(again).log_end_offset == 30
+    again.close()
 
 
 def test_a_move_goes_on_after_a_restart(one: OneBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +268,43 @@ def test_a_swap_that_the_disk_refuses_leaves_the_log_in_use(
     again.broker.logs.deletion_pass(again.clock.now_ms() + 100_000)
     assert current(again).log_dir == source.log_dir and current(again).log_end_offset == 2
     again.close()
+
+
+def test_a_swap_that_the_old_disk_refuses_fails_that_disk_only(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(current(one), batch(b"kept"))
+    target, source = other_dir(one), current(one)
+    rename = source.files.rename
+
+    def refuse(old: str, new: str) -> None:
+        if old.startswith(source.log_dir):
+            raise OSError(errno.EIO, "Input/output error", old)
+        rename(old, new)
+
+    monkeypatch.setattr(source.files, "rename", refuse)
+    assert alter(one, target) == ErrorCode.NONE
+    for _ in range(5):
+        one.spin()
+    assert list(one.broker.logs.dirs.failures) == [source.log_dir]
+    assert [log_dir.path for log_dir in one.broker.logs.dirs.live] == [target]
+
+
+def test_the_old_name_is_gone_for_good_before_the_new_one_is_there(
+    one: OneBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of power that undoes only the first rename would leave two logs, with which no broker starts."""
+    append(current(one), batch(b"kept"))
+    source, target = current(one), other_dir(one)
+    synced: list[str] = []
+    sync = source.files.fsync_path
+
+    def note(path: str) -> None:
+        synced.append(path)
+        sync(path)
+
+    monkeypatch.setattr(source.files, "fsync_path", note)
+    assert alter(one, target) == ErrorCode.NONE
+    finish(one)
+    assert synced.index(source.log_dir) < synced.index(target)
 
 
 @pytest.mark.parametrize("seed", range(20))
