@@ -1,6 +1,7 @@
 """The offset checkpoints of the live directories: collected on the loop, whole or in slices, written in the background.
 
-A file is always written whole and replaces the one before. What it says of a log was true when the log was looked at:
+A file is always written whole and replaces the one before. If few logs have come or gone, it is written with what was
+last written of the others. What it says of a log was true when the log was looked at:
 an offset that has changed by then is told with the next checkpoint, as one that changes right after it.
 """
 
@@ -27,6 +28,8 @@ class CheckpointWriter:
         self._dirs = dirs
         self._submit = submit
         self._collected: dict[str, _ByDir] = {}
+        self._written: dict[str, _ByDir] = {}
+        """What the files have. Nobody changes these entries: a job may be encoding them."""
 
     def write(self, name: str, offsets: LogOffsets) -> None:
         """Now. A pass for the same file gives up: what it has collected is older."""
@@ -36,15 +39,52 @@ class CheckpointWriter:
         self._write(name, entries)
 
     def write_in_slices(self, name: str, slices: Iterable[LogOffsets]) -> Iterator[None]:
-        """One slice a step; the file is written in the last."""
+        """One slice a step; the file is written in the last. Logs that come or go are noted from now on."""
         entries = self._collected[name] = self._empty()
+        return self._collect(name, entries, slices)
+
+    def _collect(self, name: str, entries: _ByDir, slices: Iterable[LogOffsets]) -> Iterator[None]:
         for offsets in slices:
-            _add(entries, offsets)
-            yield
             if self._collected.get(name) is not entries:
                 return
-        del self._collected[name]
-        self._write(name, entries)
+            _add(entries, offsets)
+            yield
+        if self._collected.get(name) is entries:
+            del self._collected[name]
+            self._write(name, entries)
+
+    def found(self, name: str, log_dir: str, offsets: dict[TopicPartition, int]) -> None:
+        """What the last run left in a file."""
+        self._written.setdefault(name, {})[log_dir] = offsets
+
+    def written(self, name: str) -> set[TopicPartition]:
+        """The partitions that the files of this name have."""
+        return {tp for entries in self._written.get(name, {}).values() for tp in entries}
+
+    def amend(self, name: str, changed: Iterable[Log], offsets: LogOffsets) -> None:
+        """Write the files of the directories of `changed` logs; `offsets` are the new ones of those in use.
+
+        The other logs keep what was last written of them: cost follows the change, but for the copy of a file.
+        """
+        last = self._written.setdefault(name, {})
+        amended: _ByDir = {}
+
+        def entries_of(path: str) -> dict[TopicPartition, int]:
+            if path not in amended:
+                amended[path] = dict(last.get(path, {}))
+            return amended[path]
+
+        for log in changed:
+            if log.topic_partition in last.get(log.log_dir, ()):
+                del entries_of(log.log_dir)[log.topic_partition]
+        collected = self._collected.get(name, {})
+        for log, offset in offsets:
+            entries_of(log.log_dir)[log.topic_partition] = offset
+            if log.log_dir in collected:
+                collected[log.log_dir][log.topic_partition] = offset
+        for path in [log_dir.path for log_dir in self._dirs.live if log_dir.path in amended]:
+            last[path] = amended[path]
+            self._submit(self._job(path, name, amended[path]))
 
     def forget(self, log: Log) -> None:
         """The log is gone: what was collected of it must not be told of one that is created anew."""
@@ -56,6 +96,7 @@ class CheckpointWriter:
 
     def _write(self, name: str, entries: _ByDir) -> None:
         for log_dir in self._dirs.live:
+            self._written.setdefault(name, {})[log_dir.path] = entries[log_dir.path]
             self._submit(self._job(log_dir.path, name, entries[log_dir.path]))
 
     def _job(self, log_dir: str, name: str, offsets: dict[TopicPartition, int]) -> FileJob:
@@ -69,6 +110,10 @@ def _add(entries: _ByDir, offsets: LogOffsets) -> None:
 
 def recovery_points(logs: Iterable[Log]) -> LogOffsets:
     return ((log, log.recovery_point) for log in logs)
+
+
+def cleaner_offsets(logs: Iterable[Log]) -> LogOffsets:
+    return ((log, log.cleaner_offset) for log in logs if log.cleaner_offset)
 
 
 def log_start_offsets(logs: Iterable[Log]) -> LogOffsets:

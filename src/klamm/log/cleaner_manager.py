@@ -21,7 +21,7 @@ class LogCleanerManager:
         *,
         submit: Callable[[Job], None],
         is_in_use: Callable[[Log], bool],
-        on_cleaned: Callable[[], None],
+        on_cleaned: Callable[[Log], None],
     ) -> None:
         self._files = files
         self._submit = submit
@@ -80,4 +80,4 @@ class LogCleanerManager:
             self._job = None
         if cleaned_to is not None:
             job.log.cleaner_offset = cleaned_to
-            self._on_cleaned()
+            self._on_cleaned(job.log)

@@ -52,6 +52,14 @@ class LogDir:
             _log.warning("A checkpoint is not used: %s", e)
             return {}
 
+    def checkpoints(self) -> dict[str, dict[TopicPartition, int]]:
+        """The offsets that the last run left, by the name of their file."""
+        return {
+            names.RECOVERY_POINT_CHECKPOINT: self.recovery_points,
+            names.LOG_START_OFFSET_CHECKPOINT: self.log_start_offsets,
+            names.CLEANER_CHECKPOINT: self.cleaner_offsets,
+        }
+
     def forget_start_state(self) -> None:
         """What the last run left does not hold for logs that are made later."""
         self.recovery_points = {}

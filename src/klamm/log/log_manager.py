@@ -89,12 +89,14 @@ class LogManager(LogPasses):
         self._counts: Counter[str] = Counter()
         self._offline: dict[TopicPartition, str] = {}
         self._found_deleted: set[TopicPartition] = set()
+        self._unrecorded: list[Log] = []
+        """Deleted logs that the checkpoints still have."""
         self._deletions = DeletionQueue(self._files, clock, self.submit)
         self._cleaner = LogCleanerManager(
             self._files,
             submit=self.submit,
             is_in_use=self._is_in_use,
-            on_cleaned=self._checkpoint_cleaner_offsets,
+            on_cleaned=self._checkpoint_cleaner_offset,
         )
         self._flushes = FlushQueue(self._is_in_use)
         self._env = LogEnvironment(
@@ -165,6 +167,8 @@ class LogManager(LogPasses):
                 self._add(self._opener.get(tp, log_dir, self._config_of(tp.topic)))
         for tp, name in futures:
             self.futures.load(tp, log_dir, name, self._config_of(tp.topic))
+        for name, offsets in log_dir.checkpoints().items():
+            self._checkpoints.found(name, log_dir.path, offsets)
         log_dir.forget_start_state()
 
     def _adopt_complete_copies(self) -> None:
@@ -293,17 +297,16 @@ class LogManager(LogPasses):
     def async_delete_all(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, ErrorCode]:
         """Takes logs out at once; directories are renamed now and removed after `file.delete.delay.ms`.
 
-        The checkpoints are written once for all of them.
+        The checkpoints are written once for all of them: a log that is created again must not find the old offsets.
         """
         outcome = {tp: self.delete_unrecorded(tp) for tp in partitions}
-        if outcome:
-            self.checkpoint_after_deletions()
+        self.checkpoint_after_deletions()
         return outcome
 
     def checkpoint_after_deletions(self) -> None:
         """A log of that name that is created later must not inherit the offsets of the deleted one."""
-        self.checkpoint_recovery_points()
-        self.checkpoint_log_start_offsets()
+        self._amend_checkpoints(self._unrecorded)
+        self._unrecorded = []
 
     def delete_unrecorded(self, tp: TopicPartition) -> ErrorCode:
         """One log, as by `async_delete_all`; the caller calls `checkpoint_after_deletions` when it has deleted all."""
@@ -313,6 +316,7 @@ class LogManager(LogPasses):
         log = self._take_out(tp)
         if log is None:
             return ErrorCode.NONE
+        self._unrecorded.append(log)
         path = f"{log.log_dir}/{delete_name(tp, self._rng)}"
         try:
             log.close_handles()
@@ -330,8 +334,7 @@ class LogManager(LogPasses):
         self._take_out(tp)
         self._add(self.futures.take(tp))
         self._deletions.put_tree(current.log_dir, current.dir, current.config.file_delete_delay_ms)
-        self.checkpoint_recovery_points()
-        self.checkpoint_log_start_offsets()
+        self._amend_checkpoints([current, future])
         return future
 
     def update_config(self, topic: str, config: LogConfig) -> None:

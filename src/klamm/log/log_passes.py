@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from klamm.log import names
-from klamm.log.checkpoint_writer import CheckpointWriter, LogOffsets, log_start_offsets, recovery_points
+from klamm.log.checkpoint_writer import (
+    CheckpointWriter,
+    LogOffsets,
+    cleaner_offsets,
+    log_start_offsets,
+    recovery_points,
+)
 from klamm.log.cleaner_manager import LogCleanerManager
 from klamm.log.deletion_queue import DeletionQueue
 from klamm.log.flush_queue import FlushQueue
@@ -68,9 +74,11 @@ class LogPasses:
         """Starts to clean the dirtiest compacted log, one at a time; True, in the last step, when there was one."""
         return self._cleaner.compaction_pass(self._slices(), now_ms)
 
-    def _checkpoint_cleaner_offsets(self) -> None:
-        cleaned = ((log, log.cleaner_offset) for log in self._logs.values() if log.cleaner_offset)
-        self._checkpoints.write(names.CLEANER_CHECKPOINT, cleaned)
+    def _checkpoint_cleaner_offset(self, cleaned: Log) -> None:
+        """Written of the logs that were cleaned before, and of this one: most logs never are."""
+        known = self._checkpoints.written(names.CLEANER_CHECKPOINT) | {cleaned.topic_partition}
+        logs = (log for tp in known if (log := self._logs.get(tp)) is not None)
+        self._checkpoints.write(names.CLEANER_CHECKPOINT, cleaner_offsets(logs))
 
     def producer_expiration_pass(self, now_ms: int) -> Iterator[None]:
         """Forgets producers that have been silent for too long, slice by slice."""
@@ -96,6 +104,17 @@ class LogPasses:
     def summary_pass(self) -> Iterator[None]:
         """Renews the record of the logs that are completely on the disk, slice by slice."""
         return self._summaries.write_in_slices(list(filter(self._is_in_use, part)) for part in self._slices())
+
+    def _amend_checkpoints(self, logs: Iterable[Log]) -> None:
+        """These logs are new, gone or moved: the files say so, without a look at all other logs."""
+        changed = list(logs)
+        in_use = list(filter(self._is_in_use, changed))
+        for name, offsets in (
+            (names.RECOVERY_POINT_CHECKPOINT, recovery_points),
+            (names.LOG_START_OFFSET_CHECKPOINT, log_start_offsets),
+            (names.CLEANER_CHECKPOINT, cleaner_offsets),
+        ):
+            self._checkpoints.amend(name, changed, offsets(in_use))
 
     def checkpoint_log_start_offsets(self) -> None:
         self._checkpoints.write(names.LOG_START_OFFSET_CHECKPOINT, log_start_offsets(self._logs.values()))

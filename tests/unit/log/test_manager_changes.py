@@ -46,7 +46,12 @@ def test_a_deletion_of_many_writes_the_checkpoints_once() -> None:
     bench = Bench()
     manager = bench.manager()
     for tp in partitions("t", 20):
-        manager.get_or_create_log(tp, is_new=True)
+        log = manager.get_or_create_log(tp, is_new=True)
+        append(log, batch(b"a", b"b"))
+        log.update_high_watermark(2)
+        log.increment_log_start_offset(1)
+    manager.checkpoint_recovery_points()
+    manager.checkpoint_log_start_offsets()
     written: list[str] = []
 
     def count(operation: str, path: str) -> None:

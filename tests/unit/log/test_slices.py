@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from klamm.log import LogConfig, LogManager, log_passes
+from klamm.log import Log, LogConfig, LogManager, log_passes
 from klamm.log.checkpoints import read_offsets
-from klamm.log.names import HIGH_WATERMARK_CHECKPOINT, LOG_START_OFFSET_CHECKPOINT, RECOVERY_POINT_CHECKPOINT
+from klamm.log.names import (
+    CLEANER_CHECKPOINT,
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+)
+from klamm.log.results import ReadResult
 from klamm.model import TopicPartition
 from tests.unit.log.harness import DIR, NOW, Bench, append, batch
 
@@ -102,6 +108,83 @@ def test_only_high_watermarks_of_logs_with_a_partition_are_told() -> None:
     manager = filled(bench, *TPS)
     list(manager.high_watermark_pass(lambda log: log.topic_partition == TPS[3]))
     assert written(bench, HIGH_WATERMARK_CHECKPOINT) == {TPS[3]: 3}
+
+
+def looked_at(monkeypatch: pytest.MonkeyPatch, function: str) -> list[TopicPartition]:
+    """The logs whose offsets are collected from now on."""
+    real: Callable[[Iterable[Log]], Iterable[tuple[Log, int]]] = getattr(log_passes, function)
+    seen: list[TopicPartition] = []
+
+    def noting(logs: Iterable[Log]) -> Iterable[tuple[Log, int]]:
+        given = list(logs)
+        seen.extend(log.topic_partition for log in given)
+        return real(given)
+
+    monkeypatch.setattr(log_passes, function, noting)
+    return seen
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_deletion_changes_the_checkpoints_without_a_look_at_other_logs(
+    is_restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    manager = filled(bench, *TPS)
+    for tp in TPS:
+        manager.logs[tp].cleaner_offset = 2
+    list(manager.recovery_point_pass())
+    list(manager.log_start_offset_pass())
+    manager._checkpoint_cleaner_offset(manager.logs[TPS[0]])
+    for tp in TPS[1:]:
+        manager._checkpoint_cleaner_offset(manager.logs[tp])
+    if is_restarted:
+        manager.shutdown()
+        manager = bench.manager()
+    seen = [looked_at(monkeypatch, name) for name in ("recovery_points", "log_start_offsets", "cleaner_offsets")]
+    manager.async_delete(TPS[1])
+    assert seen == [[], [], []]
+    rest = [tp for tp in TPS if tp != TPS[1]]
+    assert written(bench, RECOVERY_POINT_CHECKPOINT) == dict.fromkeys(rest, 3)
+    assert written(bench, LOG_START_OFFSET_CHECKPOINT) == dict.fromkeys(rest, 1)
+    assert written(bench, CLEANER_CHECKPOINT) == dict.fromkeys(rest, 2), "a log made anew has not been cleaned"
+
+
+def test_a_cleaned_log_is_told_without_a_look_at_logs_that_never_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    manager = filled(bench, *TPS)
+    seen = looked_at(monkeypatch, "cleaner_offsets")
+    for tp in TPS[:2]:
+        manager.logs[tp].cleaner_offset = 3
+        manager._checkpoint_cleaner_offset(manager.logs[tp])
+    assert seen[0] == TPS[0] and sorted(seen[1:]) == TPS[:2]
+    manager.logs[TPS[0]].cleaner_offset = 1
+    manager._checkpoint_cleaner_offset(manager.logs[TPS[1]])
+    assert written(bench, CLEANER_CHECKPOINT) == {TPS[0]: 1, TPS[1]: 3}, "one that was cut is told anew"
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 2, 3])
+def test_a_log_that_is_moved_while_a_checkpoint_is_collected_is_told_where_it_is(steps_before: int) -> None:
+    bench = Bench()
+    manager = filled(bench, *TPS, log_dirs=("/a", "/b"))
+    source = manager.logs[TPS[1]]
+    target = next(log_dir for log_dir in manager.dirs.live if log_dir.path != source.log_dir)
+    future = manager.futures.create(source, target)
+    copied = source.read(1, 10_000, max_offset=3)
+    assert isinstance(copied, ReadResult)
+    future.append_as_follower(copied.records)
+    future.flush()
+    future.update_high_watermark(3)
+    future.increment_log_start_offset(1)
+    passes = [manager.recovery_point_pass(), manager.log_start_offset_pass()]
+    for steps in passes:
+        for _ in range(steps_before):
+            next(steps)
+    manager.swap_with_future(TPS[1])
+    for steps in passes:
+        list(steps)
+    for name, offset in ((RECOVERY_POINT_CHECKPOINT, 3), (LOG_START_OFFSET_CHECKPOINT, 1)):
+        assert written(bench, name, target.path)[TPS[1]] == offset
+        assert TPS[1] not in written(bench, name, source.log_dir)
 
 
 def dirty(bench: Bench) -> LogManager:
