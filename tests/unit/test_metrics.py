@@ -10,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from klamm.clock import SystemClock
 from klamm.metrics import BrokerTopicStats, MetricsRegistry, MetricsServer, SampleTable
+from klamm.metrics.exposition import PIECE
+from klamm.metrics.http import _HttpConnection
 from klamm.metrics.instruments import WINDOW
 
 
@@ -230,5 +232,48 @@ def test_a_name_with_many_members_comes_in_pieces() -> None:
         registry.gauge("kafka.cluster", "Partition", "InSyncReplicasCount", lambda: 3, {"partition": str(number)})
         registry.meter("kafka.server", "BrokerTopicMetrics", "BytesInPerSec", {"topic": str(number)})
     pieces = list(registry.families())
-    assert max(piece.count("\n") for piece in pieces) <= 1_001 and len(pieces) >= 6
+    assert max(piece.count("\n") for piece in pieces) <= PIECE + 1 and len(pieces) >= 5_000 // PIECE
     assert "".join(pieces).count("# TYPE") == 2 and len(samples(registry)) == 5_000
+
+
+class RecordingTransport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_large_scrape_is_written_in_pieces_as_fast_as_it_is_read() -> None:
+    async def scenario() -> None:
+        registry = MetricsRegistry(ManualClock())
+        for number in range(20 * PIECE):
+            registry.gauge("kafka.cluster", "Partition", "ReplicasCount", lambda: 3, {"topic": str(number)})
+        transport = RecordingTransport()
+        connection = _HttpConnection(asyncio.get_running_loop(), registry, set())
+        connection.connection_made(transport)
+        connection.data_received(b"GET /metrics HTTP/1.1\r\n\r\n")
+        while len(transport.written) < 5:
+            assert not transport.is_closed
+            await asyncio.sleep(0)
+        connection.pause_writing()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(transport.written) <= 6, "it waits while the client does not read"
+        connection.resume_writing()
+        assert connection._answer is not None
+        await connection._answer
+        head, _, body = b"".join(transport.written).partition(b"\r\n\r\n")
+        assert body.decode() == registry.exposition() and f"Content-Length: {len(body)}\r\n".encode() in head
+        assert max(piece.count(b"\n") for piece in transport.written) <= PIECE + 1 and transport.is_closed
+        connection.connection_lost(None)
+
+    asyncio.run(scenario())

@@ -31,7 +31,7 @@ Tags: TypeAlias = tuple[tuple[str, str], ...]
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _UNSAFE: Final = re.compile(r"[^a-zA-Z0-9:]+")
-_PIECE: Final = 1_000
+PIECE: Final = 100
 """Members per piece. Only meters and gauges have so many: one per partition or topic."""
 _QUANTILES: Final = tuple(f"0.{p}" for p in PERCENTILES)
 
@@ -46,8 +46,8 @@ def render_family(group: str, type_: str, name: str, members: Mapping[Tags, Metr
     items = list(members.items())
     base = base_name(group, type_, name)
     has_head = False
-    for start in range(0, len(items), _PIECE):
-        lines = _render(base, items[start : start + _PIECE])
+    for start in range(0, len(items), PIECE):
+        lines = _render(base, items[start : start + PIECE])
         if lines and has_head and isinstance(items[0][1], Meter | Gauge):
             del lines[0]
         has_head |= bool(lines)

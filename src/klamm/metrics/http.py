@@ -68,6 +68,8 @@ class _HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._answer: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -80,6 +82,12 @@ class _HttpConnection(asyncio.Protocol):
             self._timer.cancel()
         if self._answer is not None:
             self._answer.cancel()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
 
     def data_received(self, data: bytes) -> None:
         if self._answer is not None:
@@ -111,21 +119,36 @@ class _HttpConnection(asyncio.Protocol):
         pieces = []
         try:
             for text in self._registry.families():
-                pieces.append(text)
+                pieces.append(text.encode())
                 await asyncio.sleep(0)
         except Exception:
             _log.exception("A metric could not be read")
             self._respond("500 Internal Server Error", "A metric could not be read; the broker's log has the cause.\n")
             return
-        self._respond("200 OK", "".join(pieces), with_body=with_body)
+        self._write_head("200 OK", sum(map(len, pieces)))
+        for piece in pieces if with_body else ():
+            await self._writable.wait()
+            self._write(piece)
+            await asyncio.sleep(0)
+        self._close()
 
-    def _respond(self, status: str, text: str, *, with_body: bool = True) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
+    def _respond(self, status: str, text: str) -> None:
         body = text.encode()
+        self._write_head(status, len(body))
+        self._write(body)
+        self._close()
+
+    def _write_head(self, status: str, size_bytes: int) -> None:
         head = (
-            f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"
+            f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {size_bytes}\r\n"
             "Connection: close\r\n\r\n"
         )
-        self._transport.write(head.encode() + (body if with_body else b""))
-        self._transport.close()
+        self._write(head.encode())
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
