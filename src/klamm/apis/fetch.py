@@ -73,6 +73,8 @@ def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResp
         return FetchResponse(error_code=context, responses=())
     params = _params(broker, ctx, req)
     looked_at = context.begin(broker, params, ctx.api_version)
+    if isinstance(looked_at, ErrorCode):
+        return FetchResponse(error_code=looked_at, responses=())
     if len(looked_at) > SLICE:
         return broker.loop.create_task(_fetch_in_slices(broker, ctx, params, context, looked_at))
     refused, asked = _sort_out(broker, looked_at, ctx.api_version)
@@ -101,6 +103,8 @@ async def _handle_in_slices(broker: Broker, ctx: RequestContext, req: FetchReque
         for _ in consume(topic.partitions):
             await asyncio.sleep(0)
     looked_at = context.begin(broker, params, ctx.api_version)
+    if isinstance(looked_at, ErrorCode):
+        return FetchResponse(error_code=looked_at, responses=())
     return await _fetch_in_slices(broker, ctx, params, context, looked_at)
 
 

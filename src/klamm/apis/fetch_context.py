@@ -46,8 +46,8 @@ class FetchContext:
         """The partitions of a request without a session."""
         self.is_full = is_full
 
-    def begin(self, broker: Broker, params: FetchParams, version: int) -> list[SessionPartition]:
-        """The partitions to look at."""
+    def begin(self, broker: Broker, params: FetchParams, version: int) -> list[SessionPartition] | ErrorCode:
+        """The partitions to look at. A large session ends with its reader: to look at all of it would hold the loop."""
         session = self.session
         if isinstance(session, OneFetch):
             return self.asked
@@ -55,6 +55,9 @@ class FetchContext:
         is_sent_elsewhere = client is not None and client.rack_id and broker.replicas.replica_selector is not None
         brokers = broker.metadata.snapshot.brokers if is_sent_elsewhere else None
         reader = params.isolation, params.replica_id, params.replica_epoch, client, brokers, version < 10
+        if len(session.partitions) > SLICE and session.is_of_another(reader):
+            broker.fetch_sessions.remove(session.id)
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         return session.begin_fetch(reader, broker.clock.now_ms())
 
     def to_send(self, results: Reads) -> Reads:

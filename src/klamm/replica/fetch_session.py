@@ -205,18 +205,23 @@ class FetchSession(Readers):
                 del self.changed[partition]
                 self.size_bytes -= _size_bytes(key)
 
+    def is_of_another(self, reader: object) -> bool:
+        """Whether the last Fetch was of another reader, so that all partitions would have to be looked at."""
+        return self.reader is not None and reader != self.reader
+
     def begin_fetch(self, reader: object, now_ms: int) -> list[SessionPartition]:
         """A Fetch arrived: the partitions to look at, in the order in which they are read.
 
         `reader` is everything but the positions that decides what a partition answers. If it is another one than
         last time, all partitions are looked at.
         """
-        if reader != self.reader:
-            self.reader = reader
+        if self.is_of_another(reader):
             for partition in self.partitions.values():
                 self.mark(partition)
+        is_first, self.reader = self.reader is None, reader
         self.last_fetch_ms = now_ms
-        return sorted(self.changed, key=place_of)
+        # partitions of a new session are in their order
+        return list(self.changed) if is_first else sorted(self.changed, key=place_of)
 
     def mark(self, partition: SessionPartition) -> None:
         """The partition may have something for the reader."""

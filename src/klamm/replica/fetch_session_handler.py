@@ -6,7 +6,7 @@ any failure the next request names everything again. Cost follows the change, no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -18,6 +18,8 @@ from klamm.replica.fetch_state import PartitionFetchState
 from klamm.replica.fetcher_config import REPLICA_STATE_VERSION, TOPIC_ID_VERSION, FetcherConfig
 
 _MAX_EPOCH: Final = (1 << 31) - 1
+PARTITIONS_PER_SLICE: Final = 200
+"""Partitions that a follower asks for, or takes from an answer, before the loop serves others."""
 
 
 class BuiltRequest(NamedTuple):
@@ -79,7 +81,23 @@ class FetchSessionHandler:
         self._epoch = INITIAL_EPOCH
 
     def build(self, max_wait_ms: int, broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> BuiltRequest:
-        """The next request. Topics are named by id unless one of them has none."""
+        """The next request, at once."""
+        steps = self.building(max_wait_ms, broker_epoch)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                built: BuiltRequest = done.value
+                return built
+
+    def building(
+        self, max_wait_ms: int, broker_epoch: int = UNKNOWN_BROKER_EPOCH
+    ) -> Generator[None, None, BuiltRequest]:
+        """The next request, slice by slice. Topics are named by id unless one of them has none.
+
+        Partitions may come and go between the slices: those that have been named already are in the next request again,
+        or are forgotten by it.
+        """
         version = self._config.fetch_version
         if self._without_id and version >= TOPIC_ID_VERSION:
             version = TOPIC_ID_VERSION - 1
@@ -89,12 +107,20 @@ class FetchSessionHandler:
         is_full = self._epoch == INITIAL_EPOCH
         if is_full:
             self._asked = {}
-        states = self._active if is_full else self._changed
-        topics = self._topics(states.values())
+        states = list((self._active if is_full else self._changed).values())
         forgotten = () if is_full else self._forgotten_topics()
-        self._asked.update({self._key(state): state for state in states.values()})
         self._changed = {}
         self._forgotten = {}
+        grouped: dict[tuple[str, UUID], list[FetchPartition]] = {}
+        for count, state in enumerate(states, 1):
+            if self.is_asked_for(state):
+                grouped.setdefault((state.tp.topic, state.topic_id), []).append(self._partition(state))
+                self._asked[self._key(state)] = state
+            if count % PARTITIONS_PER_SLICE == 0:
+                yield
+        topics = [
+            FetchTopic(topic=name, topic_id=topic_id, partitions=each) for (name, topic_id), each in grouped.items()
+        ]
         return BuiltRequest(self._request(version, topics, forgotten, max_wait_ms, broker_epoch), version)
 
     def _request(
@@ -120,14 +146,6 @@ class FetchSessionHandler:
         else:
             request.replica_id = config.broker_id
         return request
-
-    def _topics(self, states: Iterable[PartitionFetchState]) -> list[FetchTopic]:
-        grouped: dict[tuple[str, UUID], list[FetchPartition]] = {}
-        for state in states:
-            grouped.setdefault((state.tp.topic, state.topic_id), []).append(self._partition(state))
-        return [
-            FetchTopic(topic=name, topic_id=topic_id, partitions=each) for (name, topic_id), each in grouped.items()
-        ]
 
     def _partition(self, state: PartitionFetchState) -> FetchPartition:
         state.reported_log_start_offset = state.log.log_start_offset

@@ -18,7 +18,7 @@ from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import FetchResponse, PartitionData
 from klamm.protocol.wire import Message
 from klamm.replica import gauges, leader_requests
-from klamm.replica.fetch_session_handler import FetchSessionHandler
+from klamm.replica.fetch_session_handler import PARTITIONS_PER_SLICE, BuiltRequest, FetchSessionHandler
 from klamm.replica.fetch_state import FIRST_DELAY_MS, PartitionFetchState
 from klamm.replica.fetcher_config import FetcherConfig
 from klamm.replica.truncation import Reset, truncation_for
@@ -248,7 +248,7 @@ class ReplicaFetcher:
         wait_ms = self._config.max_wait_ms
         if (seconds := self._seconds_to_next()) is not None:
             wait_ms = min(wait_ms, int(seconds * 1000) + 1)
-        request, version = self._session.build(wait_ms, self._broker_epoch())
+        request, version = await self._build(wait_ms)
         response: FetchResponse = await connection.send(request, version)
         self._connection_failures = 0
         self.requests.count += 1
@@ -259,11 +259,26 @@ class ReplicaFetcher:
                 log.warning("%s: broker %d answered a fetch with %s", self.name, self.leader_id, error.name)
                 await self._rest(self._config.backoff_ms / 1000)
             return
+        count = 0
         for topic in response.responses:
             for data in topic.partitions:
                 state = self._session.asked(topic.topic, topic.topic_id, data.partition_index)
                 if state is not None and state.is_current:
                     self._on_partition(state, data)
+                count += 1
+                if count % PARTITIONS_PER_SLICE == 0:
+                    await asyncio.sleep(0)
+
+    async def _build(self, wait_ms: int) -> BuiltRequest:
+        """A request after a lost connection names every partition: the loop serves others meanwhile."""
+        steps = self._session.building(wait_ms, self._broker_epoch())
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                built: BuiltRequest = done.value
+                return built
+            await asyncio.sleep(0)
 
     def _on_partition(self, state: PartitionFetchState, data: PartitionData) -> None:
         error = code_of(data.error_code)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 from klamm.clock import Clock
 from klamm.errors import ErrorCode
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+PARTITIONS_PER_SLICE: Final = 200
+"""Partitions that are looked at before the loop serves others: well below a millisecond."""
 Leadership: TypeAlias = Sequence[tuple[TopicPartition, int]]
 LeadershipListener: TypeAlias = Callable[[Leadership, Leadership], None]
 """Called with (became leader, became follower or stopped), each as (partition, leader epoch)."""
@@ -229,11 +231,18 @@ class ReplicaManager:
         if brokers is self._brokers:  # a snapshot shares them with the one before unless they changed
             return
         self._brokers = brokers
+        self._stop_waiting_for_the_gone(list(self.lagging))
+        self.delete_records_purgatory.check_all()
+
+    def _stop_waiting_for_the_gone(self, partitions: list[Partition]) -> None:
+        """High watermarks that a broker that is gone held back, slice by slice: after an election all may lag."""
         now_ms = self.clock.now_ms()
-        for partition in list(self.lagging):
+        for partition in partitions[-PARTITIONS_PER_SLICE:]:
             if partition.maybe_increment_high_watermark(now_ms):
                 self.complete_after_high_watermark(partition.topic_partition)
-        self.delete_records_purgatory.check_all()
+        del partitions[-PARTITIONS_PER_SLICE:]
+        if partitions:
+            self.loop.call_soon(self._stop_waiting_for_the_gone, partitions)
 
     def on_topic_config_change(self, topic: str) -> None:
         """`min.insync.replicas` may have changed: counts and waiting produces look again."""
@@ -267,20 +276,27 @@ class ReplicaManager:
             self.isr_change_listener(partition, isr)
 
     def shrink_isrs(self) -> None:
-        """The `isr-expiration` task: every half of the lag limit.
+        """`isr_pass` at once."""
+        for _ in self.isr_pass():
+            pass
 
-        It costs what was written since, and what lags. A broker that stood still itself (or whose clock jumped) cannot
-        say that others did: it first lets them fetch.
+    def isr_pass(self) -> Iterator[None]:
+        """The `isr-expiration` task, every half of the lag limit, slice by slice.
+
+        It costs what was written since, and what lags: that is everything after a change of many leaders. A broker that
+        stood still itself (or whose clock jumped) cannot say that others did: it first lets them fetch.
         """
         now_ms = self.clock.now_ms()
         late_ms, self._last_shrink_ms = now_ms - self._last_shrink_ms, now_ms
         if late_ms > self.max_lag_ms:
             return
-        for partition in list(self.lagging):
+        for count, partition in enumerate(list(self.lagging), 1):
             if self.partitions.get(partition.topic_partition) is not partition or not partition.has_lagging_follower():
-                del self.lagging[partition]
+                self.lagging.pop(partition, None)
             elif (wanted := partition.isr_to_shrink_to(now_ms)) is not None:
                 self.on_isr_change_wanted(partition, wanted)
+            if count % PARTITIONS_PER_SLICE == 0:
+                yield
 
     # --- what waits --------------------------------------------------------------------------------------------
 

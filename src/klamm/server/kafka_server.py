@@ -322,7 +322,7 @@ class KafkaServer:
             lambda: logs.producer_expiration_pass(now()),
         )
         every("config-change-purge", 60_000, lambda: self._spawn(self._purge_config_changes()))
-        every("isr-expiration", max(config.replica_lag_time_max_ms // 2, 1), broker.replicas.shrink_isrs)
+        every("isr-expiration", max(config.replica_lag_time_max_ms // 2, 1), broker.replicas.isr_pass)
         assert self._replication is not None
         self._replication.start(scheduler)
 

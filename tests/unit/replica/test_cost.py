@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from klamm.apis import fetch, stop_replica
+from klamm.apis import fetch, fetch_context, stop_replica
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
+from klamm.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.messages.stop_replica import (
     StopReplicaPartitionState,
     StopReplicaRequest,
     StopReplicaTopicState,
 )
-from klamm.replica import delayed_fetch, fetch_path, state_change
+from klamm.protocol.wire import Message
+from klamm.replica import delayed_fetch, fetch_path, fetch_session_handler, fetcher, replica_manager, state_change
+from klamm.replica.fetch_session_handler import FetchSessionHandler
+from klamm.replica.fetch_state import PartitionFetchState
+from klamm.replica.fetcher_config import FetcherConfig
 from klamm.replica.partition import Partition
 from klamm.replica.state_change import SLICE_S
 from tests.support.one_broker import OneBroker, batch
@@ -94,6 +99,25 @@ class TestShrinking:
         assert wanted == [3, 9, 3, 9], "it asks until the ISR is another one"
         assert len(asked) == 7, "what has caught up is not looked at again"
 
+    def test_many_that_lag_are_looked_at_in_slices(self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After an election that is every partition of the broker."""
+        monkeypatch.setattr(replica_manager, "PARTITIONS_PER_SLICE", 10)
+        wanted: list[int] = []
+        leader.broker.replicas.isr_change_listener = lambda p, isr: wanted.append(p.topic_partition.partition)
+        for index in range(MANY):
+            append(leader, index)
+        self.pass_later(leader)
+        self.pass_later(leader)
+        wanted.clear()
+        asked = count_calls(monkeypatch, Partition, "has_lagging_follower")
+        leader.clock.elapsed_ms += 15_001
+        seen = [0]
+        for _ in leader.broker.replicas.isr_pass():
+            seen.append(len(asked))
+            leader.broker.replicas.drop(TopicPartition("t", MANY - 1))  # comes and goes while others are looked at
+        assert [after - before for before, after in pairwise(seen)] == [10] * (MANY // 10 - 1) + [9]
+        assert wanted == list(range(MANY - 1))
+
     def test_a_follower_that_goes_back_is_found(self, leader: OneBroker) -> None:
         wanted: list[int] = []
         leader.broker.replicas.isr_change_listener = lambda p, isr: wanted.append(p.topic_partition.partition)
@@ -125,6 +149,26 @@ class TestBrokersThatComeAndGo:
         looked_at = count_calls(monkeypatch, Partition, "maybe_increment_high_watermark")
         leader.update_metadata({}, brokers=(1,))
         assert looked_at == [partition(leader, 3)]
+
+    def test_many_of_them_are_looked_at_in_slices(self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(replica_manager, "PARTITIONS_PER_SLICE", 10)
+        for index in range(MANY):
+            append(leader, index)
+            partition(leader, index).commit_isr((1,), 0, 1, leader.clock.now_ms())
+        looked_at = count_calls(monkeypatch, Partition, "maybe_increment_high_watermark")
+        seen = [0]
+
+        def note() -> None:
+            seen.append(len(looked_at))
+            if len(looked_at) < MANY:
+                leader.loop.call_soon(note)
+
+        leader.loop.call_soon(note)
+        leader.update_metadata({}, brokers=(1,))
+        while seen[-1] < MANY:
+            leader.spin()
+        assert max(after - before for before, after in pairwise(seen)) <= 20, "in every turn of the loop"
+        assert {partition(leader, index).log.high_watermark for index in range(MANY)} == {1}  # type: ignore[union-attr]
 
     def test_nobody_waits_for_a_follower_that_is_gone(self, leader: OneBroker) -> None:
         """It is not in sync, but was about to be: it held the high watermark back."""
@@ -176,6 +220,20 @@ class TestFetchSessions:
         assert len(read) <= 3, "at most the one that was named before"
         ask(4, {}, session_id)
         assert len(read) <= 3
+
+    def test_a_large_session_ends_when_it_is_used_by_another_reader(
+        self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All partitions would have to be looked at: a client that changes between readers would hold the loop."""
+        asked = request(dict.fromkeys(range(MANY), 0), session_epoch=0)
+        session_id = leader.ask(fetch.API, asked, 12).session_id
+        monkeypatch.setattr(fetch_context, "SLICE", MANY - 1)
+        again = request({}, session_id=session_id, session_epoch=1)
+        assert leader.ask(fetch.API, again, 12).error_code == 0
+        changed = request({}, session_id=session_id, session_epoch=2, isolation_level=1)
+        read = count_calls(monkeypatch, fetch_path.FetchPath, "_read")
+        assert leader.ask(fetch.API, changed, 12).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        assert read == [] and len(leader.broker.fetch_sessions) == 0
 
     def test_a_follower_in_sync_stays_so_by_the_fetches_of_its_session(self, leader: OneBroker) -> None:
         asked = request(dict.fromkeys(range(MANY), 0), replica_id=2, session_epoch=0, log_start_offset=0)
@@ -397,3 +455,117 @@ class TestSlices:
         assert len(codes) == MANY and set(codes) == {ErrorCode.NONE, ErrorCode.UNKNOWN_SERVER_ERROR}
         monkeypatch.undo()
         assert sliced.stop_replica("t", MANY - 1).error_code == 0, "who comes later is served"
+
+
+class Leader:
+    """Answers every partition that a follower names, without records."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.asked: list[FetchRequest] = []
+
+    def send(self, request: Message, version: int) -> asyncio.Future[Any]:
+        assert isinstance(request, FetchRequest)
+        self.asked.append(request)
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        answer.set_result(self._answer(request))
+        return answer
+
+    def _answer(self, request: FetchRequest) -> FetchResponse:
+        return FetchResponse(
+            session_id=7,
+            responses=[
+                FetchableTopicResponse(
+                    topic=topic.topic,
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        PartitionData(
+                            partition_index=p.partition, error_code=0, high_watermark=0, log_start_offset=0, records=b""
+                        )
+                        for p in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ],
+        )
+
+    def close(self) -> None: ...
+
+
+class TestFollowersOfMany:
+    """A follower that connects names every partition and is answered every one: other work has its turn in between."""
+
+    @pytest.fixture
+    def follower(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> OneBroker:
+        monkeypatch.setattr(fetch_session_handler, "PARTITIONS_PER_SLICE", 10)
+        monkeypatch.setattr(fetcher, "PARTITIONS_PER_SLICE", 10)
+        assert one.leader_and_isr({"t": range(MANY)}, leader=2, **STATE).error_code == 0
+        return one
+
+    def states(self, one: OneBroker) -> list[PartitionFetchState]:
+        partitions = one.broker.replicas.partitions.values()
+        return [PartitionFetchState(partition, truncates_on_fetch=True) for partition in partitions]
+
+    def test_requests_are_built_and_answers_taken_in_slices(
+        self, follower: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        leader = Leader(follower.loop)
+
+        async def connect(broker_id: int) -> Leader:
+            return leader
+
+        copying = fetcher.ReplicaFetcher(
+            "f",
+            2,
+            FetcherConfig(broker_id=1),
+            replicas=follower.broker.replicas,
+            connect=connect,
+            broker_epoch=lambda: 1,
+            loop=follower.loop,
+        )
+        states = self.states(follower)
+        for state in states:
+            state.is_truncating = False
+        copying.add(states)
+        built = count_calls(monkeypatch, FetchSessionHandler, "_partition")
+        taken = count_calls(monkeypatch, Partition, "append_records_to_follower")
+        round_ = follower.loop.create_task(copying.do_work())
+        seen = [(0, 0)]
+
+        def note() -> None:
+            seen.append((len(built), len(taken)))
+            if taken:
+                copying.remove([TopicPartition("t", MANY - 1)])
+            if not round_.done():
+                follower.loop.call_soon(note)
+
+        follower.loop.call_soon(note)
+        follower.run(round_)
+        seen.append((len(built), len(taken)))
+        assert seen[-1] == (MANY, MANY - 1), "one was given up meanwhile"
+        steps = [(now[0] - before[0], now[1] - before[1]) for before, now in pairwise(seen)]
+        assert max(max(step) for step in steps) <= 10, "in every turn of the loop"
+        assert sum(len(topic.partitions) for topic in leader.asked[0].topics) == MANY
+
+    def test_partitions_may_come_and_go_while_a_request_is_built(self, follower: OneBroker) -> None:
+        session = FetchSessionHandler(FetcherConfig(broker_id=1))
+        states = self.states(follower)
+        first, last, late = states[0], states[-1], states[-2]
+        for state in states:
+            if state is not late:
+                session.put(state)
+        steps = session.building(0)
+        next(steps)
+        session.remove(first.tp)
+        session.remove(last.tp)
+        session.put(late)
+        with pytest.raises(StopIteration) as done:
+            while True:
+                next(steps)
+        named = {p.partition for topic in done.value.value.request.topics for p in topic.partitions}
+        assert named == set(range(MANY)) - {late.tp.partition, last.tp.partition}
+        assert session.asked("t", ID, first.tp.partition) is None
+        session.on_response(ErrorCode.NONE, 7)
+        request, _ = session.build(0)
+        assert [p.partition for topic in request.topics for p in topic.partitions] == [late.tp.partition]
+        assert [list(topic.partitions) for topic in request.forgotten_topics_data] == [[first.tp.partition]]
