@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
+from collections.abc import Generator
 from functools import cache
 from struct import Struct
 from typing import Any, Final, cast
@@ -19,10 +20,12 @@ from klamm.protocol.frames import (
 )
 from klamm.protocol.messages import request_class
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from klamm.protocol.wire import BytesLike, Message, decode, encode
+from klamm.protocol.wire import BytesLike, Message, decode, decode_in_slices, encode
 
 MAX_RESPONSE_BYTES: Final = 2**31 - 1
 JOIN_BYTES: Final = 64 * 1024
+WHOLE_BYTES: Final = 32 * 1024
+"""Larger responses are decoded in slices."""
 _SIZE = Struct(">i")
 _MAX_CORRELATION_ID: Final = 2**31 - 1
 
@@ -160,9 +163,28 @@ class BrokerConnection:
         version = waiting.version
         if waiting.api_key == ApiVersionsRequest.KEY and frame[pos : pos + 2] == b"\x00\x23":
             version = 0  # an ApiVersions of a version the broker does not know is answered in v0
-        response, _ = decode(_response_class(waiting.api_key), version, frame, pos)
-        self._waiting.popleft()
-        waiting.settle(response)
+        cls = _response_class(waiting.api_key)
+        if len(frame) <= WHOLE_BYTES:
+            response, _ = decode(cls, version, frame, pos)
+            self._waiting.popleft()
+            waiting.settle(response)
+        else:
+            self._waiting.popleft()
+            waiting.stop_timer()
+            self._decode_on(waiting, decode_in_slices(cls, version, frame, pos))
+
+    def _decode_on(self, waiting: _Waiting, steps: Generator[None, None, tuple[Message, int]]) -> None:
+        """Decodes a part of a large response; the loop serves others before the next part."""
+        try:
+            next(steps)
+        except StopIteration as done:
+            waiting.settle(done.value[0])
+        except ProtocolError as error:
+            failure = ConnectionError(f"the broker does not speak the protocol: {error}")
+            waiting.fail(failure)
+            self._fail(failure)
+        else:
+            self._loop.call_soon(self._decode_on, waiting, steps)
 
     def _on_timeout(self, waiting: _Waiting) -> None:
         if not waiting.future.done():
@@ -204,15 +226,17 @@ class _Waiting:
         self.correlation_id = correlation_id
         self.timer: asyncio.TimerHandle | None = None
 
-    def settle(self, response: Message) -> None:
+    def stop_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
+
+    def settle(self, response: Message) -> None:
+        self.stop_timer()
         if not self.future.done():
             self.future.set_result(response)
 
     def fail(self, error: ConnectionError) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
+        self.stop_timer()
         if not self.future.done():
             self.future.set_exception(ConnectionError(*error.args))
 

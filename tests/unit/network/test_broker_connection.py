@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from klamm.network import BrokerConnection, RequestContext
+from klamm.network import BrokerConnection, RequestContext, client
+from klamm.protocol import runtime
 from klamm.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from klamm.protocol.messages.produce import ProduceRequest
@@ -27,6 +28,14 @@ from tests.unit.network.harness import (
 )
 
 Run = Callable[[Any], None]
+
+
+@pytest.fixture(autouse=True, params=["whole", "in slices"])
+def _decoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in slices":
+        monkeypatch.setattr(client, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(runtime, "SLICE_ELEMENTS", 1)
+        monkeypatch.setattr(runtime, "SLICE_BYTES", 8)
 
 
 @both_loops
