@@ -277,11 +277,11 @@ class ReplicaManager:
 
     def shrink_isrs(self) -> None:
         """`isr_pass` at once."""
-        for _ in self.isr_pass():
+        for _ in self.isr_pass() or ():
             pass
 
-    def isr_pass(self) -> Iterator[None]:
-        """The `isr-expiration` task, every half of the lag limit, slice by slice.
+    def isr_pass(self) -> Iterator[bool] | None:
+        """The `isr-expiration` task, every half of the lag limit. Returns the slices that are left after the first.
 
         It costs what was written since, and what lags: that is everything after a change of many leaders. A broker that
         stood still itself (or whose clock jumped) cannot say that others did: it first lets them fetch.
@@ -289,14 +289,18 @@ class ReplicaManager:
         now_ms = self.clock.now_ms()
         late_ms, self._last_shrink_ms = now_ms - self._last_shrink_ms, now_ms
         if late_ms > self.max_lag_ms:
-            return
+            return None
+        slices = self._shrink_in_slices(now_ms)
+        return slices if next(slices, False) else None
+
+    def _shrink_in_slices(self, now_ms: int) -> Iterator[bool]:
         for count, partition in enumerate(list(self.lagging), 1):
             if self.partitions.get(partition.topic_partition) is not partition or not partition.has_lagging_follower():
                 self.lagging.pop(partition, None)
             elif (wanted := partition.isr_to_shrink_to(now_ms)) is not None:
                 self.on_isr_change_wanted(partition, wanted)
             if count % PARTITIONS_PER_SLICE == 0:
-                yield
+                yield True
 
     # --- what waits --------------------------------------------------------------------------------------------
 

@@ -111,8 +111,10 @@ class TestShrinking:
         wanted.clear()
         asked = count_calls(monkeypatch, Partition, "has_lagging_follower")
         leader.clock.elapsed_ms += 15_001
-        seen = [0]
-        for _ in leader.broker.replicas.isr_pass():
+        steps = leader.broker.replicas.isr_pass()
+        assert steps is not None
+        seen = [0, len(asked)]
+        for _ in steps:
             seen.append(len(asked))
             leader.broker.replicas.drop(TopicPartition("t", MANY - 1))  # comes and goes while others are looked at
         assert [after - before for before, after in pairwise(seen)] == [10] * (MANY // 10 - 1) + [9]
