@@ -236,6 +236,18 @@ def test_a_name_with_many_members_comes_in_pieces() -> None:
     assert "".join(pieces).count("# TYPE") == 2 and len(samples(registry)) == 5_000
 
 
+def test_members_may_go_between_two_pieces() -> None:
+    registry = MetricsRegistry(ManualClock())
+    for number in range(3 * PIECE):
+        registry.gauge("kafka.cluster", "Partition", "ReplicasCount", lambda: 3, {"partition": str(number)})
+    pieces = registry.families()
+    text = next(pieces)
+    for number in range(PIECE, 2 * PIECE + 1):
+        registry.remove("kafka.cluster", "Partition", "ReplicasCount", {"partition": str(number)})
+    text += "".join(pieces)
+    assert text.count("\n") == 2 * PIECE and text.count("# TYPE") == 1
+
+
 class RecordingTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()

@@ -43,11 +43,14 @@ def base_name(group: str, type_: str, name: str) -> str:
 
 def render_family(group: str, type_: str, name: str, members: Mapping[Tags, Metric]) -> Iterator[str]:
     """All members of one name as text; they are of one kind. Many members come in pieces."""
-    items = list(members.items())
+    tags = list(members)  # pairs of all of them would hold the loop
     base = base_name(group, type_, name)
     has_head = False
-    for start in range(0, len(items), PIECE):
-        lines = _render(base, items[start : start + PIECE])
+    for start in range(0, len(tags), PIECE):
+        items = [(each, members[each]) for each in tags[start : start + PIECE] if each in members]
+        if not items:  # they went since
+            continue
+        lines = _render(base, items)
         if lines and has_head and isinstance(items[0][1], Meter | Gauge):
             del lines[0]
         has_head |= bool(lines)
