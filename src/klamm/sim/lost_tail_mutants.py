@@ -46,6 +46,13 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
     "wait_for_missing_members_never_ends": Mutant(
         _C + "lost_tails", "if hold.deadline_s <= now_s)", "if False)", 300, first=138
     ),
+    "isr_shrinks_when_nobody_can_lead": Mutant(
+        _C + "election",
+        "last = (staying or assigned[-1:]) if is_deleted else assigned",
+        "last = staying or assigned[-1:]",
+        300,
+        first=50,
+    ),
     "unclean_shutdown_not_reported": Mutant(
         _C + "failover", "unclean_shutdown=config.unclean_shutdown", "unclean_shutdown=False"
     ),
@@ -57,6 +64,13 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "unclean_shutdown_taken_back_too_early": Mutant(
         _C + "lost_tails", "if not suspects.partitions.get(b)]", "if True]", 600
+    ),
+    "log_end_told_while_leading": Mutant(
+        "klamm.sim.broker_model",
+        "elif mine is not None and mine.leader_epoch >= epoch:",
+        "elif mine is not None:",
+        300,
+        first=30,
     ),
     "stopped_cleanly_with_a_lost_tail": Mutant(
         "klamm.sim.world",

@@ -294,6 +294,7 @@ class Node:
                 world.later(RETRY_MS, arrive)
                 return
             ends = target.broker.log_ends(left.items())
+            world.tails.on_log_ends_told(target, [(tp, left[tp]) for tp in ends])
             for tp in ends:
                 del left[tp]
             if ends:

@@ -7,10 +7,11 @@ record that a surviving member of the ISR, or any live replica, still has is nev
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from klamm.model import NO_LEADER, LeaderAndIsr, TopicPartition
+from klamm.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
 from klamm.sim.broker_model import Hosted, Record
 from klamm.sim.violation import require
 
@@ -34,6 +35,10 @@ class Tails:
         """A leader that was replaced may acknowledge them again."""
         self._branched: set[TopicPartition] = set()
         """Partitions that had an unclean election: records of newer epochs were given up, and logs hardly compare."""
+        self._last_isr: dict[TopicPartition, tuple[int, ...]] = {}
+        """Of partitions without a leader: the ISR of the last one. Nothing is committed after it, so all have all."""
+        self._told: dict[tuple[int, TopicPartition], tuple[int, int]] = {}
+        """By broker and partition: the newest leader epoch for which a log end was told, and by which incarnation."""
 
     # --- leaders and followers ---------------------------------------------------------------------------------------
 
@@ -42,10 +47,12 @@ class Tails:
         rng, log = self._world.scheduler.rng, node.disk.records[tp]
         if not self._world.calm and len(log) < MOST_RECORDS and rng.random() < 0.5:
             for _ in range(rng.randint(1, 3)):
+                self._check_promise(node, tp, mine.leader_epoch)
                 self._number += 1
                 log.append(Record(mine.leader_epoch, self._number))
         for follower in followers:
             if self._world.calm or rng.random() < 0.8:
+                self._check_promise(follower, tp, mine.leader_epoch)
                 self._fetch(follower, tp, log, len(log) if self._world.calm else rng.randint(0, len(log)))
                 mine.fetched[follower.id] = (len(follower.disk.records[tp]), follower.broker.broker_epoch)
         self._acknowledge(node, tp, mine, log)
@@ -75,15 +82,32 @@ class Tails:
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
+    def on_log_ends_told(self, node: Node, asked: Iterable[tuple[TopicPartition, int]]) -> None:
+        """A broker told where its logs end. In an older epoch than the one it was asked in they must not grow."""
+        for tp, epoch in asked:
+            known, generation = self._told.get((node.id, tp), (NO_EPOCH, node.generation))
+            newest = max(known, epoch) if generation == node.generation else epoch
+            self._told[node.id, tp] = (newest, node.generation)
+
+    def _check_promise(self, node: Node, tp: TopicPartition, epoch: int) -> None:
+        told, generation = self._told.get((node.id, tp), (NO_EPOCH, node.generation))
+        kept = generation != node.generation or epoch >= told
+        require(kept, f"broker {node.id} writes to {tp} in epoch {epoch} and has told its log end for epoch {told}")
+
     def forget(self, tp: TopicPartition) -> None:
         self.acknowledged.pop(tp, None)
         self._unclean_epochs.pop(tp, None)
         self._branched.discard(tp)
+        self._last_isr.pop(tp, None)
+        self._told = {key: told for key, told in self._told.items() if key[1] != tp}
 
     def on_state(
         self, writer: Node | None, tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr, *, may_lose: bool
     ) -> None:
         """A leader was elected. What it lacks of what was acknowledged is lost from now on."""
+        members = self._last_isr.pop(tp, old.isr)
+        if now.leader == NO_LEADER:
+            self._last_isr[tp] = members
         if now.leader == NO_LEADER or now.leader_epoch == old.leader_epoch or writer is None:
             return
         ctx = writer.controller.context
@@ -100,26 +124,31 @@ class Tails:
         if not lacking:
             return
         if not may_lose and tp not in self._branched and not self._wait_is_over(ctx, tp):
-            self._check_holders(ctx, tp, old, now, lacking)
+            self._check_holders(ctx, tp, members, now, lacking)
         self._world.faults["acknowledged records lost with all copies"] += 1
         self._lost.update(lacking)
         for record in lacking:
             del self.acknowledged[tp][record]
 
     def _check_holders(
-        self, ctx: ControllerContext, tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr, lacking: list[Record]
+        self,
+        ctx: ControllerContext,
+        tp: TopicPartition,
+        members: tuple[int, ...],
+        now: LeaderAndIsr,
+        lacking: list[Record],
     ) -> None:
         for replica in ctx.assignment(tp).replicas:
             node = self._world.nodes[replica]
             has = [record for record in lacking if record in node.disk.records.get(tp, ())]
             can_be_read = tp not in node.broker.offline
             online = can_be_read and ctx.is_replica_online(replica, tp) and self._is_known(ctx, node)
-            if has and (online or replica in old.isr):
+            if has and (online or replica in members):
                 what = "is live" if online else "was in sync"
                 told = (
                     f"broker {now.leader} is elected for {tp} without {has}, which {replica} has, and {replica} {what}"
                 )
-                require(False, f"{told}: {old} -> {now}")
+                require(False, f"{told}: {members} -> {now}")
 
     @staticmethod
     def _is_known(ctx: ControllerContext, node: Node) -> bool:
