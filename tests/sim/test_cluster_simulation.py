@@ -47,6 +47,7 @@ INJECTED = {
     "reassignment",
     "registration deleted",
     "slow link",
+    "staggered power failure",
     "zookeeper down",
     "zookeeper loses connections",
 }

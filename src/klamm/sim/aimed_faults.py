@@ -19,6 +19,7 @@ from klamm.sim.checkers import require
 from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster, SimNode
 from klamm.sim.operator import reassign
+from klamm.sim.staggered_power import StaggeredPowerFailure
 from klamm.zk import paths
 from klamm.zk.ops import Delete
 
@@ -43,6 +44,8 @@ class AimedFaults:
     @staticmethod
     def kind_of(seed: int) -> str | None:
         """The kind is the seed's: most have none. Of the latter, followers must learn high watermarks late."""
+        if seed % 16 == 12:
+            return "staggered power failure"
         return {
             1: "registration deleted",
             3: "lonely coordinator",
@@ -56,6 +59,7 @@ class AimedFaults:
             "lonely coordinator": self._leave_coordinator_alone,
             "overtaken deletion": self._overtake_deletion,
             "late high watermark": self._lose_leader,
+            "staggered power failure": StaggeredPowerFailure(self._cluster, self._moment).run,
         }
         if await faults[kind]():
             self._cluster.counts[kind] += 1

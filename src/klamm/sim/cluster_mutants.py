@@ -158,6 +158,12 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     "unclean_shutdown_not_reported": Mutant(
         "klamm.server.kafka_server", "unclean_shutdown=not broker.logs.had_clean_shutdown", "unclean_shutdown=False"
     ),
+    "members_that_just_left_not_waited_for": Mutant(
+        "klamm.controller.suspects",
+        "        if gone:\n            self.left[tp] = gone\n",
+        "        if gone:\n            pass\n",
+        first=12,
+    ),
     "log_end_is_not_the_end": Mutant(
         "klamm.apis.offset_for_leader_epoch",
         "        end_offset=log.log_end_offset,\n    )\n\n\nAPI",

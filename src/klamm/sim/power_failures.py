@@ -40,7 +40,7 @@ class PowerFailures:
     def _survivors(self, failing: list[SimNode]) -> dict[int, list[TopicPartition]] | None:
         """Which logs each keeps. None: a partition would lose its last good copy."""
         kept: dict[int, list[TopicPartition]] = {node.id: [] for node in failing}
-        for tp, isr in self._isrs().items():
+        for tp, isr in current_isrs(self._cluster).items():
             good = [member for member in isr if not self._cluster.nodes[member].is_suspected]
             if not good:
                 return None
@@ -48,13 +48,15 @@ class PowerFailures:
                 kept[self._rng.choice(good)].append(tp)
         return kept
 
-    def _isrs(self) -> dict[TopicPartition, tuple[int, ...]]:
-        nodes = self._cluster.zookeeper.tree.nodes
-        topics = nodes[paths.TOPICS].children or {}
-        tps = [
-            TopicPartition(topic, partition)
-            for topic in topics
-            for partition in decode_topic(topic, nodes[paths.topic_path(topic)].data).assignment
-        ]
-        found = {tp: nodes.get(paths.partition_state_path(*tp)) for tp in tps}
-        return {tp: decode_partition_state(tp, it.data, 0).leader_and_isr.isr for tp, it in found.items() if it}
+
+def current_isrs(cluster: SimCluster) -> dict[TopicPartition, tuple[int, ...]]:
+    """As ZooKeeper has them, of all partitions that have a state."""
+    nodes = cluster.zookeeper.tree.nodes
+    topics = nodes[paths.TOPICS].children or {}
+    tps = [
+        TopicPartition(topic, partition)
+        for topic in topics
+        for partition in decode_topic(topic, nodes[paths.topic_path(topic)].data).assignment
+    ]
+    found = {tp: nodes.get(paths.partition_state_path(*tp)) for tp in tps}
+    return {tp: decode_partition_state(tp, it.data, 0).leader_and_isr.isr for tp, it in found.items() if it}
