@@ -143,7 +143,7 @@ class Producer:
         self._history = history
         self._may_go_on = may_go_on
         self._is_leader = is_leader
-        """Whether ZooKeeper names this broker as the partition's leader now."""
+        """Whether this broker leads the partition now, in the epoch that ZooKeeper has."""
         self._producer_id = -1
         self._producer_epoch = -1
 
@@ -196,7 +196,8 @@ class Producer:
                 return int(result.base_offset)
             if result.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 return -1
-            # A deposed leader that does not know it yet lacks what its successor acknowledged. Producers try again.
+            # A leader of an older epoch lacks what its successor acknowledged, and does not know it. A Produce has no
+            # leader epoch, so Kafka answers the same; Java's producer tries again. Of the leader it is an error.
             is_gap = result.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
             is_retriable = result.error_code in RETRIABLE or (is_gap and not self._is_leader(tp, leader))
             if not is_retriable:

@@ -44,6 +44,9 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "        known = None\n",
         also=(("            refusal = self.producers.validate(batch, origin)\n", "            refusal = None\n"),),
     ),
+    "last_sequence_of_a_batch_is_its_first": Mutant(
+        "klamm.log.producer_state", "BatchMetadata(batch.last_sequence,", "BatchMetadata(batch.base_sequence,"
+    ),
     "producers_forgotten_at_restart": Mutant(
         "klamm.log.producer_rebuild", "    if start >= log_end_offset:\n        return\n", "    return\n", first=3
     ),

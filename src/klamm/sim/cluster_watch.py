@@ -42,9 +42,14 @@ class ClusterWatch:
         require(copies >= self._needed, f"{tp} was acknowledged up to {end}, its copies end at {ends}")
 
     def is_leader(self, tp: TopicPartition, broker_id: int) -> bool:
-        """Whether ZooKeeper names this broker as the leader."""
+        """Whether this broker leads in the epoch that ZooKeeper has: it may be elected again and not know it yet."""
         znode = self._cluster.zookeeper.tree.nodes.get(paths.partition_state_path(*tp))
-        return znode is not None and decode_partition_state(tp, znode.data, 0).leader_and_isr.leader == broker_id
+        broker = self._cluster.nodes[broker_id].broker
+        hosted = None if broker is None else broker.replicas.partitions.get(tp)
+        if znode is None or hosted is None:
+            return False
+        elected = decode_partition_state(tp, znode.data, 0).leader_and_isr
+        return (elected.leader, elected.leader_epoch) == (broker_id, hosted.leader_epoch)
 
     def _check_isr(self, tp: TopicPartition) -> None:
         committed = self._cluster.history.committed(tp)
