@@ -106,7 +106,8 @@ class ConfigChangeListener:
         self._last_seen = -1
         self._is_dirty = False
         self._runner: asyncio.Task[None] | None = None
-        self._refreshes: set[asyncio.Task[None]] = set()
+        self._refreshes: dict[asyncio.Task[None], None] = {}
+        """In the order of their start: a set would cancel them in the order of their addresses."""
         configs.refresh_topics = self.refresh_topics
 
     def start(self) -> None:
@@ -143,8 +144,8 @@ class ConfigChangeListener:
     def refresh_topics(self, topics: Iterable[str]) -> asyncio.Future[None]:
         """Reads the configurations of topics that come to this broker; done when the repository has them."""
         task = asyncio.get_running_loop().create_task(self._refresh_quietly(list(topics)))
-        self._refreshes.add(task)
-        task.add_done_callback(self._refreshes.discard)
+        self._refreshes[task] = None
+        task.add_done_callback(self._refreshes.pop)
         return task
 
     async def _refresh_quietly(self, topics: list[str]) -> None:

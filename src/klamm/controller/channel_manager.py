@@ -209,7 +209,8 @@ class ControllerChannelManager:
         self._socket_timeout_ms = socket_timeout_ms
         self._journal = journal or ControllerJournal()
         self._senders: dict[int, RequestSender] = {}
-        self._queries: dict[int, set[asyncio.Task[None]]] = {}
+        self._queries: dict[int, dict[asyncio.Task[None], None]] = {}
+        """By broker, in the order of their start: a set would cancel them in the order of their addresses."""
         metrics.gauge(_GROUP, _TYPE, "TotalQueueSize", lambda: sum(s.queue_size for s in list(self._senders.values())))
 
     def add_broker(self, broker: BrokerEndPoints) -> None:
@@ -251,9 +252,9 @@ class ControllerChannelManager:
         """Over a connection of its own, since a broker that is starting answers control requests first."""
         asking = ask_log_ends(broker, partitions, self._config, self._socket_timeout_ms, self._on_event)
         task = asyncio.get_running_loop().create_task(asking)
-        queries = self._queries.setdefault(broker.id, set())
-        queries.add(task)
-        task.add_done_callback(queries.discard)
+        queries = self._queries.setdefault(broker.id, {})
+        queries[task] = None
+        task.add_done_callback(queries.pop)
 
     async def shutdown(self) -> None:
         tasks = [sender._task for sender in self._senders.values()]

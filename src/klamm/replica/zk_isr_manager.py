@@ -37,7 +37,8 @@ class ZkIsrManager:
         self._replicas = replicas
         self._zk = zk
         self._loop = loop
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """In the order of their start: a set would cancel them in the order of their addresses."""
         self._changed: dict[TopicPartition, None] = {}
         self._last_change_ms = 0
         self._last_propagation_ms = replicas.clock.now_ms()
@@ -47,14 +48,14 @@ class ZkIsrManager:
         self._spawn(self._write(partition, isr))
 
     async def close(self) -> None:
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     # --- the state znode ---------------------------------------------------------------------------------------------
 

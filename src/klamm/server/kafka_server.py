@@ -78,7 +78,8 @@ class KafkaServer:
         self._replication: Replication | None = None
         self._metrics_server: MetricsServer | None = None
         self._control_log = ControlLogWriter(config, self._clock)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """In the order of their start: a set would cancel them in the order of their addresses."""
         self._has_joined = False
         self._pulse: LoopPulse | None = None
 
@@ -328,11 +329,11 @@ class KafkaServer:
 
     def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("A background task could not be done now: %s", error)
 
