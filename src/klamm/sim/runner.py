@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -71,6 +72,11 @@ def tell(seed: int, brokers: int = 3) -> tuple[World, Failure | None]:
     except Exception as error:
         return world, Failure(seed, f"{type(error).__name__}: {error}", tuple(world.lines))
     return world, None
+
+
+def fingerprint(seed: int, brokers: int = 3) -> str:
+    """A digest of all that happened: the same for the same seed, in every process."""
+    return hashlib.sha256("\n".join(tell(seed, brokers)[0].lines).encode()).hexdigest()[:16]
 
 
 def run_seeds(first: int, count: int, brokers: int = 3, *, stop_at_failure: bool = True) -> Summary:
