@@ -106,3 +106,22 @@ def test_a_clean_stop_does_not_make_up_for_a_lost_tail(cluster: LocalCluster) ->
     for broker in (first, *(broker for broker in (1, 2, 3) if broker != first)):
         cluster.start(broker)
     assert all_values(cluster, "stopped", partition) == values
+
+
+def damage(cluster: LocalCluster, broker_id: int, topic: str, partition: int) -> None:
+    """The end of the broker's log is zeros, as on a disk that did not keep what it had acknowledged."""
+    (log,) = cluster.data_dir.glob(f"broker-{broker_id}/**/{topic}-{partition}/00000000000000000000.log")
+    data = log.read_bytes()
+    log.write_bytes(data[: len(data) // 3] + bytes(len(data) - len(data) // 3))
+
+
+def test_the_last_in_sync_was_damaged_after_a_clean_stop_and_another_has_all_records(cluster: LocalCluster) -> None:
+    """Brokers that were stopped earlier are not in the ISR, but have all records: the damaged one does not lead."""
+    last, partition, values = fill(cluster, "damaged")
+    others = [broker for broker in (1, 2, 3) if broker != last]
+    for broker in (*others, last):
+        cluster.stop(broker)
+    damage(cluster, last, "damaged", partition)
+    for broker in (*others, last):
+        cluster.start(broker)
+    assert all_values(cluster, "damaged", partition) == values

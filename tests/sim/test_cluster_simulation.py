@@ -29,6 +29,7 @@ INJECTED = {
     "cut both ways",
     "cut from zookeeper",
     "cut one way",
+    "damaged disk",
     "disk",
     "forged request",
     "isolate",

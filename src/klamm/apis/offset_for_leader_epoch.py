@@ -64,7 +64,7 @@ def _partition(broker: Broker, topic: str, asked: OffsetForLeaderPartition, requ
 def _log_end(broker: Broker, tp: TopicPartition, current_leader_epoch: int) -> EpochEndOffset:
     """Where the log ends, of a leader or a follower that knows the epoch in which there is no leader, or a later one.
 
-    Before that it may still append in the name of an older epoch.
+    Before that it may still append in the name of an older epoch. A log with a gap ends there: as a follower it is cut.
     """
     if tp in broker.replicas.offline:
         return EpochEndOffset(error_code=ErrorCode.KAFKA_STORAGE_ERROR, partition=tp.partition)
@@ -72,12 +72,12 @@ def _log_end(broker: Broker, tp: TopicPartition, current_leader_epoch: int) -> E
     log = None if partition is None else partition.log
     if partition is None or log is None or partition.leader_epoch < current_leader_epoch:
         return EpochEndOffset(error_code=ErrorCode.UNKNOWN_LEADER_EPOCH, partition=tp.partition)
-    found = log.last_record_epoch
+    epoch, end_offset = log.gapless_end
     return EpochEndOffset(
         error_code=ErrorCode.NONE,
         partition=tp.partition,
-        leader_epoch=NO_EPOCH if found is None else found,
-        end_offset=log.log_end_offset,
+        leader_epoch=NO_EPOCH if epoch is None else epoch,
+        end_offset=end_offset,
     )
 
 

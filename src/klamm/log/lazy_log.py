@@ -176,6 +176,14 @@ class LazyLog:
         return self.leader_epochs.latest_epoch if found is None else found  # all records may have been deleted
 
     @property
+    def gapless_end(self) -> tuple[int | None, int]:
+        """Up to where the log has all records: the epoch of the last one, and the offset behind it."""
+        if not self.damages:
+            return self.last_record_epoch, self.log_end_offset
+        end = min(damage.start_offset for damage in self.damages)
+        return self.leader_epochs.epoch_for_offset(end - 1), end
+
+    @property
     def first_base_offset(self) -> int:
         return self.segments.first.base_offset if self.summary is None else self.summary.segments[0].base_offset
 

@@ -83,6 +83,8 @@ class LogManager(LogPasses):
         self.dirs = LogDirs(log_dirs, self._files)
         self.had_clean_shutdown = False
         """Whether the last run left its mark in every directory. If not, any log may have lost its unflushed tail."""
+        self._were_damaged = False
+        """Whether files of a log were damaged or removed after a clean stop."""
         self._checkpoints = CheckpointWriter(self._files, self.dirs, self.submit)
         self._logs: dict[TopicPartition, Log] = {}
         self._by_topic: dict[str, dict[TopicPartition, Log]] = {}
@@ -136,6 +138,11 @@ class LogManager(LogPasses):
         if not self.dirs.live:
             raise LogDirError("no log directory can be used: " + "; ".join(self.dirs.failures.values()))
 
+    @property
+    def may_lack_records(self) -> bool:
+        """Whether a log may lack records that this broker had acknowledged when it was last in an ISR."""
+        return not self.had_clean_shutdown or self._were_damaged
+
     def _claim(self, owner: MetaProperties) -> None:
         try:
             self.dirs.claim(owner)
@@ -169,7 +176,18 @@ class LogManager(LogPasses):
             self.futures.load(tp, log_dir, name, self._config_of(tp.topic))
         for name, offsets in log_dir.checkpoints().items():
             self._checkpoints.found(name, log_dir.path, offsets)
+        self._look_for_damage(log_dir)
         log_dir.forget_start_state()
+
+    def _look_for_damage(self, log_dir: LogDir) -> None:
+        if not log_dir.is_record_of_clean_stop:
+            return
+        for tp in log_dir.recorded.logs:
+            log = self._logs.get(tp)
+            if log is None:
+                _log.error("%s: its directory was removed from %s after a clean stop", tp, log_dir.path)
+            if log is None or log.damages or log.lost_tail is not None:
+                self._were_damaged = True
 
     def _adopt_complete_copies(self) -> None:
         """A swap was interrupted after the log in use had got its new name: the copy is the log now."""

@@ -267,7 +267,7 @@ class KafkaServer:
         broker = self.broker
         advertised = settings.advertised(broker.config, self._sockets.endpoints)
         settings_of_controller = settings.controller(
-            broker.config, broker.id, advertised, unclean_shutdown=not broker.logs.had_clean_shutdown
+            broker.config, broker.id, advertised, unclean_shutdown=broker.logs.may_lack_records
         )
         self._controller.start(settings_of_controller)
         registered = await registration.register(self._controller.handle, wait_ms)

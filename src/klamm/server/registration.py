@@ -99,7 +99,7 @@ def is_tail_settled(broker: Broker) -> bool:
     A log that may have lost its tail is as good as any other once its partition has a leader: then it follows that
     leader, or was compared with the others and leads. Until then it must go on being suspected.
     """
-    if broker.logs.had_clean_shutdown:
+    if not broker.logs.may_lack_records:
         return True
     hosted = broker.replicas.partitions
     return all((partition := hosted.get(tp)) is not None and partition.leader != NO_LEADER for tp in broker.logs.logs)

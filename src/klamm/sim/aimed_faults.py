@@ -18,6 +18,7 @@ from klamm.replica.partition import Partition
 from klamm.sim.checkers import require
 from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster, SimNode
+from klamm.sim.damaged_disk import DamagedDisk
 from klamm.sim.operator import reassign
 from klamm.sim.staggered_power import StaggeredPowerFailure
 from klamm.zk import paths
@@ -44,8 +45,8 @@ class AimedFaults:
     @staticmethod
     def kind_of(seed: int) -> str | None:
         """The kind is the seed's: most have none. Of the latter, followers must learn high watermarks late."""
-        if seed % 16 == 12:
-            return "staggered power failure"
+        if seed % 8 in (2, 4):
+            return {10: "damaged disk", 12: "staggered power failure"}.get(seed % 16)
         return {
             1: "registration deleted",
             3: "lonely coordinator",
@@ -59,6 +60,7 @@ class AimedFaults:
             "lonely coordinator": self._leave_coordinator_alone,
             "overtaken deletion": self._overtake_deletion,
             "late high watermark": self._lose_leader,
+            "damaged disk": DamagedDisk(self._cluster, self._moment).run,
             "staggered power failure": StaggeredPowerFailure(self._cluster, self._moment).run,
         }
         if await faults[kind]():

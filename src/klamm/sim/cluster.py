@@ -94,7 +94,7 @@ class SimNode:
         self.server: ObservedServer | None = None
         self.is_ready = False
         self.is_disk_broken = False
-        self._has_lost_power = False
+        self._has_lost_records = False
         self._cluster = cluster
         self._runs = 0
 
@@ -167,16 +167,22 @@ class SimNode:
         directories = tuple(f"/data/{tp.topic}-{tp.partition}/" for tp in kept)
         self.kill()
         self.files = files.crash(rng, lambda path: path.startswith(directories))
-        self._has_lost_power = True
+        self._has_lost_records = True
+
+    def damage(self, path: str) -> None:
+        """Of a machine whose broker was stopped: half of a file is zeros."""
+        size = len(self.files.read_bytes(path))
+        self.files.open(path).pwrite((bytes(size - size // 2),), size // 2)
+        self._has_lost_records = True
 
     @property
     def is_suspected(self) -> bool:
         """Whether its logs may lack what it had acknowledged, and ISRs still depend on them."""
-        if self._has_lost_power and (broker := self.broker) is not None:
+        if self._has_lost_records and (broker := self.broker) is not None:
             znode = self._cluster.zookeeper.tree.nodes.get(paths.broker_path(self.id))
             if znode is not None and znode.czxid == broker.broker_epoch:
-                self._has_lost_power = decode_broker(self.id, znode.data, znode.czxid).unclean_shutdown
-        return self._has_lost_power
+                self._has_lost_records = decode_broker(self.id, znode.data, znode.czxid).unclean_shutdown
+        return self._has_lost_records
 
     async def stop(self) -> None:
         """A controlled shutdown, by whoever operates it; a process that does not end is killed."""

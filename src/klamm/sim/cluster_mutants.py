@@ -92,7 +92,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.server.kafka_server",
         "        self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))\n",
         "",
-        first=1,
+        first=70,
     ),
     "min_insync_replicas_is_not_asked": Mutant(
         _R + "partition",
@@ -159,7 +159,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "            CommittedOffset(",
     ),
     "unclean_shutdown_not_reported": Mutant(
-        "klamm.server.kafka_server", "unclean_shutdown=not broker.logs.had_clean_shutdown", "unclean_shutdown=False"
+        "klamm.server.kafka_server", "unclean_shutdown=broker.logs.may_lack_records", "unclean_shutdown=False"
     ),
     "members_that_just_left_not_waited_for": Mutant(
         "klamm.controller.suspects",
@@ -167,9 +167,15 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "        if gone:\n            pass\n",
         first=12,
     ),
+    "damage_not_reported": Mutant(
+        "klamm.log.log_manager",
+        "return not self.had_clean_shutdown or self._were_damaged",
+        "return not self.had_clean_shutdown",
+        first=10,
+    ),
     "log_end_is_not_the_end": Mutant(
         "klamm.apis.offset_for_leader_epoch",
-        "        end_offset=log.log_end_offset,\n    )\n\n\nAPI",
-        "        end_offset=-log.log_end_offset % 1000,\n    )\n\n\nAPI",
+        "        end_offset=end_offset,\n    )\n\n\nAPI",
+        "        end_offset=-end_offset % 1000,\n    )\n\n\nAPI",
     ),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
@@ -218,6 +218,34 @@ def test_a_missing_active_segment_is_damage(bench: Bench) -> None:
     assert log.lost_tail is not None and log.lost_tail.end_offset == RECORDS
     assert log.log_end_offset == log.lost_tail.start_offset < RECORDS
     append(log, batch(b"goes on"), epoch=4)
+
+
+def remove(bench: Bench, path: str, count: int) -> None:
+    bench.files.remove_tree(path.rpartition("/")[0])
+
+
+@pytest.mark.parametrize("harm", [zero, cut, remove])
+def test_a_damaged_log_may_lack_records_that_were_acknowledged(
+    bench: Bench, harm: Callable[[Bench, str, int], None]
+) -> None:
+    """So its broker reports it as it does an unclean shutdown, and leads only if no other replica has more."""
+    manager = bench.manager()
+    assert not manager.may_lack_records
+    manager.shutdown({TP: RECORDS})
+    harm(bench, [p for p in segment_files(bench) if bench.files.read_bytes(p)][-1], 30)
+    manager = bench.manager()
+    assert manager.had_clean_shutdown and manager.may_lack_records
+    manager.shutdown()
+    assert not bench.manager().may_lack_records
+
+
+def test_a_log_with_a_gap_ends_there_where_logs_are_compared(bench: Bench) -> None:
+    path = segment_files(bench)[1]
+    cut(bench, path, len(bench.files.read_bytes(path)) - 30)
+    log = bench.manager().logs[TP]
+    (gap,) = log.damages
+    assert log.last_record_epoch == 3 and log.log_end_offset == RECORDS
+    assert log.gapless_end == (3, gap.start_offset)
 
 
 def test_the_marker_is_kafkas(bench: Bench) -> None:

@@ -8,10 +8,18 @@ from uuid import UUID
 
 import pytest
 
+from klamm.apis import offset_for_leader_epoch
 from klamm.cli.replica_problems import replica_problems
 from klamm.errors import ErrorCode
 from klamm.log import Log, LogConfig
 from klamm.model import TopicPartition
+from klamm.protocol.messages.offset_for_leader_epoch import (
+    DEBUGGING_CONSUMER,
+    LATEST_EPOCH,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
 from klamm.replica.problems import Problem
 from tests.support.one_broker import OneBroker
 from tests.unit.log.harness import append, batch
@@ -73,6 +81,19 @@ def test_a_damaged_log_does_not_lead_while_another_replica_is_in_sync(tmp_path: 
     assert not log.damages
     one.update_metadata({"t": [0]}, brokers=(1, 2), **state)  # type: ignore[arg-type]
     assert asked == [True]
+    one.close()
+
+
+def test_a_damaged_log_is_compared_with_others_up_to_its_gap(tmp_path: Path) -> None:
+    one, log = damaged(tmp_path)
+    (gap,) = log.damages
+    one.leader_and_isr({"t": [0]}, topic_id=TOPIC_ID, leader=-1, leader_epoch=1, isr=(1, 2), replicas=(1, 2))
+    asked = OffsetForLeaderPartition(partition=0, leader_epoch=LATEST_EPOCH, current_leader_epoch=1)
+    topics = [OffsetForLeaderTopic(topic="t", partitions=[asked])]
+    request = OffsetForLeaderEpochRequest(replica_id=DEBUGGING_CONSUMER, topics=topics)
+    found = one.ask(offset_for_leader_epoch.API, request, 4).topics[0].partitions[0]
+    assert (found.error_code, found.leader_epoch, found.end_offset) == (0, 0, gap.start_offset)
+    assert log.damages, "nothing is cut before another replica leads"
     one.close()
 
 
