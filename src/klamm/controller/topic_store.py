@@ -107,7 +107,7 @@ def topic_size(ctx: ControllerContext, topic: str, changes: Assignment) -> int:
 def read_brokers(*, watch: bool = False) -> Steps[dict[int, BrokerInfo]]:
     """All registered brokers with their epochs. With `watch`, both the list and each registration are watched."""
     names = yield from read_children(paths.BROKER_IDS, watch=watch)
-    ids = sorted(int(name) for name in names if name.isdecimal())
+    ids = sorted(number for name in names if (number := paths.number_of(name)) is not None)
     results = yield from read_data((paths.broker_path(broker) for broker in ids), watch=watch)
     brokers = {}
     for broker_id, result in zip(ids, results, strict=True):

@@ -119,7 +119,7 @@ def _restore_assignment(ctx: ControllerContext, topic: str) -> Steps[None]:
     """A topic that is being deleted does not grow: the znode goes back to the partitions that exist."""
     (result,) = yield from read([GetChildren(paths.topic_partitions_path(topic))])
     names = result.children if isinstance(result, GetChildrenResult) else ()
-    existing = {int(name) for name in names if name.isdecimal()}
+    existing = {paths.number_of(name) for name in names}
     kept = {p: a for p, a in ctx.topics[topic].items() if p in existing}
     yield Note(f"topic {topic} is being deleted: partitions added to it are taken back")
     yield from topic_store.rewrite_topic(ctx, topic, lambda _: kept)

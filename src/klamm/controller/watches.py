@@ -47,18 +47,18 @@ def event_of(watch: WatchEvent) -> ControllerEvent | None:
         return _ORDERS[watch.path]
     if watch.type is EventType.DATA_CHANGED:
         return _data_changed(watch.path)
-    broker = watch.path.removeprefix(f"{paths.BROKER_IDS}/")
-    return RegistrationDeleted(int(broker)) if watch.type is EventType.DELETED and broker.isdecimal() else None
+    broker = paths.number_of(watch.path.removeprefix(f"{paths.BROKER_IDS}/"))
+    return RegistrationDeleted(broker) if watch.type is EventType.DELETED and broker is not None else None
 
 
 def _data_changed(path: str) -> ControllerEvent | None:
     parts = path.split("/")[1:]
     match parts:
-        case ["brokers", "ids", broker] if broker.isdecimal():
-            return BrokerModifications(int(broker))
+        case ["brokers", "ids", name] if (broker := paths.number_of(name)) is not None:
+            return BrokerModifications(broker)
         case ["brokers", "topics", topic]:
             return PartitionModifications(topic)
-        case ["brokers", "topics", topic, "partitions", partition, "state"] if partition.isdecimal():
-            return PartitionReassignmentIsrChange(TopicPartition(topic, int(partition)))
+        case ["brokers", "topics", topic, "partitions", name, "state"] if (n := paths.number_of(name)) is not None:
+            return PartitionReassignmentIsrChange(TopicPartition(topic, n))
         case _:
             return None

@@ -13,9 +13,10 @@ from typing import Any, Final
 from klamm.frozen import dataclass
 from klamm.model import BrokerEndPoints, EndPoint, SecurityProtocol
 from klamm.zk import paths
-from klamm.zk.znodes import ZnodeFormatError, from_json, parse, to_json
+from klamm.zk.znodes import ZnodeFormatError, from_json, int32, parse, to_json
 
 UNCLEAN_SHUTDOWN: Final = "klamm_unclean_shutdown"
+_MAX_STRING_BYTES: Final = 0x7FFF
 _ENDPOINT: Final = re.compile(r"(?P<listener>[^:/]+)://(?:\[(?P<v6>[^]]*)\]|(?P<host>[^\[\]]*)):(?P<port>-?\d+)")
 
 
@@ -77,7 +78,7 @@ def decode_broker(broker_id: int, data: bytes | None, epoch: int) -> BrokerInfo:
             raise ZnodeFormatError(path, f"version {version} of a broker registration does not exist")
         endpoints = _endpoints(path, version, value)
         rack = value.get("rack")
-        broker = BrokerEndPoints(broker_id, endpoints, None if rack is None else str(rack), epoch)
+        broker = BrokerEndPoints(broker_id, endpoints, None if rack is None else _text(rack), epoch)
         return BrokerInfo(broker, version, int(value.get("jmx_port", -1)), value.get(UNCLEAN_SHUTDOWN) is True)
 
     return parse(path, build)
@@ -85,9 +86,9 @@ def decode_broker(broker_id: int, data: bytes | None, epoch: int) -> BrokerInfo:
 
 def _endpoints(path: str, version: int, value: Mapping[str, Any]) -> tuple[EndPoint, ...]:
     if version == 1:
-        return (EndPoint("PLAINTEXT", str(value["host"]), int(value["port"])),)
+        return (EndPoint("PLAINTEXT", _text(value["host"]), int32(value["port"], -1)),)
     protocols = value.get("listener_security_protocol_map") or {}
-    endpoints = tuple(_decode_endpoint(path, str(text), protocols) for text in value["endpoints"])
+    endpoints = tuple(_decode_endpoint(path, _text(text), protocols) for text in value["endpoints"])
     if len({e.listener for e in endpoints}) != len(endpoints):
         raise ZnodeFormatError(path, "two endpoints have the same listener name")
     return endpoints
@@ -96,10 +97,18 @@ def _endpoints(path: str, version: int, value: Mapping[str, Any]) -> tuple[EndPo
 def _decode_endpoint(path: str, text: str, protocols: Mapping[str, str]) -> EndPoint:
     match = _ENDPOINT.fullmatch(text)
     if match is None:
-        raise ZnodeFormatError(path, f"endpoint {text!r} is not listener://host:port")
+        raise ZnodeFormatError(path, f"endpoint {text[:200]!r} is not listener://host:port")
     listener = match["listener"].upper()
     protocol = protocols.get(listener) or protocols.get(match["listener"]) or listener
     if protocol not in SecurityProtocol.__members__:
         raise ZnodeFormatError(path, f"listener {listener} has no security protocol")
     host = match["v6"] if match["v6"] is not None else match["host"]
-    return EndPoint(listener, host, int(match["port"]), SecurityProtocol[protocol])
+    return EndPoint(listener, host, int32(match["port"], -1), SecurityProtocol[protocol])
+
+
+def _text(value: object) -> str:
+    """A text that fits into the brokers' messages: one that does not would keep all of them from being sent."""
+    text = str(value)
+    if len(text.encode()) > _MAX_STRING_BYTES:
+        raise ValueError(f"{text[:40]!r}... is longer than {_MAX_STRING_BYTES} bytes")
+    return text

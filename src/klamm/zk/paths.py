@@ -32,6 +32,8 @@ FEATURE: Final = "/feature"
 MIGRATION: Final = "/migration"
 CONSUMERS: Final = "/consumers"
 DEFAULT_ENTITY: Final = "<default>"
+_INT32_MAX: Final = 0x7FFFFFFF
+_INT32_DIGITS: Final = 10
 
 PERSISTENT_PATHS: Final = (
     CONSUMERS,
@@ -182,6 +184,17 @@ def sequence_number(name: str) -> int:
     if len(digits) < 10 or not digits.isdecimal():
         raise ValueError(f"{name!r} does not end in the ten digits of a sequential znode")
     return int(digits)
+
+
+def number_of(name: str) -> int | None:
+    """The id of a broker or partition that is a znode's name; None if Kafka would not write the number that way.
+
+    Anybody can create such a name. Numbers beyond int32 fit into no message, and Python refuses to read very long ones.
+    """
+    if not (name.isascii() and name.isdecimal() and len(name) <= _INT32_DIGITS):
+        return None
+    number = int(name)
+    return number if number <= _INT32_MAX and str(number) == name else None
 
 
 _UNRESERVED: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_")

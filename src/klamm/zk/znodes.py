@@ -15,6 +15,8 @@ from uuid import UUID
 
 from klamm.frozen import dataclass
 from klamm.model import (
+    EPOCH_DURING_DELETE,
+    LEADER_DURING_DELETE,
     LeaderAndIsr,
     LeaderIsrAndControllerEpoch,
     LeaderRecoveryState,
@@ -27,6 +29,8 @@ from klamm.zk import paths
 
 NO_KRAFT_EPOCH: Final = -1
 LOG_DIR_FAILURE: Final = 1
+_INT32_MAX: Final = 0x7FFFFFFF
+_SHOWN_BYTES: Final = 200
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 T = TypeVar("T")
@@ -45,12 +49,15 @@ def to_json(value: Mapping[str, Any]) -> bytes:
 
 
 def from_json(path: str, data: bytes | None) -> dict[str, Any]:
+    data = data or b""
     try:
-        value = json.loads(data or b"")
-    except ValueError as error:
-        raise ZnodeFormatError(path, f"{data!r} is not JSON") from error
+        value = json.loads(data)
+        if b"\\u" in data:  # An escape may be half of a surrogate pair, which no message to a broker can hold.
+            _ENCODER.encode(value).encode()
+    except (ValueError, RecursionError) as error:  # the latter for arrays that are nested a thousand times
+        raise ZnodeFormatError(path, f"{data[:_SHOWN_BYTES]!r} is not JSON") from error
     if not isinstance(value, dict):
-        raise ZnodeFormatError(path, f"{data!r} is not a JSON object")
+        raise ZnodeFormatError(path, f"{data[:_SHOWN_BYTES]!r} is not a JSON object")
     return value
 
 
@@ -60,10 +67,18 @@ def parse(path: str, build: Callable[[], T]) -> T:
         return build()
     except KeyError as error:
         raise ZnodeFormatError(path, f"the key {error} is missing") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:  # int() of 1e999 overflows
         if isinstance(error, ZnodeFormatError):
             raise
-        raise ZnodeFormatError(path, str(error)) from error
+        raise ZnodeFormatError(path, str(error)[:_SHOWN_BYTES]) from error
+
+
+def int32(value: Any, lowest: int = 0) -> int:
+    """A number that the protocol's messages can carry. Raises what `parse` makes a ZnodeFormatError of."""
+    number = int(value)
+    if not lowest <= number <= _INT32_MAX:
+        raise ValueError(f"{value!r} is not a number from {lowest} to {_INT32_MAX}")
+    return number
 
 
 # --- controller ------------------------------------------------------------------------------------------------------
@@ -88,7 +103,7 @@ def decode_controller(data: bytes | None) -> ControllerZnode:
     value = from_json(paths.CONTROLLER, data)
     return parse(
         paths.CONTROLLER,
-        lambda: ControllerZnode(int(value["brokerid"]), int(value.get("kraftControllerEpoch", NO_KRAFT_EPOCH))),
+        lambda: ControllerZnode(int32(value["brokerid"], -1), int(value.get("kraftControllerEpoch", NO_KRAFT_EPOCH))),
     )
 
 
@@ -99,9 +114,12 @@ def encode_controller_epoch(epoch: int) -> bytes:
 def decode_controller_epoch(data: bytes | None) -> int:
     text = (data or b"").decode(errors="replace")
     try:
-        return int(text)
+        epoch = int(text)
     except ValueError as error:
         raise ZnodeFormatError(paths.CONTROLLER_EPOCH, f"{text[:40]!r} is not a number") from error
+    if not 0 <= epoch < _INT32_MAX:  # the next epoch must fit into the controller's requests
+        raise ZnodeFormatError(paths.CONTROLLER_EPOCH, f"{text[:40]} is not a number from 0 to {_INT32_MAX - 1}")
+    return epoch
 
 
 # --- topics and partitions -------------------------------------------------------------------------------------------
@@ -142,10 +160,10 @@ def decode_topic(topic: str, data: bytes | None) -> TopicZnode:
         adding, removing = value.get("adding_replicas") or {}, value.get("removing_replicas") or {}
         ordered = sorted(value["partitions"].items(), key=lambda item: int(item[0]))
         if not adding and not removing:  # as mostly
-            assignment = {int(p): ReplicaAssignment(_ids(replicas)) for p, replicas in ordered}
+            assignment = {int32(p): ReplicaAssignment(_ids(replicas)) for p, replicas in ordered}
         else:
             assignment = {
-                int(p): ReplicaAssignment(_ids(replicas), _ids(adding.get(p, ())), _ids(removing.get(p, ())))
+                int32(p): ReplicaAssignment(_ids(replicas), _ids(adding.get(p, ())), _ids(removing.get(p, ())))
                 for p, replicas in ordered
             }
         topic_id = value.get("topic_id")
@@ -160,7 +178,10 @@ def decode_topic(topic: str, data: bytes | None) -> TopicZnode:
 
 
 def _ids(values: Iterable[int]) -> tuple[int, ...]:
-    return tuple(map(int, values))
+    ids = tuple(map(int, values))
+    if ids and not (min(ids) >= 0 and max(ids) <= _INT32_MAX):
+        raise ValueError("a broker id is not a number from 0 to 2147483647")
+    return ids
 
 
 def encode_partition_state(state: LeaderIsrAndControllerEpoch) -> bytes:
@@ -184,8 +205,10 @@ def decode_partition_state(
     def build() -> LeaderIsrAndControllerEpoch:
         recovery = value.get("leader_recovery_state", 0)
         known = LeaderRecoveryState.RECOVERED if recovery == 0 else LeaderRecoveryState(int(recovery))
-        leader = LeaderAndIsr(int(value["leader"]), int(value["leader_epoch"]), _ids(value["isr"]), version, known)
-        return LeaderIsrAndControllerEpoch(leader, int(value["controller_epoch"]))
+        leader = int32(value["leader"], LEADER_DURING_DELETE)
+        leader_epoch = int32(value["leader_epoch"], EPOCH_DURING_DELETE)
+        state = LeaderAndIsr(leader, leader_epoch, _ids(value["isr"]), version, known)
+        return LeaderIsrAndControllerEpoch(state, int32(value["controller_epoch"], -1))
 
     return parse(path, build)
 
@@ -197,7 +220,9 @@ def encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
 
 def decode_partitions(path: str, data: bytes | None) -> tuple[TopicPartition, ...]:
     value = from_json(path, data)
-    return parse(path, lambda: tuple(TopicPartition(str(p["topic"]), int(p["partition"])) for p in value["partitions"]))
+    return parse(
+        path, lambda: tuple(TopicPartition(str(p["topic"]), int32(p["partition"])) for p in value["partitions"])
+    )
 
 
 def encode_reassignment(targets: Mapping[TopicPartition, Iterable[int]]) -> bytes:
@@ -210,7 +235,7 @@ def decode_reassignment(data: bytes | None) -> dict[TopicPartition, tuple[int, .
     return parse(
         paths.REASSIGN_PARTITIONS,
         lambda: {
-            TopicPartition(str(p["topic"]), int(p["partition"])): _ids(p["replicas"]) for p in value["partitions"]
+            TopicPartition(str(p["topic"]), int32(p["partition"])): _ids(p["replicas"]) for p in value["partitions"]
         },
     )
 
@@ -252,7 +277,7 @@ def decode_config_change(path: str, data: bytes | None) -> str:
             return str(value["entity_path"])
         if value["version"] == 1 and value["entity_type"] in ("topics", "clients"):
             return f"{value['entity_type']}/{value['entity_name']}"
-        raise ZnodeFormatError(path, f"{data!r} is neither version 1 nor 2 of a config change")
+        raise ZnodeFormatError(path, f"{(data or b'')[:_SHOWN_BYTES]!r} is neither version 1 nor 2 of a config change")
 
     return parse(path, build)
 
@@ -264,7 +289,7 @@ def encode_log_dir_event(broker_id: int) -> bytes:
 def decode_log_dir_event(path: str, data: bytes | None) -> int:
     """The broker that lost a log directory."""
     value = from_json(path, data)
-    return parse(path, lambda: int(value["broker"]))
+    return parse(path, lambda: int32(value["broker"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +346,9 @@ def decode_feature(data: bytes | None) -> FeatureZnode:
 
     def build() -> FeatureZnode:
         if value["version"] not in (1, 2) or value["status"] not in (0, 1):
-            raise ZnodeFormatError(paths.FEATURE, f"{data!r}: version 1 or 2 and status 0 or 1 are expected")
+            raise ZnodeFormatError(
+                paths.FEATURE, f"{(data or b'')[:_SHOWN_BYTES]!r}: version 1 or 2 and status 0 or 1 are expected"
+            )
         features = {
             str(name): (
                 None if v.get("min_version_level") is None else int(v["min_version_level"]),

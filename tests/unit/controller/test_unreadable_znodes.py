@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
 from klamm.controller.controller import LONGEST_PAUSE_S
 from klamm.controller.events import AllocateProducerIds, CreatableTopic, CreateTopics, Reelect
 from klamm.controller.replies import ProducerIdsBlock, TopicResults
@@ -95,5 +97,31 @@ def test_an_unreadable_controller_znode_is_not_fought_over() -> None:
     assert not core.is_active() and len(core.multis) == before
     assert any("Delete /controller: the brokers elect a controller then" in line for line in core.lines)
     core.tool_deletes(paths.CONTROLLER)
+    core.drain()
+    assert core.is_active()
+
+
+@pytest.mark.parametrize(
+    "broken", [b"[" * 50_000, b'{"partitions":{"0":[1e999]}}', b'{"partitions":{"99999999999":[1]}}']
+)
+def test_a_topic_that_no_message_could_carry_does_not_cost_the_controller(broken: bytes) -> None:
+    core = Core("brokers 2", "controller 1", "create a 2,1")
+    core.tool_writes(paths.topic_path("broken"), broken)
+    core.drain()
+    assert core.controller is not None and core.is_active()
+    assert set(core.controller.context.topics) == {"a"}
+    core.tool_deletes(paths.CONTROLLER)
+    core.drain()
+    assert core.is_active()
+
+
+@pytest.mark.parametrize("name", ["99999999999999", "9" * 5000, "0001", "\u0663"])
+def test_a_registration_whose_name_is_not_a_broker_id_is_not_a_broker(name: str) -> None:
+    core = Core("brokers 2", "controller 1")
+    core.tool_writes(f"{paths.BROKER_IDS}/{name}", b'{"version":1,"host":"h","port":1}')
+    core.drain()
+    assert core.controller is not None and core.is_active()
+    assert set(core.controller.context.live_or_shutting_down) == {1, 2}
+    core.tool_deletes(f"{paths.BROKER_IDS}/{name}")
     core.drain()
     assert core.is_active()

@@ -102,7 +102,23 @@ def test_topic_round_trip_keeps_what_we_do_not_know() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [None, b"", b"x", b"[]", b"{}", b'{"partitions":{"a":[1]}}', b'{"partitions":{"0":1}}']
+    "text",
+    [
+        None,
+        b"",
+        b"x",
+        b"[]",
+        b"{}",
+        b'{"partitions":{"a":[1]}}',
+        b'{"partitions":{"0":1}}',
+        b"[" * 50_000,  # json raises a RecursionError
+        b'{"partitions":{"0":[1e999]}}',  # and int an OverflowError
+        b'{"partitions":{"0":[2147483648]}}',
+        b'{"partitions":{"0":[-1]}}',
+        b'{"partitions":{"99999999999":[1]}}',
+        b'{"partitions":{"-1":[1]}}',
+        b'{"partitions":{"0":[1]},"future":"\\ud800"}',
+    ],
 )
 def test_broken_topics_name_themselves(text: bytes | None) -> None:
     with pytest.raises(ZnodeFormatError, match="/brokers/topics/t"):
@@ -118,6 +134,20 @@ def test_partition_state() -> None:
     assert znodes.decode_partition_state(T0, znodes.encode_partition_state(recovering), 0) == recovering
     with pytest.raises(ZnodeFormatError, match="'isr' is missing"):
         znodes.decode_partition_state(T0, b'{"leader":1,"leader_epoch":1,"controller_epoch":1}', 0)
+
+
+@pytest.mark.parametrize("broken", [{"leader": 1 << 31}, {"leader_epoch": 1 << 31}, {"isr": [1, 1 << 31]}])
+def test_a_partition_state_with_numbers_beyond_the_protocol_is_broken(broken: dict[str, object]) -> None:
+    value = {"version": 1, "leader": 1, "leader_epoch": 3, "isr": [1], "controller_epoch": 1, **broken}
+    with pytest.raises(ZnodeFormatError, match="/brokers/topics/t/partitions/0/state"):
+        znodes.decode_partition_state(TopicPartition("t", 0), json.dumps(value).encode(), 0)
+
+
+def test_the_report_of_a_broken_znode_is_short() -> None:
+    for text in (b"x" * 1_000_000, b"[" * 1_000_000, b'{"partitions":{"' + b"9" * 1_000_000 + b'":[]}}'):
+        with pytest.raises(ZnodeFormatError) as caught:
+            znodes.decode_topic("t", text)
+        assert len(str(caught.value)) < 500
 
 
 def test_partition_lists_and_reassignment() -> None:
@@ -202,6 +232,10 @@ def test_old_broker_registrations() -> None:
         b'{"version":4,"endpoints":["h:1"],"listener_security_protocol_map":{}}',
         b'{"version":4,"endpoints":["SSL://h:1","SSL://g:1"],"listener_security_protocol_map":{"SSL":"SSL"}}',
         b"null",
+        b'{"version":1,"host":"h","port":99999999999}',
+        b'{"version":1,"host":"' + b"h" * 40_000 + b'","port":1}',
+        b'{"version":4,"endpoints":["PLAINTEXT://h:4294967296"],"listener_security_protocol_map":{}}',
+        b'{"version":1,"host":"h","port":1,"rack":"\\udc00"}',
     ],
 )
 def test_broken_registrations_name_themselves(text: bytes) -> None:
