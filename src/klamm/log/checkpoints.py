@@ -13,6 +13,7 @@ from klamm.log.files import Files
 from klamm.model import TopicPartition, decode_topic_id, encode_topic_id
 
 _VERSION: Final = "0"
+_INT64_MAX: Final = (1 << 63) - 1
 
 
 def encode_checkpoint(lines: Iterable[str]) -> bytes:
@@ -45,9 +46,12 @@ def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:
         return {}
     try:
         rows = decode_checkpoint(data, path)
-        return {TopicPartition(topic, int(partition)): int(offset) for topic, partition, offset in rows}
+        offsets = {TopicPartition(topic, int(partition)): int(offset) for topic, partition, offset in rows}
     except ValueError as e:
         raise KlammError(f"{path} has a line that is not `topic partition offset`") from e
+    if offsets and not (min(offsets.values()) >= 0 and max(offsets.values()) <= _INT64_MAX):
+        raise KlammError(f"{path} has an offset that is not a number from 0 to {_INT64_MAX}")
+    return offsets
 
 
 def encode_partition_metadata(topic_id: UUID) -> bytes:

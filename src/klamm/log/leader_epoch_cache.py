@@ -26,6 +26,8 @@ from klamm.model import NO_EPOCH
 
 UNDEFINED_EPOCH_OFFSET: Final = -1
 PAGE_BYTES: Final = 4096
+INT32_MAX: Final = 0x7FFFFFFF
+INT64_MAX: Final = (1 << 63) - 1
 _log = logging.getLogger(__name__)
 
 
@@ -68,6 +70,10 @@ class LeaderEpochCache:
             entries = [EpochEntry(int(epoch), int(start)) for epoch, start in rows]
             if any(b.epoch <= a.epoch or b.start_offset <= a.start_offset for a, b in pairwise(entries)):
                 raise KlammError("its entries do not rise")
+            if entries and (
+                min(entries[0]) < 0 or entries[-1].epoch > INT32_MAX or entries[-1].start_offset > INT64_MAX
+            ):
+                raise KlammError("an epoch or an offset is out of range")
             self.entries = entries
             self._file_bytes = len(data) if data == found else None
         except FileNotFoundError:

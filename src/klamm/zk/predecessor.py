@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import socket
+import struct
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _START_TIME_FIELD: Final = 19
 """Of /proc/PID/stat, counted from the state, which comes first after the name in brackets."""
+_INT64: Final = struct.Struct(">q")
+_UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error)
+"""Everything that a damaged session file may raise. A broker must start in spite of it."""
 
 
 class SessionCredentials(NamedTuple):
@@ -42,9 +46,11 @@ def save(path: Path, credentials: SessionCredentials) -> None:
 
 def load(path: Path) -> SessionCredentials | None:
     """None when there is no predecessor, or its file cannot be understood: then its session times out."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(*_UNREADABLE):
         found = json.loads(path.read_text())
-        return SessionCredentials(int(found["session_id"]), bytes.fromhex(found["password"]))
+        session_id = int(found["session_id"])
+        _INT64.pack(session_id)
+        return SessionCredentials(session_id, bytes.fromhex(found["password"]))
     return None
 
 
@@ -53,7 +59,7 @@ def is_of_dead_process(path: Path) -> bool:
 
     Everything else may be the copy of a directory whose broker lives, on this machine or on one that was cloned.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(*_UNREADABLE):
         found = json.loads(path.read_text())
         here = _place(path.parent)
         return {key: found[key] for key in here} == here and not _is_running(int(found["pid"]), found["started"])

@@ -40,6 +40,13 @@ def test_a_file_that_grows_is_written_in_place() -> None:
     assert loaded(files).entries[-1] == EpochEntry(4, 20)
 
 
+@pytest.mark.parametrize("entry", [b"2147483648 5", b"0 9223372036854775808", b"-1 0", b"0 -1"])
+def test_a_file_with_numbers_that_no_request_can_carry_is_not_used(entry: bytes) -> None:
+    files = MemoryFiles()
+    files.write_atomic(f"{DIRECTORY}/leader-epoch-checkpoint", b"0\n1\n" + entry + b"\n")
+    assert loaded(files).entries == []
+
+
 def test_a_file_that_shrinks_or_is_long_is_replaced() -> None:
     files = Counting()
     cache = loaded(files)

@@ -107,6 +107,20 @@ def test_a_new_log_goes_to_the_directory_with_fewest() -> None:
     assert dirs == ["/a", "/b", "/a", "/b"]
 
 
+@pytest.mark.parametrize("offset", [b"99999999999999999999999", b"-5"])
+def test_a_checkpoint_with_an_offset_that_no_request_can_carry_is_not_used(offset: bytes) -> None:
+    bench = Bench()
+    manager = bench.manager()
+    append(manager.get_or_create_log(TP), batch(b"a"))
+    manager.abandon()
+    for name in ("log-start-offset", "recovery-point-offset", "replication-offset"):
+        bench.files.write_atomic(f"{DIR}/{name}-checkpoint", b"0\n1\norders 0 " + offset + b"\n")
+    again = bench.manager()
+    log = again.get_or_create_log(TP)
+    assert (log.log_start_offset, log.log_end_offset) == (0, 1)
+    assert again.checkpointed_high_watermark(TP) == 0
+
+
 def test_topic_ids() -> None:
     bench = Bench()
     manager = bench.manager()

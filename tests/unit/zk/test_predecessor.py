@@ -84,5 +84,15 @@ def test_a_file_that_says_too_little(tmp_path: Path, content: str) -> None:
     assert not predecessor.is_of_dead_process(path)
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["[" * 100_000, '{"session_id": 1e999, "password": "00"}', f'{{"session_id": {1 << 63}, "password": ""}}'],
+)
+def test_a_damaged_file_does_not_keep_the_broker_from_starting(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "session"
+    path.write_text(content)
+    assert predecessor.load(path) is None and not predecessor.is_of_dead_process(path)
+
+
 def test_no_file(tmp_path: Path) -> None:
     assert predecessor.load(tmp_path / "none") is None and not predecessor.is_of_dead_process(tmp_path / "none")
