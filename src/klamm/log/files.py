@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from stat import S_ISDIR
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from klamm.errors import LogDirError
@@ -155,6 +156,16 @@ class OsLock:
             self._fd = -1
 
 
+def _stat_of(entry: os.DirEntry[str]) -> os.stat_result:
+    """A symbolic link that leads nowhere is a file of its own, as it must not keep a broker from starting."""
+    try:
+        return entry.stat()
+    except OSError:
+        if not entry.is_symlink():
+            raise
+        return entry.stat(follow_symlinks=False)
+
+
 class OsFiles:
     """The file system of the machine. `let_go` closes files that can be opened again, if it knows of any."""
 
@@ -220,8 +231,8 @@ class OsFiles:
         infos = []
         with self._opening(lambda: os.scandir(path)) as entries:
             for entry in entries:
-                stat = entry.stat()
-                infos.append(FileInfo(entry.name, stat.st_size, entry.is_dir(), stat.st_mtime_ns // 1_000_000))
+                stat = _stat_of(entry)
+                infos.append(FileInfo(entry.name, stat.st_size, S_ISDIR(stat.st_mode), stat.st_mtime_ns // 1_000_000))
         return sorted(infos)
 
     def list_names(self, path: str) -> list[str]:

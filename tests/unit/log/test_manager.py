@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from random import Random
 from uuid import UUID
 
@@ -119,6 +120,16 @@ def test_a_checkpoint_with_an_offset_that_no_request_can_carry_is_not_used(offse
     log = again.get_or_create_log(TP)
     assert (log.log_start_offset, log.log_end_offset) == (0, 1)
     assert again.checkpointed_high_watermark(TP) == 0
+
+
+def test_links_that_lead_nowhere_do_not_keep_a_directory_from_loading(tmp_path: Path) -> None:
+    (tmp_path / "dangling-0").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "circle-0").symlink_to(tmp_path / "circle-0")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "linked-0").symlink_to(elsewhere)
+    infos = {info.name: info.is_dir for info in OsFiles().list_dir(str(tmp_path))}
+    assert infos == {"circle-0": False, "dangling-0": False, "elsewhere": True, "linked-0": True}
 
 
 def test_topic_ids() -> None:
