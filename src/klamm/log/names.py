@@ -34,8 +34,11 @@ DELETE_DIR: Final = "-delete"
 FUTURE_DIR: Final = "-future"
 STRAY_DIR: Final = "-stray"
 MAX_NAME: Final = 255
+_INT32_MAX: Final = 0x7FFFFFFF
+_INT64_MAX: Final = (1 << 63) - 1
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _MARKED_DIR = re.compile(r"^(\S+)-(\S+)\.(\S+)(-delete|-future|-stray)$")
-_OFFSET_FILE = re.compile(r"^(\d{20})(\.[a-z]+)(\.deleted|\.cleaned|\.swap)?$")
+_OFFSET_FILE = re.compile(r"^([0-9]{20})(\.[a-z]+)(\.deleted|\.cleaned|\.swap)?$")
 
 
 def file_name(offset: int, suffix: str) -> str:
@@ -46,7 +49,9 @@ def file_name(offset: int, suffix: str) -> str:
 def parse_file_name(name: str) -> tuple[int, str, str] | None:
     """(offset, `.log`, `.swap` or nothing) of a file that belongs to a segment, else None."""
     match = _OFFSET_FILE.match(name)
-    return (int(match[1]), match[2], match[3] or "") if match else None
+    if match is None or (offset := int(match[1])) > _INT64_MAX:  # an offset that no request can carry
+        return None
+    return offset, match[2], match[3] or ""
 
 
 def dir_name(tp: TopicPartition) -> str:
@@ -63,7 +68,10 @@ def parse_dir_name(name: str) -> tuple[TopicPartition, str]:
     """The partition of a directory, and its mark: "", "-delete", "-future" or "-stray"."""
     match = _MARKED_DIR.match(name)
     topic, partition, mark = (match[1], match[2], match[4]) if match else (*_split(name), "")
-    if not topic or not partition.isdecimal():
+    # Another spelling of a number, such as 007, would be a second directory of the same partition. A name that is not
+    # UTF-8 comes with surrogates: no request can carry it.
+    is_number = _NUMBER.fullmatch(partition) is not None and int(partition) <= _INT32_MAX
+    if not topic or not is_number or topic.encode(errors="ignore").decode() != topic:
         raise KlammError(f"{name!r} is no directory of a log: <topic>-<partition> is expected")
     return TopicPartition(topic, int(partition)), mark
 

@@ -132,6 +132,28 @@ def test_links_that_lead_nowhere_do_not_keep_a_directory_from_loading(tmp_path: 
     assert infos == {"circle-0": False, "dangling-0": False, "elsewhere": True, "linked-0": True}
 
 
+@pytest.mark.parametrize("name", ["orders-00", "orders-\u0660", "orders-99999999999999999999", "caf\udce9-0"])
+def test_a_directory_that_is_not_the_name_of_a_partition_is_passed_over(name: str) -> None:
+    bench = Bench()
+    manager = bench.manager()
+    append(manager.get_or_create_log(TP), batch(b"a"))
+    manager.abandon()
+    bench.files.make_dirs(f"{DIR}/{name}")
+    for _ in range(2):  # a log for it would get a directory with the usual name, and the next start would find both
+        manager = bench.manager()
+        assert list(manager.logs) == [TP]
+        manager.abandon()
+
+
+def test_a_file_whose_name_is_beyond_the_last_offset_is_not_a_segment() -> None:
+    bench = Bench()
+    manager = bench.manager()
+    append(manager.get_or_create_log(TP), batch(b"a"))
+    manager.abandon()
+    bench.files.write_atomic(f"{DIR}/orders-0/99999999999999999999.log", b"x" * 50)
+    assert bench.manager().get_or_create_log(TP).log_end_offset == 1
+
+
 def test_topic_ids() -> None:
     bench = Bench()
     manager = bench.manager()
