@@ -7,8 +7,10 @@ the write; what a follower or a recovery reads from a log is taken as it is.
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import islice
 from typing import Final, NamedTuple
 
 from klamm.errors import ErrorCode, ProtocolError
@@ -22,6 +24,9 @@ from klamm.protocol.record_batch import (
 )
 
 NUM_BATCHES_TO_RETAIN: Final = 5
+MAX_PRODUCERS: Final = 20_000
+"""Producers that a log remembers. Anybody can send a batch with a new id, and a snapshot of all is written on the loop
+whenever a segment is rolled. A producer that was forgotten may go on, as one whose state has expired."""
 NO_COORDINATOR_EPOCH: Final = -1
 _INT32_MAX: Final = 0x7FFFFFFF
 _MARKER_KEY = struct.Struct(">hh")
@@ -125,7 +130,8 @@ class ProducerStateManager:
 
     def __init__(self, producer_id_expiration_ms: int = 86_400_000) -> None:
         self.producer_id_expiration_ms = producer_id_expiration_ms
-        self.entries: dict[int, ProducerStateEntry] = {}
+        self.entries: OrderedDict[int, ProducerStateEntry] = OrderedDict()
+        """By producer id; those that wrote last come last."""
         self._ongoing_txns: dict[int, int] = {}
         self._unreplicated_txns: dict[int, int] = {}
 
@@ -178,6 +184,10 @@ class ProducerStateManager:
         entry = self.entries.get(batch.producer_id)
         if entry is None:
             entry = self.entries[batch.producer_id] = ProducerStateEntry(batch.producer_id)
+            if len(self.entries) > MAX_PRODUCERS:
+                self._forget_oldest()
+        else:
+            self.entries.move_to_end(batch.producer_id)
         if batch.is_control:
             marker = parse_marker(batch)
             return self._end_transaction(entry, batch, marker) if marker is not None else None
@@ -192,6 +202,12 @@ class ProducerStateManager:
             entry.current_txn_first_offset = batch.base_offset
             self._ongoing_txns[batch.base_offset] = batch.producer_id
         return None
+
+    def _forget_oldest(self) -> None:
+        """Forgets the producers that have been silent longest, but never an open transaction."""
+        for producer_id in list(islice(self.entries, len(self.entries) - MAX_PRODUCERS)):
+            if self.entries[producer_id].current_txn_first_offset is None:
+                del self.entries[producer_id]
 
     def _end_transaction(
         self, entry: ProducerStateEntry, batch: RecordBatch, marker: EndTransactionMarker

@@ -7,7 +7,7 @@ import pytest
 from klamm.errors import ErrorCode
 from klamm.log import AppendOrigin, LogConfig, ReadResult
 from klamm.log.producer_snapshots import CorruptSnapshotError, decode_snapshot, encode_snapshot
-from klamm.log.producer_state import BatchMetadata, ProducerStateEntry
+from klamm.log.producer_state import MAX_PRODUCERS, BatchMetadata, ProducerStateEntry
 from klamm.log.transaction_index import AbortedTxn
 from tests.unit.log.harness import NOW, Bench, append, batch, end_txn, marker
 
@@ -44,6 +44,25 @@ def test_epochs_of_a_producer() -> None:
     assert log.append_as_leader(batch(b"a", producer=(7, 4, 1)), 0).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     append(log, batch(b"a", producer=(7, 4, 0)))
     assert log.producers.entries[7].producer_epoch == 4
+
+
+def test_a_log_remembers_the_producers_that_wrote_last() -> None:
+    log = Bench().open()
+    append(log, batch(b"a", producer=(1, 0, 0), transactional=True))
+    append(log, batch(b"a", producer=(2, 0, 0)))
+    append(log, batch(b"a", producer=(3, 0, 0)))
+    for producer_id in range(4, MAX_PRODUCERS + 1):
+        append(log, batch(b"a", producer=(producer_id, 0, 0)))
+    append(log, batch(b"b", producer=(2, 0, 1)))
+    assert len(log.producers.entries) == MAX_PRODUCERS
+    for producer_id in range(MAX_PRODUCERS + 1, MAX_PRODUCERS + 11):
+        append(log, batch(b"a", producer=(producer_id, 0, 0)))
+    kept = log.producers.entries
+    assert len(kept) <= MAX_PRODUCERS + 1, "new ids cannot fill the memory"
+    assert 1 in kept, "its transaction is open"
+    assert 2 in kept and 3 not in kept
+    assert append(log, batch(b"b", producer=(2, 0, 1))).is_duplicate
+    append(log, batch(b"c", producer=(3, 0, 1)))
 
 
 def test_an_unknown_producer_may_start_anywhere() -> None:
