@@ -212,6 +212,13 @@ class KafkaConfig(
         self._check_listeners()
         if not self.log_directories:
             self._fail("log.dirs", "at least one directory")
+        if self.log_roll_time_ms < 1:
+            self._fail("log.roll.ms", "at least 1")
+        if self.log_roll_jitter_time_ms < 0:
+            self._fail("log.roll.jitter.ms", "at least 0")
+        if self.log_retention_time_ms == 0:
+            keys = ("log.retention.ms", "log.retention.minutes", "log.retention.hours")
+            self._fail(next(key for key in keys if self[key] is not None), "at least 1, or -1 for ever")
         if self.broker_id < -1:
             self._fail("broker.id", "a number from 0 on, or -1 for one that is generated")
         if self.broker_id < 0 and not self.broker_id_generation_enable:
