@@ -85,6 +85,8 @@ class LogManager(LogPasses):
         """Whether the last run left its mark in every directory. If not, any log may have lost its unflushed tail."""
         self._were_damaged = False
         """Whether files of a log were damaged or removed after a clean stop."""
+        self._missing: dict[TopicPartition, str] = {}
+        """Logs that were not in their directory at the start."""
         self._checkpoints = CheckpointWriter(self._files, self.dirs, self.submit)
         self._logs: dict[TopicPartition, Log] = {}
         self._by_topic: dict[str, dict[TopicPartition, Log]] = {}
@@ -135,6 +137,7 @@ class LogManager(LogPasses):
                 self._take_offline(log_dir.path, e, "loading its logs")
         if not self.dirs.failures:
             self._adopt_complete_copies()
+        self._report_missing()
         if not self.dirs.live:
             raise LogDirError("no log directory can be used: " + "; ".join(self.dirs.failures.values()))
 
@@ -185,8 +188,15 @@ class LogManager(LogPasses):
         for tp in log_dir.recorded.logs:
             log = self._logs.get(tp)
             if log is None:
-                _log.error("%s: its directory was removed from %s after a clean stop", tp, log_dir.path)
-            if log is None or log.damages or log.lost_tail is not None:
+                self._missing[tp] = log_dir.path
+            elif log.damages or log.lost_tail is not None:
+                self._were_damaged = True
+
+    def _report_missing(self) -> None:
+        """Called when all directories are loaded: a log may have been moved to another one while the broker was down."""
+        for tp, path in self._missing.items():
+            if tp not in self._logs:
+                _log.error("%s: its directory was removed from %s after a clean stop", tp, path)
                 self._were_damaged = True
 
     def _adopt_complete_copies(self) -> None:

@@ -239,6 +239,17 @@ def test_a_damaged_log_may_lack_records_that_were_acknowledged(
     assert not bench.manager().may_lack_records
 
 
+def test_a_log_that_was_moved_to_a_later_directory_while_the_broker_was_down_is_not_missing() -> None:
+    bench = Bench()
+    manager = bench.manager(("/a", "/b"))
+    append(manager.get_or_create_log(TP, is_new=True), batch(b"v"))
+    manager.shutdown({TP: 1})
+    bench.files.rename("/a/orders-0", "/b/orders-0")
+    manager = bench.manager(("/a", "/b"))
+    assert manager.logs[TP].log_dir == "/b" and manager.logs[TP].log_end_offset == 1
+    assert not manager.may_lack_records
+
+
 def test_a_log_with_a_gap_ends_there_where_logs_are_compared(bench: Bench) -> None:
     path = segment_files(bench)[1]
     cut(bench, path, len(bench.files.read_bytes(path)) - 30)
