@@ -108,7 +108,9 @@ class LogPasses:
     def _amend_checkpoints(self, logs: Iterable[Log]) -> None:
         """These logs are new, gone or moved: the files say so, without a look at all other logs."""
         changed = list(logs)
-        in_use = list(filter(self._is_in_use, changed))
+        # by partition: a deleted log may have been created again before the files are written
+        found = {log.topic_partition: self._logs.get(log.topic_partition) for log in changed}
+        in_use = [log for log in found.values() if log is not None]
         for name, offsets in (
             (names.RECOVERY_POINT_CHECKPOINT, recovery_points),
             (names.LOG_START_OFFSET_CHECKPOINT, log_start_offsets),

@@ -187,6 +187,23 @@ def test_a_log_that_is_moved_while_a_checkpoint_is_collected_is_told_where_it_is
         assert TPS[1] not in written(bench, name, source.log_dir)
 
 
+def test_a_log_that_is_created_again_before_its_deletion_is_written_keeps_its_entries() -> None:
+    """A StopReplica that fails half-way leaves deleted logs that the next one writes the checkpoints of."""
+    bench = Bench()
+    manager = filled(bench, *TPS)
+    manager.delete_unrecorded(TPS[1])
+    log = manager.get_or_create_log(TPS[1], is_new=True)
+    append(log, batch(b"a", b"b", b"c", b"d"))
+    log.flush()
+    log.update_high_watermark(4)
+    log.increment_log_start_offset(2)
+    manager.checkpoint_recovery_points()
+    manager.checkpoint_log_start_offsets()
+    manager.checkpoint_after_deletions()
+    assert written(bench, RECOVERY_POINT_CHECKPOINT)[TPS[1]] == 4
+    assert written(bench, LOG_START_OFFSET_CHECKPOINT)[TPS[1]] == 2
+
+
 def dirty(bench: Bench) -> LogManager:
     """The log of the middle slice is the dirtiest: the others have been cleaned once."""
     manager = bench.manager()
