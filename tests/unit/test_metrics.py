@@ -236,6 +236,13 @@ def test_a_name_with_many_members_comes_in_pieces() -> None:
     assert "".join(pieces).count("# TYPE") == 2 and len(samples(registry)) == 5_000
 
 
+def test_timers_of_many_brokers_have_their_heads_once() -> None:
+    registry = MetricsRegistry(ManualClock())
+    for number in range(PIECE + 1):
+        registry.timer("kafka.controller", "ControllerChannelManager", "TimeMs", {"broker-id": str(number)})
+    assert "".join(registry.families()).count("# TYPE") == 2
+
+
 def test_members_may_go_between_two_pieces() -> None:
     registry = MetricsRegistry(ManualClock())
     for number in range(3 * PIECE):

@@ -46,12 +46,14 @@ def render_family(group: str, type_: str, name: str, members: Mapping[Tags, Metr
     tags = list(members)  # pairs of all of them would hold the loop
     base = base_name(group, type_, name)
     has_head = False
-    for start in range(0, len(tags), PIECE):
-        items = [(each, members[each]) for each in tags[start : start + PIECE] if each in members]
+    # Other kinds have two names per family: the lines of one name belong together, below one head.
+    size = PIECE if isinstance(next(iter(members.values()), None), Meter | Gauge) else max(len(tags), 1)
+    for start in range(0, len(tags), size):
+        items = [(each, members[each]) for each in tags[start : start + size] if each in members]
         if not items:  # they went since
             continue
         lines = _render(base, items)
-        if lines and has_head and isinstance(items[0][1], Meter | Gauge):
+        if lines and has_head:
             del lines[0]
         has_head |= bool(lines)
         yield "".join(lines)
