@@ -120,12 +120,20 @@ def swap(current: Log, future: Log, deleted: str) -> None:
     try:
         future.rename_dir(f"{future.log_dir}/{own_name}")
     except OSError as e:
-        current.rename_dir(f"{current.log_dir}/{own_name}")  # it stays in use, and a start deletes marked directories
+        _undo(current, own_name)
         raise SwapError(future.log_dir, e) from e
     current.close_handles()
     # the old name first: after a loss of power there must not be two logs of the partition
     current.host.sync_soon(current.log_dir, current.log_dir)
     future.host.sync_soon(future.log_dir, future.log_dir, future.dir)
+
+
+def _undo(current: Log, own_name: str) -> None:
+    """The log stays in use under its name: a start deletes marked directories."""
+    try:
+        current.rename_dir(f"{current.log_dir}/{own_name}")
+    except OSError as e:
+        raise SwapError(current.log_dir, e) from e
 
 
 def _prepare(current: Log, future: Log) -> None:
