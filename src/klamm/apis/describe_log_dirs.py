@@ -65,7 +65,12 @@ def _asked_logs(broker: Broker, req: DescribeLogDirsRequest) -> Steps[Iterable[L
 
 def _live(broker: Broker, log_dir: str, logs: list[Log]) -> Steps[DescribeLogDirsResult]:
     topics: dict[str, list[DescribeLogDirsPartition]] = {}
-    yield from each(logs, lambda log: topics.setdefault(log.topic_partition.topic, []).append(_partition(broker, log)))
+
+    def add(log: Log) -> None:
+        if (partition := _partition(broker, log)) is not None:
+            topics.setdefault(log.topic_partition.topic, []).append(partition)
+
+    yield from each(logs, add)
     total_bytes, usable_bytes = broker.logs.dirs.usage(log_dir)
     return DescribeLogDirsResult(
         error_code=ErrorCode.NONE,
@@ -76,9 +81,12 @@ def _live(broker: Broker, log_dir: str, logs: list[Log]) -> Steps[DescribeLogDir
     )
 
 
-def _partition(broker: Broker, log: Log) -> DescribeLogDirsPartition:
+def _partition(broker: Broker, log: Log) -> DescribeLogDirsPartition | None:
+    """None for a log that was deleted or replaced since the request began: it is not a future log."""
     in_use = broker.logs.get_log(log.topic_partition)
     is_future = in_use is not log
+    if is_future and broker.logs.futures.logs.get(log.topic_partition) is not log:
+        return None
     end = in_use.log_end_offset if is_future and in_use is not None else log.high_watermark
     return DescribeLogDirsPartition(
         partition_index=log.topic_partition.partition,

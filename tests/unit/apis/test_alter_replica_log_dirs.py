@@ -111,6 +111,21 @@ def test_all_logs_are_described_in_slices(one: OneBroker, monkeypatch: pytest.Mo
     assert seen[-1] == count and len(seen) >= 5
 
 
+def test_logs_that_are_deleted_while_they_are_described_are_left_out(one: OneBroker) -> None:
+    count = 2 * SLICE
+    one.leader_and_isr({"t": range(1, count)})
+    steps = one.dispatch(describe_log_dirs.API, DescribeLogDirsRequest(topics=None), 4)
+    one.broker.logs.async_delete_all([TopicPartition("t", index) for index in range(1, count)])
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            response = done.value
+            break
+    partitions = [p for result in response.results for topic in result.topics for p in topic.partitions]
+    assert [(p.partition_index, p.is_future_key) for p in partitions] == [(0, False)]
+
+
 def test_what_cannot_be_moved(one: OneBroker) -> None:
     assert alter(one, "/nowhere") == ErrorCode.LOG_DIR_NOT_FOUND
     assert alter(one, other_dir(one), "unknown") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -286,6 +301,24 @@ def test_a_swap_that_the_old_disk_refuses_fails_that_disk_only(one: OneBroker, m
         one.spin()
     assert list(one.broker.logs.dirs.failures) == [source.log_dir]
     assert [log_dir.path for log_dir in one.broker.logs.dirs.live] == [target]
+
+
+def test_a_swap_that_cannot_be_undone_fails_the_old_disk(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(current(one), batch(b"kept"))
+    target, source = other_dir(one), current(one)
+    rename = source.files.rename
+
+    def refuse(old: str, new: str) -> None:
+        if not new.endswith("-delete") and (old.startswith(target) or old.endswith("-delete")):
+            raise OSError(errno.EIO, "Input/output error", old)
+        rename(old, new)
+
+    monkeypatch.setattr(source.files, "rename", refuse)
+    assert alter(one, target) == ErrorCode.NONE
+    for _ in range(5):
+        one.spin()
+    assert list(one.broker.logs.dirs.failures) == [source.log_dir]
+    assert TP not in one.broker.replicas.log_dir_moves._moving
 
 
 def test_the_old_name_is_gone_for_good_before_the_new_one_is_there(
