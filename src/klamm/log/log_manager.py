@@ -193,7 +193,7 @@ class LogManager(LogPasses):
                 self._were_damaged = True
 
     def _report_missing(self) -> None:
-        """Called when all directories are loaded: a log may have been moved to another one while the broker was down."""
+        """Called when all directories are loaded: a log may have been moved while the broker was down."""
         for tp, path in self._missing.items():
             if tp not in self._logs:
                 _log.error("%s: its directory was removed from %s after a clean stop", tp, path)
