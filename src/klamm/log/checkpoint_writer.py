@@ -7,7 +7,7 @@ an offset that has changed by then is told with the next checkpoint, as one that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from klamm.log.checkpoints import encode_offsets
 from klamm.log.files import Files
@@ -53,9 +53,17 @@ class CheckpointWriter:
             del self._collected[name]
             self._write(name, entries)
 
-    def found(self, name: str, log_dir: str, offsets: dict[TopicPartition, int]) -> None:
-        """What the last run left in a file."""
-        self._written.setdefault(name, {})[log_dir] = offsets
+    def found(
+        self, name: str, log_dir: str, offsets: dict[TopicPartition, int], hosted: Container[TopicPartition]
+    ) -> None:
+        """What the last run left in a file. Entries of logs that are gone are removed from it.
+
+        A crash between a deletion and its checkpoint leaves such entries; a topic created again must not inherit them.
+        """
+        kept = {tp: offset for tp, offset in offsets.items() if tp in hosted}
+        self._written.setdefault(name, {})[log_dir] = kept
+        if len(kept) != len(offsets):
+            self._submit(self._job(log_dir, name, kept))
 
     def written(self, name: str) -> set[TopicPartition]:
         """The partitions that the files of this name have."""

@@ -177,8 +177,9 @@ class LogManager(LogPasses):
                 self._add(self._opener.get(tp, log_dir, self._config_of(tp.topic)))
         for tp, name in futures:
             self.futures.load(tp, log_dir, name, self._config_of(tp.topic))
+        hosted = {tp for tp, log in self._logs.items() if log.log_dir == log_dir.path}
         for name, offsets in log_dir.checkpoints().items():
-            self._checkpoints.found(name, log_dir.path, offsets)
+            self._checkpoints.found(name, log_dir.path, offsets, hosted)
         self._look_for_damage(log_dir)
         log_dir.forget_start_state()
 

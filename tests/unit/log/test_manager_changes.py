@@ -13,8 +13,9 @@ from klamm.log import LogConfig, LogManager, checkpoint_writer
 from klamm.log.checkpoints import MetaProperties, read_meta_properties
 from klamm.log.jobs import Job
 from klamm.log.log_passes import LOGS_A_SLICE
+from klamm.log.names import LOG_START_OFFSET_CHECKPOINT
 from klamm.model import TopicPartition
-from tests.unit.log.harness import NOW, TP, Bench, append, batch
+from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch
 
 DIRS = ("/a", "/b")
 
@@ -167,3 +168,21 @@ def test_checkpoints_are_encoded_where_they_are_written(monkeypatch: pytest.Monk
     assert (len(jobs), encoded) == (1, [])
     jobs[0].work()
     assert encoded == [{TP: 0}]
+
+
+def test_a_start_removes_checkpoint_entries_of_logs_that_are_gone() -> None:
+    """A crash after a deletion and before its checkpoint: a topic created again must not inherit the old offsets."""
+    bench = Bench()
+    manager = bench.manager()
+    gone, kept = partitions("t", 2)
+    for tp in (gone, kept):
+        log = manager.get_or_create_log(tp, is_new=True)
+        append(log, batch(b"a", b"b"))
+        log.update_high_watermark(2)
+        log.increment_log_start_offset(1)
+    manager.checkpoint_log_start_offsets()
+    manager.delete_unrecorded(gone)
+    manager.dirs.release()
+    bench.manager()
+    text = bench.files.read_bytes(f"{DIR}/{LOG_START_OFFSET_CHECKPOINT}").decode()
+    assert text.splitlines() == ["0", "1", f"{kept} 1".replace("-", " ")]
