@@ -1,0 +1,57 @@
+"""The garbage collector of a broker process: full collections look only at objects that are new.
+
+A full collection walks through every object that lives and holds the loop meanwhile. A client that opens large fetch
+sessions makes that slow: the loop stood still for 0.3 to 2 s. So the survivors of each full collection are frozen, and
+the next one walks only through what was created since. Reference counting frees frozen objects as before; only cycles
+of frozen objects that become garbage stay. Therefore, if the process has grown, everything is thawed and walked
+through once.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+THRESHOLDS: Final = (10_000, 3, 10)
+"""A pass holds the loop, so each generation is small: 100,000 objects of a large request took 15 ms."""
+THAW_BYTES: Final = 1 << 30
+"""Below this resident memory nothing is thawed. Requests and responses under way alone may hold most of it."""
+_FULL: Final = 2
+
+
+class FullCollections:
+    """A callback of the collector. One per process; the thread that triggers a collection calls it."""
+
+    def __init__(self, resident_bytes: Callable[[], int], thaw_bytes: int = THAW_BYTES) -> None:
+        self._resident_bytes = resident_bytes
+        self._least_bytes = self._thaw_bytes = thaw_bytes
+        self._is_thawed = False
+
+    def __call__(self, phase: str, info: dict[str, Any]) -> None:
+        if info["generation"] != _FULL:
+            return
+        if phase == "start":
+            if self._resident_bytes() > self._thaw_bytes:
+                self._is_thawed = True
+                gc.unfreeze()
+            return
+        gc.freeze()
+        if self._is_thawed:
+            self._is_thawed = False
+            self._thaw_bytes = max(self._least_bytes, 2 * self._resident_bytes())
+
+
+def resident_bytes() -> int:
+    """The resident memory of this process. Where the system does not report it, 0: nothing is thawed then."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def install() -> None:
+    gc.set_threshold(*THRESHOLDS)
+    gc.callbacks.append(FullCollections(resident_bytes))

@@ -1,0 +1,94 @@
+"""Full collections look only at new objects, and at everything when the process has grown."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from klamm.server.collector import FullCollections, resident_bytes
+
+
+class Node:
+    def __init__(self) -> None:
+        self.itself: Node | None = self
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.resident_bytes = 0
+
+
+@contextmanager
+def collections(memory: Memory, thaw_bytes: int = 100) -> Iterator[None]:
+    callback = FullCollections(lambda: memory.resident_bytes, thaw_bytes)
+    gc.callbacks.append(callback)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(callback)
+        gc.unfreeze()
+
+
+def test_survivors_are_not_walked_through_again() -> None:
+    kept = [[i] for i in range(50_000)]
+    with collections(Memory()):
+        gc.collect()
+        assert sum(gc.get_count()) + len(gc.get_objects(generation=2)) < len(kept)
+        assert gc.get_freeze_count() >= len(kept)
+
+
+def test_new_cycles_are_collected() -> None:
+    with collections(Memory()):
+        gc.collect()
+        lost = weakref.ref(Node())
+        gc.collect()
+        assert lost() is None
+
+
+def test_old_cycles_are_collected_when_the_process_has_grown() -> None:
+    memory = Memory()
+    with collections(memory):
+        node: Node | None = Node()
+        lost = weakref.ref(node)
+        gc.collect()
+        del node
+        gc.collect()
+        assert lost() is not None, "it is frozen"
+        memory.resident_bytes = 101
+        gc.collect()
+        assert lost() is None
+
+
+def test_the_next_look_at_everything_waits_for_twice_the_memory() -> None:
+    memory = Memory()
+    with collections(memory):
+        memory.resident_bytes = 300
+        gc.collect()
+        node: Node | None = Node()
+        lost = weakref.ref(node)
+        gc.collect()
+        del node
+        memory.resident_bytes = 600
+        gc.collect()
+        assert lost() is not None
+        memory.resident_bytes = 601
+        gc.collect()
+        assert lost() is None
+
+
+def test_frozen_objects_without_cycles_are_freed_at_once() -> None:
+    class Plain:
+        pass
+
+    with collections(Memory()):
+        plain: Plain | None = Plain()
+        lost = weakref.ref(plain)
+        gc.collect()
+        del plain
+        assert lost() is None
+
+
+def test_the_resident_memory_is_known() -> None:
+    assert resident_bytes() > 1 << 20
