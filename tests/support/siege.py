@@ -10,39 +10,30 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Final, TypeVar
+from typing import Final
 
-from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from klamm.testing import LocalCluster
-from klamm.testing.wire_client import exchange
 from tests.support import chaos_clients
-from tests.support.chaos_clients import Account, Reader, Worker, Writer
+from tests.support.chaos_clients import Account, Reader, Writer
 
-T = TypeVar("T")
-
+ROOT: Final = Path(__file__).parents[2]
 TOPIC: Final = "siege"
 GROUP: Final = "siege-readers"
 PARTITIONS: Final = 3
 WRITERS: Final = 1
 RECORDS_PER_S: Final = 500
-PROBE_INTERVAL_S: Final = 0.02
-ANSWER_S: Final = 120.0
 WAIT_S: Final = 180.0
 
 
 @dataclass
 class Waits:
-    """How long a broker kept the probe waiting; written by one probe, read when it has ended."""
+    """How long a broker kept the probe waiting; as its probe reported."""
 
     started: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -56,35 +47,34 @@ class Waits:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-class Probe(Worker):
-    """An ordinary client of one broker: a new connection now and then, small requests otherwise."""
+class Probe:
+    """`tests.support.probe` of one broker, in a process of its own."""
 
     def __init__(self, port: int, account: Account) -> None:
-        super().__init__(f"probe of {port}", account)
-        self._address = "127.0.0.1", port
+        self.name = f"probe of {port}"
         self.waits = Waits()
+        self._account = account
+        self._command = [sys.executable, "-m", "tests.support.probe", "--port", str(port), "--topic", TOPIC]
+        self._process: subprocess.Popen[str] | None = None
 
-    def run(self, is_stopped: Callable[[], bool]) -> None:
-        request = MetadataRequest(topics=[MetadataRequestTopic(name=TOPIC)], allow_auto_topic_creation=False)
-        while not is_stopped():
-            with self._timed(self._connect) as connection:
-                for _ in range(50):
-                    if is_stopped():
-                        return
-                    self._timed(lambda: exchange(connection, request, 7, MetadataResponse))
-                    time.sleep(PROBE_INTERVAL_S)
+    def start(self) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(self._command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
-    def _connect(self) -> socket.socket:
-        connection = socket.create_connection(self._address, ANSWER_S)
-        exchange(connection, ApiVersionsRequest(), 0, ApiVersionsResponse)
-        return connection
-
-    def _timed(self, action: Callable[[], T]) -> T:
-        started, begun = time.time(), time.perf_counter()
-        result = action()
-        self.waits.started.append(started)
-        self.waits.seconds.append(time.perf_counter() - begun)
-        return result
+    def end(self) -> None:
+        """Ends its input and takes over what it has measured."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            output, errors = process.communicate(timeout=WAIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, errors = process.communicate()
+        if process.returncode != 0:
+            self._account.problems.append(f"{self.name} ended with {process.returncode}: {errors[-500:]}")
+        else:
+            self.waits = Waits(**json.loads(output))
 
 
 class Siege:
@@ -108,16 +98,22 @@ class Siege:
         chaos_clients.commit_zero(servers, TOPIC, GROUP, PARTITIONS)
         writers = [Writer(servers, TOPIC, i, RECORDS_PER_S / WRITERS, self.account) for i in range(WRITERS)]
         reader = Reader(servers, TOPIC, GROUP, 0, self.account)
-        workers = [*writers, reader, *self._probes]
+        workers = [*writers, reader]
         try:
             for worker in workers:
                 worker.start()
+            for probe in self._probes:
+                probe.start()
             self._attack()
-            for each in [*writers, *self._probes]:
-                each.stop()
-                each.join()
+            for probe in self._probes:
+                probe.end()
+            for writer in writers:
+                writer.stop()
+                writer.join()
             return self._judge()
         finally:
+            for probe in self._probes:
+                probe.end()
             for worker in workers:
                 worker.stop()
             for worker in workers:
@@ -129,10 +125,7 @@ class Siege:
         command += ["--brokers", *(str(cluster.port(broker_id)) for broker_id in cluster.broker_ids)]
         command += ["--zookeeper", cluster.zookeeper_connect.split("/")[0].rpartition(":")[2]]
         command += ["--seconds", str(self.seconds), "--seed", str(self.seed), "--size", str(self.size)]
-        folder = Path(__file__).parents[2]
-        with subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as attacker:
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as attacker:
             assert attacker.stderr is not None and attacker.stdout is not None
             for line in attacker.stderr:
                 moment, _, name = line.strip().partition(" ")

@@ -1,0 +1,78 @@
+"""A probe, as a program of its own: an ordinary client of one broker that measures how long it waits for answers.
+
+    python -m tests.support.probe --port 9092 --topic orders
+
+It works until its standard input ends and then prints, as JSON, when each wait began and how long it took. It is a
+process because a thread would also wait for the interpreter lock of the load beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from klamm.testing.wire_client import exchange
+
+T = TypeVar("T")
+
+INTERVAL_S: Final = 0.02
+ANSWER_S: Final = 120.0
+REQUESTS_PER_CONNECTION: Final = 50
+
+
+class Probe:
+    """A new connection now and then, small requests otherwise."""
+
+    def __init__(self, port: int, topic: str) -> None:
+        self._address = "127.0.0.1", port
+        self._request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
+        self.started: list[float] = []
+        self.seconds: list[float] = []
+
+    def run(self, is_stopped: Callable[[], bool]) -> None:
+        while not is_stopped():
+            with self._timed(self._connect) as connection:
+                for _ in range(REQUESTS_PER_CONNECTION):
+                    if is_stopped():
+                        return
+                    self._timed(lambda: exchange(connection, self._request, 7, MetadataResponse))
+                    time.sleep(INTERVAL_S)
+
+    def _connect(self) -> socket.socket:
+        connection = socket.create_connection(self._address, ANSWER_S)
+        exchange(connection, ApiVersionsRequest(), 0, ApiVersionsResponse)
+        return connection
+
+    def _timed(self, action: Callable[[], T]) -> T:
+        started, begun = time.time(), time.perf_counter()
+        result = action()
+        self.started.append(started)
+        self.seconds.append(time.perf_counter() - begun)
+        return result
+
+
+def has_ended() -> bool:
+    """Whether standard input has ended; nothing is ever written to it."""
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.probe", description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--topic", required=True)
+    args = parser.parse_args()
+    probe = Probe(args.port, args.topic)
+    probe.run(has_ended)
+    json.dump({"started": probe.started, "seconds": probe.seconds}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
