@@ -1,9 +1,9 @@
 """The garbage collector of a broker process: full collections look only at objects that are new.
 
 A full collection walks through every object that lives and holds the loop meanwhile. A client that opens large fetch
-sessions makes that slow: the loop stood still for 0.3 to 2 s. So the survivors of each full collection are frozen, and
-the next one walks only through what was created since. Reference counting frees frozen objects as before; only cycles
-of frozen objects that become garbage stay. Therefore, if the process has grown, everything is thawed and walked
+sessions makes that slow: the loop stood still for 0.2 to 0.4 s. So the survivors of each full collection are frozen,
+and the next one walks only through what was created since. Reference counting frees frozen objects as before; only
+cycles of frozen objects that become garbage stay. Therefore, if the process has grown, everything is thawed and walked
 through once.
 """
 
