@@ -59,12 +59,13 @@ def repair(
 ) -> None:
     """Show the states that can be recovered from the files; with --to, set DIR to one of them.
 
-    Every file is kept in a new directory DIR/backup-N. Changes after the chosen one are lost: restart all brokers
-    afterwards. Refused while a server uses DIR.
+    Every file is kept in a new directory DIR/backup-N. Changes after the chosen one are lost. Stop all brokers
+    before, and start them afterwards. Refused while a server uses DIR.
 
     Exit codes: 0 when nothing needs a repair or it was made, 4 when a repair is needed and --to is missing, 1 when it
     is refused.
     """
+    from klamm.clock import SystemClock
     from klamm.zk.inspection import repair as repair_directory
     from klamm.zk.txnlog import DataDirError
 
@@ -83,12 +84,12 @@ def repair(
     except ValueError:
         fail(f"--to takes the number of a change, such as 0x1a: not {to!r}.")
     try:
-        repaired = repair_directory(directory, zxid)
+        repaired = repair_directory(directory, zxid, SystemClock().now_ms())
     except (DataDirError, OSError) as error:
         fail(f"The repair failed: {error}.")
     say(f"{directory} is now in the state after change {zxid:#x}. {_lost(report, zxid)}.")
     say(f"The old files are in {repaired.backup}. New changes start at {repaired.last_zxid + 1:#x}.")
-    say("Restart all brokers.")
+    say("Leader epochs and producer ids continue beyond those that lost changes may have used. Start all brokers.")
 
 
 def _inspect(directory: Path) -> Report:

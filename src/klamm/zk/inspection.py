@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from klamm.frozen import dataclass
+from klamm.zk import rollback
 from klamm.zk.log_records import MAGIC, MIN_RECORD_BYTES, LogRecord, decode_record, frames, is_torn_end, last_record
 from klamm.zk.ops import ZkError
 from klamm.zk.tree import ZnodeTree
@@ -135,9 +136,10 @@ def is_in_use(directory: Path) -> bool:
     return False
 
 
-def repair(directory: Path, zxid: int) -> Repaired:
+def repair(directory: Path, zxid: int, now_ms: int) -> Repaired:
     """Sets the directory to the state after change `zxid`, one of the choices of `inspect`.
 
+    Sessions end, and epochs and producer ids continue beyond those that lost changes may have used.
     Raises DataDirInUseError while a server runs, DataDirError if the state cannot be had.
     """
     if not directory.is_dir():
@@ -151,6 +153,7 @@ def repair(directory: Path, zxid: int) -> Repaired:
         tree, _ = _reach(directory, choice.snapshot)
         assert tree.last_zxid == zxid
         tree.last_zxid = _unused_zxid(report)
+        rollback.advance(tree, tree.last_zxid - 1 - zxid, now_ms)
         backup = _back_up(directory)
         write_snapshot(directory, tree)
         # After a crash in between, the remaining files are a state of their own or fail a start: repair again then.
