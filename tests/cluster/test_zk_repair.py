@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from klamm.errors import KlammError
 from klamm.testing import LocalCluster
 from klamm.zk.inspection import inspect, repair
 from klamm.zk.txnlog import log_path, numbered
@@ -59,6 +61,8 @@ def test_a_repaired_cluster_loses_nothing_that_it_acknowledges(tmp_path: Path) -
     data = bytearray(last.read_bytes())
     data[200] ^= 0xFF
     last.write_bytes(data)
+    with pytest.raises(KlammError, match=r"(?s)^ZooKeeper ended .* is damaged at byte .*klamm zk repair"):
+        LocalCluster(brokers=3, data_dir=tmp_path).start_all()
     report = inspect(directory)
     assert report.recovered is None and report.choices, report
     repair(directory, report.choices[0].zxid, 1_700_000_000_000)

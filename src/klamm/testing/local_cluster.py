@@ -114,7 +114,7 @@ class LocalCluster:
             for broker_id in self.broker_ids:
                 self._spawn(broker_id)
             for broker_id in self.broker_ids:
-                self._brokers[broker_id].wait_ready(deadline)
+                self._brokers[broker_id].wait_ready(deadline, self._zookeeper)
             self._admin.wait_until_acquainted(self._running(), deadline)
             self._internal_topics.request()
         except BaseException as error:

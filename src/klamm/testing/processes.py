@@ -110,14 +110,20 @@ class ChildProcess:
         self._process = _SPAWNER.spawn(start)
         self._paused = False
 
-    def wait_ready(self, deadline: float) -> None:
+    def wait_ready(self, deadline: float, needed: ChildProcess | None = None) -> None:
+        """Raises KlammError if it, or a process that it needs, ends or the time is over."""
         while not self._ready():
-            if not self.is_running:
-                code = self._process.returncode if self._process is not None else None
-                raise KlammError(f"{self.name} ended with code {code} while starting.\n{self.log_tail()}")
+            if needed is not None:
+                needed.must_not_have_ended()
+            self.must_not_have_ended()
             if time.monotonic() > deadline:
                 raise KlammError(f"{self.name} did not become ready in time.\n{self.log_tail()}")
             time.sleep(_POLL_S)
+
+    def must_not_have_ended(self) -> None:
+        if not self.is_running:
+            code = self._process.returncode if self._process is not None else None
+            raise KlammError(f"{self.name} ended with code {code} while starting.\n{self.log_tail()}")
 
     def log_tail(self) -> str:
         try:
