@@ -3,9 +3,7 @@
     KLAMM_SIEGE_SECONDS=1200 KLAMM_SIEGE_SEED=7 pytest -s tests/hostile/test_siege.py
 
 Nothing that was acknowledged may be missing, and memory stays under a ceiling. The longest wait of a probe is reported,
-not judged: the attacker, the load and the brokers share the machine. Linux shares cores between sessions by default,
-and every broker has a session of its own: on two cores a broker then waits for a core for up to a second. To measure
-the brokers' own waits, set `kernel.sched_autogroup_enabled` to 0 meanwhile.
+not judged: the attacker, the load and the brokers share the machine.
 """
 
 from __future__ import annotations

@@ -104,7 +104,9 @@ class ChildProcess:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=env,
-                    start_new_session=True,
+                    # A group of its own keeps Ctrl-C away from the child. A session of its own would do so too, but Linux
+                    # shares the cores between sessions: on two busy cores a broker then waits up to 2 s for one of them.
+                    process_group=0,
                 )
 
         self._process = _SPAWNER.spawn(start)

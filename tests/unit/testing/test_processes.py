@@ -64,6 +64,17 @@ def test_a_killed_process_is_not_a_crash(tmp_path: Path) -> None:
     assert (process.is_running, process.has_crashed) == (False, False)
 
 
+def test_a_child_has_its_own_process_group_in_its_parents_session(tmp_path: Path) -> None:
+    """Ctrl-C does not reach it, and Linux shares the cores between all processes of the session alike."""
+    process = child(tmp_path, READY_THEN_WAIT)
+    process.spawn()
+    try:
+        assert os.getpgid(process.pid) == process.pid
+        assert os.getsid(process.pid) == os.getsid(0)
+    finally:
+        process.discard()
+
+
 def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "klamm_test_child.py").write_text(textwrap.dedent(READY_THEN_WAIT))
     parent = f"""
