@@ -19,10 +19,10 @@ from typing import Final, Protocol, Self
 
 from bench.kafka_distribution import libraries
 from klamm.errors import KlammError
+from klamm.local.admin import ClusterAdmin
+from klamm.local.ports import LOOPBACK, ReservedPort
+from klamm.local.processes import ChildProcess
 from klamm.testing import LocalCluster
-from klamm.testing.admin import ClusterAdmin
-from klamm.testing.ports import LOOPBACK, ReservedPort
-from klamm.testing.processes import ChildProcess
 
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
@@ -307,7 +307,7 @@ class KafkaCluster:
         arguments = ["--data-dir", str(self._folder / "zookeeper"), "--host", LOOPBACK]
         arguments += ["--port", str(self._zookeeper_port.number), "--min-session-timeout-ms", "200", "--no-fsync"]
         log = self._folder / "zookeeper.log"
-        return ChildProcess("ZooKeeper", "klamm.zk.main", arguments, log, lambda: True)
+        return ChildProcess("ZooKeeper", "klamm.zk.server.main", arguments, log, lambda: True)
 
     def _broker_process(self, broker_id: int) -> ChildProcess:
         java = ["java", *JVM_OPTIONS, f"-Dlog4j.configuration=file:{self._folder}/log4j.properties"]

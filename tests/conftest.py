@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, settings
 
-from klamm.testing.processes import _with_bytecode_cache
+from klamm.local.processes import _with_bytecode_cache
 
 # Here, so that processes of xdist and all that tests start have it: some of them would compile for seconds.
 os.environ.update(_with_bytecode_cache(os.environ))

@@ -18,10 +18,10 @@ from klamm.controller.events import ControllerEvent, Startup
 from klamm.controller.requests import ControlRequest
 from klamm.controller.wire import encode_request
 from klamm.model import BrokerEndPoints, EndPoint
-from klamm.zk import ops, paths
-from klamm.zk.batches import levels_of
-from klamm.zk.broker_znode import encode_broker
-from klamm.zk.tree import ZnodeTree
+from klamm.zk.client.batches import levels_of
+from klamm.zk.model import ops, paths
+from klamm.zk.model.broker_znode import encode_broker
+from klamm.zk.model.tree import ZnodeTree
 
 BROKERS: Final = (1, 2, 3)
 _SESSION: Final = 1

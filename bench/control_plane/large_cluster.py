@@ -14,9 +14,9 @@ from typing import Any, Final, Self
 
 from bench.clusters import resident_bytes
 from klamm.errors import KlammError
+from klamm.local.ports import LOOPBACK, ReservedPort
+from klamm.local.processes import ChildProcess
 from klamm.testing import LocalCluster
-from klamm.testing.ports import LOOPBACK, ReservedPort
-from klamm.testing.processes import ChildProcess
 
 START_TIMEOUT_S: Final = 240.0
 SESSION_TIMEOUT_MS: Final = 6_000
@@ -58,7 +58,7 @@ class LargeCluster:
         arguments = ["--data-dir", str(self._folder / "zookeeper"), "--host", LOOPBACK, "--port", str(port)]
         arguments += ["--min-session-timeout-ms", "200", "--no-fsync"]
         log = self._folder / "zookeeper.log"
-        return ChildProcess("ZooKeeper", "klamm.zk.main", arguments, log, lambda: _accepts(port))
+        return ChildProcess("ZooKeeper", "klamm.zk.server.main", arguments, log, lambda: _accepts(port))
 
     def __enter__(self) -> Self:
         try:

@@ -14,12 +14,12 @@ from kazoo.client import KazooClient
 
 from bench.clusters import BenchCluster
 from klamm.errors import ErrorCode, KlammError
+from klamm.local.ports import LOOPBACK
+from klamm.local.wire_client import exchange, receive, send, send_request
 from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from klamm.protocol.wire import Message
-from klamm.testing.ports import LOOPBACK
-from klamm.testing.wire_client import exchange, receive, send, send_request
 
 REQUEST_TIMEOUT_S: Final = 120.0
 LIMIT_S: Final = 180.0

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bench.frames import produce_frame
-from klamm.testing.ports import LOOPBACK
+from klamm.local.ports import LOOPBACK
 
 PAUSE_S: Final = 0.003
 

@@ -13,10 +13,10 @@ from typing import Final
 from uuid import UUID
 
 from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import Create, WriteOp
-from klamm.zk.session import ZkSession
-from klamm.zk.znodes import TopicZnode, encode_config, encode_partition_state, encode_topic
+from klamm.zk.client.zk_session import ZkSession
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Create, WriteOp
+from klamm.zk.model.znodes import TopicZnode, encode_config, encode_partition_state, encode_topic
 
 OPS_A_TRANSACTION: Final = 1_000
 PARENTS: Final = (paths.TOPICS, "/config/topics")

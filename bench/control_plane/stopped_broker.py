@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from bench.control_plane.large_cluster import LargeCluster
 from bench.report import Row
 from klamm.errors import KlammError
+from klamm.local.ports import LOOPBACK
+from klamm.local.wire_client import send_request
 from klamm.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
     ReassignablePartition,
     ReassignableTopic,
 )
-from klamm.testing.ports import LOOPBACK
-from klamm.testing.wire_client import send_request
 
 CHANGES, PAUSE_S = 1_000, 30.0
 PARTITIONS = 10

@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from klamm.local.ports import LOOPBACK
 from klamm.model import BrokerEndPoints, EndPoint
 from klamm.protocol.frames import decode_request_header, encode_response_frame
 from klamm.protocol.messages.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
 from klamm.protocol.messages.stop_replica import StopReplicaResponse
 from klamm.protocol.messages.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 from klamm.protocol.wire import Message, decode
-from klamm.testing.ports import LOOPBACK
-from klamm.zk import paths
-from klamm.zk.broker_znode import encode_broker
-from klamm.zk.session import ZkSession
+from klamm.zk.client.zk_session import ZkSession
+from klamm.zk.model import paths
+from klamm.zk.model.broker_znode import encode_broker
 
 _ANSWERS: Final[dict[int, Message]] = {
     4: LeaderAndIsrResponse(error_code=0),

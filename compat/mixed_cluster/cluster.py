@@ -20,10 +20,10 @@ from kazoo.client import KazooClient
 from bench.clusters import JVM_OPTIONS, LOG4J
 from bench.kafka_distribution import libraries
 from klamm.errors import KlammError
-from klamm.testing.admin import ClusterAdmin
-from klamm.testing.launch import broker_process, zookeeper_process
-from klamm.testing.ports import LOOPBACK, ReservedPort
-from klamm.testing.processes import ChildProcess
+from klamm.local.admin import ClusterAdmin
+from klamm.local.launch import broker_process, zookeeper_process
+from klamm.local.ports import LOOPBACK, ReservedPort
+from klamm.local.processes import ChildProcess
 
 T = TypeVar("T")
 Kind = Literal["klamm", "kafka"]

@@ -7,8 +7,8 @@ from typing import Final
 
 from compat.mixed_cluster.cluster import MixedCluster
 
+from klamm.local.wire_client import send_request
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
-from klamm.testing.wire_client import send_request
 
 _VERSION: Final = 12
 Partition = tuple[str, int]

@@ -128,7 +128,7 @@ def _saved(writer: Any) -> bool:
 
 
 def main(phase: str, jars: Path) -> None:
-    from klamm.spark.session import session
+    from klamm.spark.cluster.session import session
 
     quick = bool(os.environ.get("KLAMM_QUICK"))
     paths = ",".join(str(path) for path in sorted(jars.glob("*.jar")))

@@ -15,12 +15,12 @@ from compat.wire_probe.requests import BATCH, rows
 from klamm import apis
 from klamm.apis.registry import Api
 from klamm.errors import KlammError, ProtocolError
+from klamm.local.ports import LOOPBACK
+from klamm.local.wire_client import send_request
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.produce import ProduceRequest
 from klamm.protocol.schema import Type, plan
 from klamm.protocol.wire import Message, encode_bytes
-from klamm.testing.ports import LOOPBACK
-from klamm.testing.wire_client import send_request
 
 TIMEOUT_S: Final = 30.0
 SETTINGS: Final = {

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from klamm.config import DEFAULT_BROKER, ConfigRepository
-from klamm.zk import paths, znodes
-from klamm.zk.ops import (
+from klamm.zk.model import paths, znodes
+from klamm.zk.model.ops import (
     BadVersion,
     ConnectionLoss,
     Create,
@@ -31,7 +31,7 @@ from klamm.zk.ops import (
 )
 
 if TYPE_CHECKING:
-    from klamm.zk.session import ZkSession
+    from klamm.zk.client.zk_session import ZkSession
 
 TOPICS: Final = "topics"
 BROKERS: Final = "brokers"
@@ -112,7 +112,7 @@ class ConfigChangeListener:
 
     def start(self) -> None:
         """Follows changes from the last `load_all` on; after a lost session everything is read again."""
-        from klamm.zk.session import SessionListener
+        from klamm.zk.client.zk_session import SessionListener
 
         self._zk.on_children(paths.CONFIG_CHANGES, self._on_change)
         self._zk.add_listener(SessionListener(after_new_session=self._load_quietly))

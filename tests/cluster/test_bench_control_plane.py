@@ -6,7 +6,7 @@ from bench.clusters import KlammCluster
 from bench.control_plane import core, failover, one_change, peer, stopped_broker
 from bench.control_plane.__main__ import PARTS, text
 from bench.report import Row
-from klamm.zk import ops, paths
+from klamm.zk.model import ops, paths
 
 
 def test_the_rows_that_kafka_gives_as_well() -> None:

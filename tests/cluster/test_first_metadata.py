@@ -12,6 +12,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from klamm.errors import ErrorCode
+from klamm.local.ports import LOOPBACK, ReservedPort
+from klamm.local.wire_client import exchange
 from klamm.protocol.frames import RequestHeader, decode_response_header, encode_request_frame
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from klamm.protocol.messages.update_metadata import (
@@ -21,10 +23,8 @@ from klamm.protocol.messages.update_metadata import (
     UpdateMetadataResponse,
 )
 from klamm.protocol.wire import decode
-from klamm.testing.ports import LOOPBACK, ReservedPort
-from klamm.testing.wire_client import exchange
-from klamm.zk.main import EmbeddedZooKeeperThread
-from klamm.zk.znodes import encode_controller, encode_controller_epoch
+from klamm.zk.model.znodes import encode_controller, encode_controller_epoch
+from klamm.zk.server.main import EmbeddedZooKeeperThread
 from tests.support.broker_process import BrokerProcess, write_properties
 from tests.support.raw_client import TIMEOUT_S, eventually
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from klamm.cli import produce
 from klamm.cli.app import app
 from klamm.errors import ErrorCode, KlammError
+from klamm.local.processes import ChildProcess
 from klamm.testing import LocalCluster
-from klamm.testing.processes import ChildProcess
 from tests.support.raw_client import RawClient
 
 # Long enough that nobody counts as dead because the machine let it wait, and still some tests wait for the end of one.

@@ -6,7 +6,7 @@ from kazoo.client import KazooClient
 
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from klamm.testing import LocalCluster
-from klamm.zk.paths import topic_path
+from klamm.zk.model.paths import topic_path
 from tests.support.raw_client import TIMEOUT_S, RawClient, eventually
 
 

@@ -9,8 +9,8 @@ import signal
 from pathlib import Path
 
 from klamm.errors import ErrorCode
+from klamm.local.broker_sessions import expire_session
 from klamm.testing import LocalCluster
-from klamm.testing.sessions import expire_session
 from tests.support.broker_process import BrokerProcess, refuse_to_start, write_properties
 from tests.support.calm import CALM
 from tests.support.raw_client import TIMEOUT_S, RawClient, batch_of, eventually

@@ -17,7 +17,7 @@ from kazoo.exceptions import NoNodeError
 
 from klamm.errors import ErrorCode
 from klamm.testing import LocalCluster
-from klamm.zk import predecessor
+from klamm.zk.client import predecessor
 from tests.support.raw_client import RawClient, batch_of, eventually
 from tests.support.real_zookeeper import RealZooKeeper
 

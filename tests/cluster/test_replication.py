@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from kazoo.client import KazooClient
 
 from klamm.errors import ErrorCode
+from klamm.local.wire_client import send_request
 from klamm.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from klamm.protocol.messages.produce import (
@@ -22,9 +23,8 @@ from klamm.protocol.messages.produce import (
 )
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.testing import LocalCluster
-from klamm.testing.wire_client import send_request
-from klamm.zk.paths import partition_state_path
-from klamm.zk.znodes import from_json
+from klamm.zk.model.paths import partition_state_path
+from klamm.zk.model.znodes import from_json
 from tests.support.calm import CALM, kill_at_once
 
 WAIT_S = 60.0

@@ -13,6 +13,7 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 
 from klamm.controller.config import NEWEST, OLDEST
+from klamm.local.wire_client import send_request
 from klamm.model import ZERO_UUID
 from klamm.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -27,7 +28,6 @@ from klamm.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from klamm.testing import LocalCluster
-from klamm.testing.wire_client import send_request
 from tests.support.calm import CALM
 from tests.support.raw_client import TIMEOUT_S, RawClient, batch_of, eventually
 

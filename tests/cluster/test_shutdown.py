@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from klamm.errors import ErrorCode
+from klamm.local.ports import ReservedPort
 from klamm.protocol.frames import RequestHeader, encode_request_frame
 from klamm.protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -22,7 +23,6 @@ from klamm.protocol.messages.delete_records import (
 )
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.testing import LocalCluster
-from klamm.testing.ports import ReservedPort
 from tests.support.broker_process import BrokerProcess, refuse_to_start, write_properties
 from tests.support.raw_client import EARLIEST, LATEST, TIMEOUT_S, RawClient, batch_of, eventually
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from klamm.local.wire_client import send_request
 from klamm.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -11,7 +12,6 @@ from klamm.protocol.messages.alter_partition_reassignments import (
     ReassignableTopic,
 )
 from klamm.testing import LocalCluster
-from klamm.testing.wire_client import send_request
 from tests.support.calm import CALM, kill_at_once
 from tests.support.raw_client import RawClient
 

@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from klamm.errors import ErrorCode
+from klamm.local.wire_client import send_request
 from klamm.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -18,7 +19,6 @@ from klamm.protocol.messages.alter_partition_reassignments import (
     ReassignableTopic,
 )
 from klamm.testing import LocalCluster
-from klamm.testing.wire_client import send_request
 from tests.support.calm import CALM
 
 WAIT_S = 60.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from klamm.testing.ports import ReservedPort
+from klamm.local.ports import ReservedPort
 from tests.support.raw_client import RawClient, eventually
 
 WAIT_S = 300
@@ -112,7 +112,7 @@ def answers(port: int) -> bool:
 def test_without_zookeeper_nothing_goes_on(tmp_path: Path) -> None:
     with klamm_up("-d", str(tmp_path)) as process:
         servers(process)
-        (pid,) = children(process, "klamm.zk.main")
+        (pid,) = children(process, "klamm.zk.server.main")
         os.kill(pid, signal.SIGKILL)
         assert process.wait(WAIT_S) == 1
         assert process.stderr is not None

@@ -9,8 +9,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from klamm.errors import KlammError
 from klamm.testing import LocalCluster
-from klamm.zk.inspection import inspect, repair
-from klamm.zk.txnlog import log_path, numbered
+from klamm.zk.server.inspection import inspect, repair
+from klamm.zk.server.txnlog import log_path, numbered
 
 TOPIC = "orders"
 WAIT_S = 120.0

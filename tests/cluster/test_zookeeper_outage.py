@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from klamm.errors import ErrorCode
+from klamm.local.ports import ReservedPort
+from klamm.local.processes import ChildProcess
 from klamm.testing import LocalCluster
-from klamm.testing.ports import ReservedPort
-from klamm.testing.processes import ChildProcess
 from tests.support.raw_client import RawClient, batch_of, eventually
 
 
@@ -23,7 +23,7 @@ class ZooKeeper:
     def __init__(self, directory: Path, port: int) -> None:
         arguments = ["--data-dir", str(directory), "--port", str(port)]
         self._child = ChildProcess(
-            "ZooKeeper", "klamm.zk.server", arguments, directory.with_suffix(".log"), lambda: accepts(port)
+            "ZooKeeper", "klamm.zk.server.server", arguments, directory.with_suffix(".log"), lambda: accepts(port)
         )
         self.kill = self._child.kill
         self.pause = self._child.pause

@@ -15,8 +15,8 @@ from klamm.log import LogManager
 from klamm.log.checkpoints import MetaProperties
 from klamm.model import TopicPartition
 from klamm.testing import LocalCluster
-from klamm.zk import predecessor
-from klamm.zk.predecessor import SessionCredentials
+from klamm.zk.client import predecessor
+from klamm.zk.client.predecessor import SessionCredentials
 from tests.unit.log.harness import append, batch
 
 

@@ -30,7 +30,7 @@ from klamm.protocol.messages.update_metadata import (
     UpdateMetadataResponse,
 )
 from klamm.testing import LocalCluster
-from klamm.zk import paths
+from klamm.zk.model import paths
 from tests.support.raw_client import TIMEOUT_S, RawClient, batch_of
 
 FORGED_EPOCH = 1_000

@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka import Consumer
 
 from klamm.errors import ErrorCode
+from klamm.local.wire_client import receive, send
 from klamm.protocol.compression import CompressionType, compress
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.testing import LocalCluster
-from klamm.testing.wire_client import receive, send
 from tests.support.raw_client import RawClient, batch_of
 from tests.unit.log.test_hostile_records import raw_batch, small_records
 from tests.unit.log.test_packed_records import BROKEN, CODECS

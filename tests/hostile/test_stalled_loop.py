@@ -14,8 +14,9 @@ from kazoo.exceptions import NoNodeError
 
 from klamm.config import KafkaConfig
 from klamm.server.kafka_server import KafkaServer
-from klamm.zk import loop_pulse, paths
-from klamm.zk.main import EmbeddedZooKeeperThread
+from klamm.zk.client import loop_pulse
+from klamm.zk.model import paths
+from klamm.zk.server.main import EmbeddedZooKeeperThread
 from tests.support.raw_client import TIMEOUT_S, RawClient, eventually
 
 

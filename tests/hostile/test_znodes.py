@@ -11,7 +11,7 @@ from kazoo.exceptions import NoNodeError
 from klamm.cli.cluster import look
 from klamm.errors import ErrorCode
 from klamm.testing import LocalCluster
-from klamm.zk import paths
+from klamm.zk.model import paths
 from tests.support.raw_client import TIMEOUT_S, RawClient, batch_of, eventually
 
 

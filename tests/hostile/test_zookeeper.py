@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from klamm.zk import admission, limits
-from klamm.zk.connection import FRAMES_PER_TURN
-from klamm.zk.jute import NOTIFICATION_XID, OpCode, buffer_bytes, string_bytes
-from klamm.zk.main import EmbeddedZooKeeperThread
-from klamm.zk.ops import Code
-from klamm.zk.server import EmbeddedZooKeeper
+from klamm.zk.model import limits
+from klamm.zk.model.jute import NOTIFICATION_XID, OpCode, buffer_bytes, string_bytes
+from klamm.zk.model.ops import Code
+from klamm.zk.server.main import EmbeddedZooKeeperThread
+from klamm.zk.server.server import EmbeddedZooKeeper, admission
+from klamm.zk.server.server_connection import FRAMES_PER_TURN
 from tests.unit.zk.raw_client import RawClient, create_body, set_watches_body
 
 HANDSHAKE = struct.pack(">iiqiq", 45, 0, 0, 30_000, 0) + buffer_bytes(bytes(16)) + b"\0"
@@ -219,7 +219,7 @@ def test_watched_bytes_without_end(
 
 
 def test_sessions_without_end(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klamm.zk.server.MAX_SESSIONS", 5)
+    monkeypatch.setattr("klamm.zk.server.server.MAX_SESSIONS", 5)
     with ExitStack() as stack:
         clients = [stack.enter_context(RawClient(server.port)).connect() for _ in range(5)]
         with RawClient(server.port) as more, pytest.raises(EOFError):
@@ -291,7 +291,7 @@ def test_rules_that_are_not_addresses_are_not_kept(server: EmbeddedZooKeeperThre
 
 def test_those_who_do_not_read_end_first(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers that nobody reads are bounded over all connections, and clients that read are served."""
-    monkeypatch.setattr("klamm.zk.server.MAX_HELD_BYTES", 20_000_000)
+    monkeypatch.setattr("klamm.zk.server.server.MAX_HELD_BYTES", 20_000_000)
     with ExitStack() as stack:
         reader = stack.enter_context(RawClient(server.port))
         reader.connect()
@@ -361,7 +361,7 @@ def test_a_pipeline_does_not_keep_others_waiting(tmp_path: Path) -> None:
 
 def test_a_slow_disk_bounds_the_changes_that_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over all connections: no further request is executed until the disk has caught up."""
-    monkeypatch.setattr("klamm.zk.server.MAX_UNSYNCED_BYTES", 20_000)
+    monkeypatch.setattr("klamm.zk.server.server.MAX_UNSYNCED_BYTES", 20_000)
     is_slow, finish = False, threading.Event()
     real_sync = os.fdatasync
 

@@ -16,7 +16,7 @@ import pytest
 from klamm.apis import ALL
 from klamm.apis.registry import Api, at_once
 from klamm.protocol.wire import Struct, encode_bytes
-from klamm.zk.ops import Create, SetData, Stat, WriteOp
+from klamm.zk.model.ops import Create, SetData, Stat, WriteOp
 from tests.support.one_broker import batch
 from tests.unit.coordinator.test_group_apis import GroupBroker
 from tests.wire.samples import random_message

@@ -23,9 +23,9 @@ from klamm.protocol.record_batch import (
     build_batch,
     records,
 )
-from klamm.spark.record_columns import RecordDecoder
-from klamm.spark.record_scan import CorruptBatchError, NothingAborted, scan
-from klamm.spark.schema import ARROW_TYPES
+from klamm.spark.decode.batch_scan import CorruptBatchError, NothingAborted, scan
+from klamm.spark.decode.record_columns import RecordDecoder
+from klamm.spark.decode.topic_schema import ARROW_TYPES
 
 TP = TopicPartition("orders", 3)
 SCHEMA = pa.schema([pa.field(name, kind) for name, kind in ARROW_TYPES.items()])

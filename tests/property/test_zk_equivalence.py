@@ -21,11 +21,11 @@ import pytest
 from kazoo.protocol.serialization import GetACL, GetChildren, SetACL, Sync, Watch
 from kazoo.security import ACL, Id
 
-from klamm.zk import ops
-from klamm.zk.client_requests import Multi, MultiRead, SetWatches
-from klamm.zk.main import EmbeddedZooKeeperThread
-from klamm.zk.ops import Code, Stat
-from klamm.zk.session import SessionListener, SessionState, ZkSession
+from klamm.zk.client.client_requests import Multi, MultiRead, SetWatches
+from klamm.zk.client.zk_session import SessionListener, SessionState, ZkSession
+from klamm.zk.model import ops
+from klamm.zk.model.ops import Code, Stat
+from klamm.zk.server.main import EmbeddedZooKeeperThread
 from tests.support.kazoo_connection import KazooConnection, request
 from tests.support.real_zookeeper import RealZooKeeper
 

@@ -30,7 +30,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session all tests share: two cores, three attempts a task."""
     if shutil.which("java") is None:
         pytest.fail("Spark needs Java 17 or 21 on the PATH: install a JRE, for example openjdk-17-jre-headless.")
-    from klamm.spark.session import session
+    from klamm.spark.cluster.session import session
 
     made = session(
         "local[2,3]",

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from klamm.local.broker_sessions import expire_session
 from klamm.testing import LocalCluster
-from klamm.testing.sessions import expire_session
 
 CALM: Final[Mapping[str, object]] = {"zookeeper.session.timeout.ms": 40_000, "replica.lag.time.max.ms": 40_000}
 """For `broker_configs`. The embedded ZooKeeper gives nobody a longer session."""

@@ -16,6 +16,7 @@ from random import Random
 from typing import Final, Protocol
 
 from klamm.errors import ErrorCode
+from klamm.local.wire_client import send_request
 from klamm.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -28,7 +29,6 @@ from klamm.protocol.messages.list_partition_reassignments import (
 )
 from klamm.protocol.record_batch import batches
 from klamm.testing import LocalCluster
-from klamm.testing.wire_client import send_request
 from tests.support import chaos_clients
 from tests.support.chaos_clients import Account, Reader, Writer
 

@@ -10,7 +10,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren2, GetData, SetData
 from kazoo.security import ACL, Id
 
-from klamm.zk import ops
+from klamm.zk.model import ops
 
 
 def request(op: ops.ReadOp | ops.WriteOp, watcher: Callable[[Any], None] | None) -> Any:

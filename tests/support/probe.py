@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from klamm.local.wire_client import exchange
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from klamm.testing.wire_client import exchange
 
 T = TypeVar("T")
 

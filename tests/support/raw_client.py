@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from klamm.errors import ErrorCode
+from klamm.local.wire_client import send_request
 from klamm.protocol.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -31,7 +32,6 @@ from klamm.protocol.messages.produce import (
 )
 from klamm.protocol.record_batch import Record, batches, build_batch, records
 from klamm.protocol.wire import Message
-from klamm.testing.wire_client import send_request
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Message)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from klamm.testing.ports import ReservedPort
+from klamm.local.ports import ReservedPort
 
 NEEDED_JARS = ("zookeeper-", "netty-", "slf4j-api-", "metrics-core-", "snappy-java-", "commons-io-")
 MAIN_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"

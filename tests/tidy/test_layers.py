@@ -13,6 +13,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"broker"}),
     frozenset({"apis"}),
     frozenset({"server"}),
+    frozenset({"local"}),
     frozenset({"testing"}),
     frozenset({"cli", "dashboard"}),
 )

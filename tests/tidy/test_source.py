@@ -24,7 +24,14 @@ HIDDEN_INPUT = re.compile(
     r"(time\.(time|time_ns|monotonic|monotonic_ns|perf_counter)|random\.\w+|uuid4|uuid\.uuid4|datetime\.now|os\.urandom)"
 )
 PURE = (
-    *("klamm.controller", "klamm.coordinator", "klamm.metadata", "klamm.zk.tree", "klamm.protocol", "klamm.replica"),
+    *(
+        "klamm.controller",
+        "klamm.coordinator",
+        "klamm.metadata",
+        "klamm.zk.model.tree",
+        "klamm.protocol",
+        "klamm.replica",
+    ),
     *("klamm.apis", "klamm.broker", "klamm.log", "klamm.network"),
 )
 SHELL = frozenset({"klamm.controller.event_manager", "klamm.controller.channel_manager"})

@@ -49,11 +49,11 @@ from klamm.controller.watches import event_of
 from klamm.errors import ErrorCode
 from klamm.model import BrokerEndPoints, EndPoint, ReplicaAssignment, TopicPartition
 from klamm.sim.transcript import show_effect
-from klamm.zk import paths
-from klamm.zk.broker_znode import encode_broker
-from klamm.zk.ops import Create, Delete, MultiFailed, NoNode, ReadOp, ReadResult, WriteOp, ZkError, multi_failure
-from klamm.zk.tree import ZnodeTree
-from klamm.zk.znodes import TopicZnode, encode_topic
+from klamm.zk.model import paths
+from klamm.zk.model.broker_znode import encode_broker
+from klamm.zk.model.ops import Create, Delete, MultiFailed, NoNode, ReadOp, ReadResult, WriteOp, ZkError, multi_failure
+from klamm.zk.model.tree import ZnodeTree
+from klamm.zk.model.znodes import TopicZnode, encode_topic
 
 
 class FrozenClock:

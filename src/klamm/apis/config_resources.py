@@ -19,7 +19,7 @@ from klamm.config import DEFAULT_BROKER, validate_broker_config, validate_topic_
 from klamm.config.loggers import check_level, set_level
 from klamm.config_changes import BROKERS, TOPICS, Properties, change_config, read_configs
 from klamm.errors import ErrorCode
-from klamm.zk.ops import ZkError
+from klamm.zk.model.ops import ZkError
 
 log = logging.getLogger(__name__)
 

@@ -48,7 +48,7 @@ def alter(servers: str, settings: Mapping[str, str], delete: Iterable[str]) -> N
 
 
 def _ask(servers: str, request: Message, version: int, answer: type[R]) -> R:
-    from klamm.testing.wire_client import send_request
+    from klamm.local.wire_client import send_request
 
     for server in servers.split(","):
         host, _, port = server.strip().rpartition(":")

@@ -240,8 +240,8 @@ def _partitions(view: MetadataResponse) -> PartitionView:
 
 
 def _ask(address: Address, timeout_s: float) -> MetadataResponse | None:
+    from klamm.local.wire_client import send_request
     from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
-    from klamm.testing.wire_client import send_request
 
     request = MetadataRequest(topics=None, allow_auto_topic_creation=False)
     try:
@@ -269,12 +269,12 @@ def _read_metrics(
 
 def _metrics_address(node: MetadataResponseBroker, timeout_s: float) -> Address | None:
     """Where the broker says it is; a port that it took because it was free is told, too."""
+    from klamm.local.wire_client import send_request
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
         DescribeConfigsResponse,
     )
-    from klamm.testing.wire_client import send_request
 
     keys = ["klamm.metrics.host", "klamm.metrics.port"]
     broker = DescribeConfigsResource(resource_type=4, resource_name=str(node.node_id), configuration_keys=keys)

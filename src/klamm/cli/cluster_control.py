@@ -55,11 +55,11 @@ def find_controller(first: MetadataResponse, views: Mapping[int, MetadataRespons
 
 
 def _ask_for_moves(address: Address, timeout_s: float) -> ListPartitionReassignmentsResponse | None:
+    from klamm.local.wire_client import send_request
     from klamm.protocol.messages.list_partition_reassignments import (
         ListPartitionReassignmentsRequest,
         ListPartitionReassignmentsResponse,
     )
-    from klamm.testing.wire_client import send_request
 
     request = ListPartitionReassignmentsRequest(timeout_ms=int(timeout_s * 1000), topics=None)
     try:
@@ -83,12 +83,12 @@ def zookeeper_answers(broker: Address, timeout_s: float) -> bool | None:
     Asked for is the check of a change of nothing in the brokers' defaults: to check it the broker has to read them
     from ZooKeeper, and nothing is written. Metadata and metrics are served without ZooKeeper and do not tell.
     """
+    from klamm.local.wire_client import send_request
     from klamm.protocol.messages.incremental_alter_configs import (
         AlterConfigsResource,
         IncrementalAlterConfigsRequest,
         IncrementalAlterConfigsResponse,
     )
-    from klamm.testing.wire_client import send_request
 
     nothing = AlterConfigsResource(resource_type=_BROKER, resource_name="", configs=[])
     request = IncrementalAlterConfigsRequest(resources=[nothing], validate_only=True)

@@ -122,12 +122,12 @@ def missing_brokers(view: MetadataResponse) -> list[MissingBroker]:
 
 def ask_min_isrs(address: tuple[str, int], topics: Iterable[str], timeout_s: float) -> dict[str, int]:
     """`min.insync.replicas` of each topic, over one connection; without those that the broker does not tell."""
+    from klamm.local.wire_client import exchange
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
         DescribeConfigsResponse,
     )
-    from klamm.testing.wire_client import exchange
 
     told: dict[str, int] = {}
     with contextlib.suppress(OSError), socket.create_connection(address, timeout_s) as connection:

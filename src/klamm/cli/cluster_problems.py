@@ -29,12 +29,12 @@ def find_problems(
 
 
 def _broker_configs(address: Address, broker_id: int, timeout_s: float) -> dict[str, str]:
+    from klamm.local.wire_client import send_request
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
         DescribeConfigsResponse,
     )
-    from klamm.testing.wire_client import send_request
 
     keys = [_FACTOR, _ZOOKEEPER]
     broker = DescribeConfigsResource(resource_type=_BROKER, resource_name=str(broker_id), configuration_keys=keys)
@@ -59,9 +59,9 @@ def _internal_topics(factor: str, view: MetadataResponse) -> list[str]:
 
 def _znodes(hosts: str, topics: list[str], unwell: list[TopicPartition], timeout_s: float) -> list[str]:
     """The control znodes, those of all topics, and the states of the partitions that are not well."""
-    from klamm.zk import paths, znodes
-    from klamm.zk.blocking import BlockingSession
-    from klamm.zk.ops import ZkError
+    from klamm.zk.client.blocking import BlockingSession
+    from klamm.zk.model import paths, znodes
+    from klamm.zk.model.ops import ZkError
 
     epoch = f"Set {paths.CONTROLLER_EPOCH} to a number that is at least the last controller epoch."
     lost = "Restore the znode; it held"

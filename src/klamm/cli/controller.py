@@ -79,7 +79,7 @@ class ControllerClient:
 
     def _exchange(self, address: Address, request: Message, version: int, answer: type[R]) -> tuple[R | None, bool]:
         """The answer, if there is one, and whether the request may have arrived."""
-        from klamm.testing.wire_client import exchange
+        from klamm.local.wire_client import exchange
 
         was_sent = False
         try:
@@ -96,8 +96,8 @@ def _says_not_controller(told: Message) -> bool:
 
 def metadata(servers: str, topics: Iterable[str]) -> tuple[Address, MetadataResponse]:
     """The first broker that answers, and what it knows of these topics and of the cluster."""
+    from klamm.local.wire_client import send_request
     from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-    from klamm.testing.wire_client import send_request
 
     request = MetadataRequest(
         topics=[MetadataRequestTopic(name=name) for name in topics], allow_auto_topic_creation=False

@@ -12,7 +12,7 @@ from klamm.cli.client import client_config, result
 from klamm.cli.output import fail, say, table
 
 if TYPE_CHECKING:
-    from klamm.testing import LocalCluster
+    from klamm.local.local_cluster import LocalCluster
 
 TOPIC = "orders"
 CITIES = ("Innsbruck", "Bozen", "Trento", "Garmisch", "Meran")
@@ -24,7 +24,7 @@ def demo() -> None:
 
     Where Java and Spark are, a pipeline then counts clicks into a table while another leader is killed.
     """
-    from klamm.testing import LocalCluster
+    from klamm.local.local_cluster import LocalCluster
 
     steps: list[tuple[str, str, str]] = []
     with tempfile.TemporaryDirectory(prefix="klamm-demo-") as directory:

@@ -19,7 +19,7 @@ from klamm.cli.client import client_config, result
 from klamm.cli.output import fail, say, table
 
 if TYPE_CHECKING:
-    from klamm.testing import LocalCluster
+    from klamm.local.local_cluster import LocalCluster
 
 PIPELINE: Final = Path(__file__).parents[3] / "examples" / "pipelines" / "clickstream.yaml"
 PAGES: Final = ("/huts", "/maps", "/weather")

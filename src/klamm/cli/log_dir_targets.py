@@ -7,6 +7,7 @@ from typing import Final
 from klamm.cli.controller import metadata, reason
 from klamm.cli.output import note
 from klamm.errors import ErrorCode
+from klamm.local.wire_client import send_request
 from klamm.model import TopicPartition
 from klamm.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
@@ -14,7 +15,6 @@ from klamm.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirsResponse,
     AlterReplicaLogDirTopic,
 )
-from klamm.testing.wire_client import send_request
 
 TIMEOUT_S: Final = 30.0
 LogDirTargets = dict[tuple[TopicPartition, int], str]

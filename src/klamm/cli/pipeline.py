@@ -32,7 +32,7 @@ from klamm.cli.spark_session import (
 
 if TYPE_CHECKING:
     from klamm.spark.pipeline.model import PipelineSpec, Trigger
-    from klamm.spark.progress import Progress, Sink
+    from klamm.spark.query.progress import Progress, Sink
 
 app = typer.Typer(help="Run pipelines from topics to topics and tables on Spark.", no_args_is_help=True)
 
@@ -148,7 +148,7 @@ class _Lines:
 
 @contextmanager
 def _progress(watch: bool, file: Path | None, prometheus_port: int | None) -> Iterator[list[Sink]]:
-    from klamm.spark.progress_sinks import JsonLines, PrometheusEndpoint, TerminalTable
+    from klamm.spark.query.progress_sinks import JsonLines, PrometheusEndpoint, TerminalTable
 
     with ExitStack() as stack:
         sinks: list[Sink] = []
@@ -186,7 +186,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Everything that is known, as JSON.")] = False,
 ) -> None:
     """Show pipelines that run on this machine, and how the last run of the others ended, until they are reset."""
-    from klamm.spark.locations import local_path
+    from klamm.spark.query.checkpoint_locations import local_path
 
     found = list(_runs(name))
     if as_json:
@@ -269,10 +269,10 @@ def reset(
 
     A pipeline that is reset as a whole is not in the list of `klamm pipeline status` any more.
     """
-    from klamm.spark.locations import local_path
     from klamm.spark.pipeline.problems import suggestion
     from klamm.spark.pipeline.shape import ShapeFile
     from klamm.spark.pipeline.state import RunFile, refuse_if_running
+    from klamm.spark.query.checkpoint_locations import local_path
     from klamm.spark.tables.existing import allow_append, is_reset
 
     spec = _loaded(file)

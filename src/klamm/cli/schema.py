@@ -12,7 +12,7 @@ from klamm.cli.client import DEFAULT_BOOTSTRAP, TIMEOUT_S, BootstrapServer, clie
 from klamm.cli.output import fail, note, say
 
 if TYPE_CHECKING:
-    from klamm.spark.schema_inference import Inferred
+    from klamm.spark.decode.schema_inference import Inferred
 
 app = typer.Typer(help="Find the schema of a topic's values.", no_args_is_help=True)
 
@@ -31,7 +31,7 @@ def infer(
 ) -> None:
     """Print the schema of the JSON objects in a topic, as DDL: for valueSchema, `klamm table create`, pipelines."""
     require_schemas()
-    from klamm.spark.ddl import to_ddl
+    from klamm.spark.decode.ddl import to_ddl
 
     found = infer_topic(bootstrap_server, topic, sample)
     text = to_ddl(found.schema)
@@ -53,7 +53,7 @@ def require_schemas() -> None:
 
 def infer_topic(servers: str, topic: str, sample: int) -> Inferred:
     """The schema of the newest records; what was looked at is told."""
-    from klamm.spark.schema_inference import infer_json
+    from klamm.spark.decode.schema_inference import infer_json
 
     values = sample_values(servers, topic, sample)
     if not values:

@@ -26,7 +26,7 @@ DEFAULT_DIRECTORY: Final = Path("klamm-spark")
 @app.command()
 def doctor(master: Master = "local[*]") -> None:
     """Look whether Spark can run here, and tell what klamm sets and why."""
-    from klamm.spark import doctor as checks
+    from klamm.spark.cluster import doctor as checks
 
     colour: dict[str, Callable[[str], str]] = {"ok": green, "warning": yellow, "failed": red}
     found = list(checks.findings())
@@ -35,7 +35,7 @@ def doctor(master: Master = "local[*]") -> None:
         say(f"{colour[finding.state](f'{finding.state:7}')}  {finding.what:{width}}  {finding.found}")
         if finding.advice:
             say(f"{'':7}  {'':{width}}  {finding.advice}")
-    from klamm.spark.session import WHY, settings
+    from klamm.spark.cluster.session import WHY, settings
 
     say()
     say(f"klamm.spark.session({master!r}) sets:")
@@ -71,7 +71,7 @@ def submit(
         fail(f"{program}: No such file.")
     import pyspark
 
-    from klamm.spark.session import settings
+    from klamm.spark.cluster.session import settings
 
     chosen = {**settings(master), **(shipped() if ship else {}), **parse_pairs(conf, "--conf")}
     # The directory of sockets is this process's, which spark-submit becomes.
@@ -87,7 +87,7 @@ def submit(
 def warmup() -> None:
     """Compile the decoding kernels now, so that no executor does so in its first batch."""
     require_spark()
-    from klamm.spark.warmup import warmup as compile_kernels
+    from klamm.spark.cluster.warmup import warmup as compile_kernels
 
     begun = time.monotonic()
     compile_kernels()
@@ -104,7 +104,7 @@ def cluster_up(
 ) -> None:
     """Start a master and workers in the background, on loopback."""
     require_spark()
-    from klamm.spark.cluster import up
+    from klamm.spark.cluster.standalone import up
 
     made = up(directory.absolute(), workers, cores, memory, port)
     say(f"Spark runs on {made.master} with {workers} workers of {cores} cores; its pages are on {made.web}.")
@@ -114,7 +114,7 @@ def cluster_up(
 @cluster.command("down")
 def cluster_down(directory: Directory = DEFAULT_DIRECTORY) -> None:
     """Stop the master and its workers."""
-    from klamm.spark.cluster import down
+    from klamm.spark.cluster.standalone import down
 
     nodes = down(directory.absolute())
     say(f"Stopped {len(nodes)} processes.")
@@ -123,7 +123,7 @@ def cluster_down(directory: Directory = DEFAULT_DIRECTORY) -> None:
 @cluster.command("status")
 def cluster_status(directory: Directory = DEFAULT_DIRECTORY) -> None:
     """Show the master, its workers and the applications that run on them."""
-    from klamm.spark.cluster import master_state, read
+    from klamm.spark.cluster.standalone import master_state, read
 
     found = read(directory.absolute())
     if found is None:

@@ -16,7 +16,7 @@ import typer
 
 from klamm.cli.output import dim, fail, note
 from klamm.cli.spark_jvm import Jvm, Terminated, sigterm_ends, silence_py4j
-from klamm.spark.ended import SparkEndedError
+from klamm.spark.cluster.jvm_ended import SparkEndedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +49,7 @@ def shipped() -> dict[str, str]:
     Spark gives files of `--py-files` to its functions, not to a data source that registered itself: workers find the
     archive by its name, in the directory in which their executor runs and puts what it is sent.
     """
-    from klamm.spark.shipping import source_archive
+    from klamm.spark.cluster.shipping import source_archive
 
     archive = source_archive()
     return {"spark.submit.pyFiles": str(archive), "spark.executorEnv.PYTHONPATH": archive.name}
@@ -110,7 +110,7 @@ def waiting(what: str) -> None:
 
 
 def _started(jvm: Jvm, master: str, app_name: str, conf: Mapping[str, str]) -> SparkSession:
-    from klamm.spark.session import session
+    from klamm.spark.cluster.session import session
 
     log = spark_log(app_name)
     with _stderr_to_file(log), jvm.launching():

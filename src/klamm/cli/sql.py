@@ -19,7 +19,7 @@ from klamm.cli.spark_session import Conf, Master, require_spark, spark_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from klamm.spark.sql import TopicTables
+    from klamm.spark.sql.topic_tables import TopicTables
 
 TABLE_ROWS: Final = 1000
 _BAR_WIDTH: Final = 30
@@ -68,8 +68,8 @@ def sql(
 
 def _check_first(query: str, topics: Callable[[], list[str]]) -> None:
     """Names that cannot be topics are told before Spark starts, unless the text makes views of its own."""
-    from klamm.spark.sql import refuse_files_of_tables, unknown_topic
-    from klamm.spark.sql_names import SqlTextError, relations, tokens
+    from klamm.spark.sql.table_names import SqlTextError, relations, tokens
+    from klamm.spark.sql.topic_tables import refuse_files_of_tables, unknown_topic
     from klamm.spark.tables.read import open_table
 
     try:
@@ -90,13 +90,13 @@ def _check_first(query: str, topics: Callable[[], list[str]]) -> None:
 
 
 def _tables(spark: SparkSession, servers: str, topics: Callable[[], list[str]]) -> TopicTables:
-    from klamm.spark.sql import TopicTables
+    from klamm.spark.sql.topic_tables import TopicTables
 
     return TopicTables(spark, servers, topics)
 
 
 def _statements(text: str) -> list[str]:
-    from klamm.spark.sql_names import statements
+    from klamm.spark.sql.table_names import statements
 
     done, rest = statements(text)
     return [*done, rest] if rest.strip() else done
@@ -152,7 +152,7 @@ class _Shell:
 
     def _rows(self, frame: DataFrame) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
         """Names and rows; a table is computed whole, JSON and CSV come partition by partition."""
-        from klamm.spark.sql import as_json, as_text
+        from klamm.spark.sql.topic_tables import as_json, as_text
 
         chosen = frame if self._limit is None else frame.limit(self._limit + (self._format is Format.TABLE))
         text = as_json(chosen) if self._format is Format.JSON else as_text(chosen)
@@ -184,7 +184,7 @@ def _one_line(value: Any) -> Any:
 
 def _typed() -> Iterator[str]:
     """Statements as they are typed, over as many lines as they take."""
-    from klamm.spark.sql_names import statements
+    from klamm.spark.sql.table_names import statements
 
     rest = ""
     while True:

@@ -15,7 +15,7 @@ from klamm.cli.schema import SAMPLE, Sample, infer_topic
 from klamm.cli.spark_session import AppendToExisting, Conf, Master, require_spark, spark_session, waiting
 
 if TYPE_CHECKING:
-    from klamm.spark.progress import Progress
+    from klamm.spark.query.progress import Progress
     from klamm.spark.tables.definition import TableDefinition
 
 app = typer.Typer(help="Topics as Delta tables: typed columns, exactly once.", no_args_is_help=True)
@@ -58,9 +58,9 @@ def create(
 ) -> None:
     """Make a table of a topic, still without rows; again with a longer schema: add columns. The schema is kept."""
     _require_tables()
+    from klamm.spark.decode.value_schema import load
     from klamm.spark.tables.definition import TableDefinition, create_table
     from klamm.spark.tables.delta import local_path
-    from klamm.spark.value_schema import load
 
     if format_ is Format.JSON and schema is None and schema_file is None:
         schema = infer_topic(bootstrap_server, topic, sample).schema.json()
@@ -111,9 +111,9 @@ def sync(
     _require_tables()
     from klamm.clock import SystemClock
     from klamm.spark.pipeline.state import CheckpointLock
+    from klamm.spark.query.triggers import trigger_arguments
     from klamm.spark.tables.definition import checkpoint_of, load_definition
     from klamm.spark.tables.read import row_count
-    from klamm.spark.triggers import trigger_arguments
 
     settings = parse_pairs(conf, "--conf")
     path = path.absolute()
@@ -156,8 +156,8 @@ def _follow(query: Any) -> int:
     import signal
     import sys
 
-    from klamm.spark.progress import parse_progress, watch
-    from klamm.spark.progress_sinks import TerminalTable
+    from klamm.spark.query.progress import parse_progress, watch
+    from klamm.spark.query.progress_sinks import TerminalTable
 
     counter = _Counter()
     signals: list[int] = []

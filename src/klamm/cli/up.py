@@ -21,7 +21,7 @@ from klamm.cli.output import Failure, bold, fail, note, say, yellow
 from klamm.errors import KlammError
 
 if TYPE_CHECKING:
-    from klamm.testing import LocalCluster
+    from klamm.local.local_cluster import LocalCluster
 
 _LAST_PORT: Final = 65535
 UP_DEFAULTS: Final[dict[str, object]] = {
@@ -69,7 +69,7 @@ def up(
     clients, such as brokers that were started by hand.
     """
     from klamm.config import KafkaConfig
-    from klamm.testing import LocalCluster
+    from klamm.local.local_cluster import LocalCluster
 
     if port and port + brokers - 1 > _LAST_PORT:
         fail(f"The ports of {brokers} brokers from {port} on end after {_LAST_PORT}. Choose a lower --port.")

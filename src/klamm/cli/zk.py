@@ -11,7 +11,7 @@ import typer
 from klamm.cli.output import fail, say, table
 
 if TYPE_CHECKING:
-    from klamm.zk.inspection import Choice, Report
+    from klamm.zk.server.inspection import Choice, Report
 
 DAMAGED: Final = 3
 START_FAILS: Final = 4
@@ -66,8 +66,8 @@ def repair(
     is refused.
     """
     from klamm.clock import SystemClock
-    from klamm.zk.inspection import repair as repair_directory
-    from klamm.zk.txnlog import DataDirError
+    from klamm.zk.server.inspection import repair as repair_directory
+    from klamm.zk.server.txnlog import DataDirError
 
     report = _inspect(directory)
     if report.is_in_use:
@@ -93,8 +93,8 @@ def repair(
 
 
 def _inspect(directory: Path) -> Report:
-    from klamm.zk.inspection import inspect
-    from klamm.zk.txnlog import DataDirError
+    from klamm.zk.server.inspection import inspect
+    from klamm.zk.server.txnlog import DataDirError
 
     try:
         return inspect(directory)

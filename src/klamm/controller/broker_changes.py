@@ -12,9 +12,9 @@ from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.store import read_data
 from klamm.controller.topic_store import read_brokers
 from klamm.model import TopicPartition
-from klamm.zk import paths
-from klamm.zk.broker_znode import BrokerInfo, decode_broker
-from klamm.zk.znodes import ZnodeFormatError
+from klamm.zk.model import paths
+from klamm.zk.model.broker_znode import BrokerInfo, decode_broker
+from klamm.zk.model.znodes import ZnodeFormatError
 
 
 def on_broker_change(ctx: ControllerContext) -> Steps[None]:

@@ -34,8 +34,8 @@ from klamm.controller.replies import BrokerRegistration
 from klamm.controller.store import ControllerMoved
 from klamm.errors import ErrorCode
 from klamm.model import NO_CONTROLLER
-from klamm.zk import paths
-from klamm.zk.ops import SessionExpired
+from klamm.zk.model import paths
+from klamm.zk.model.ops import SessionExpired
 
 _RoleEvent = (
     e.Startup

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from klamm.controller.effects import MultiResults, ReadResults
 from klamm.controller.events import ControllerEvent
 from klamm.controller.watches import event_of
-from klamm.zk.ops import (
+from klamm.zk.model.ops import (
     EventType,
     GetChildren,
     GetData,
@@ -23,7 +23,7 @@ from klamm.zk.ops import (
     WriteOp,
     WriteResult,
 )
-from klamm.zk.paths import CONTROLLER
+from klamm.zk.model.paths import CONTROLLER
 
 _PIPELINED: Final = 1_000
 """Single reads (those with a watch) under way at a time."""
@@ -32,7 +32,7 @@ _MANY_WATCHED: Final = 100
 
 
 class Session(Protocol):
-    """`klamm.zk.session.ZkSession`, as far as it is used here."""
+    """`klamm.zk.client.zk_session.ZkSession`, as far as it is used here."""
 
     async def read(self, op: ReadOp) -> ReadResult: ...
 

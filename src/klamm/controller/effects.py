@@ -1,9 +1,9 @@
 """What the controller asks of the world: frozen values that `process` yields and its driver carries out.
 
-`ZkRead` and `ZkMulti` are answered with results, or an exception of `klamm.zk.ops` thrown at the yield (`MultiFailed`,
-`ConnectionLoss` when a multi's outcome is unknown, `SessionExpired`); `AskSessionId` with a number. A driver retries
-reads over a lost connection itself. All other effects are carried out in the order they are yielded and answered with
-None.
+`ZkRead` and `ZkMulti` are answered with results, or an exception of `klamm.zk.model.ops` thrown at the yield
+(`MultiFailed`, `ConnectionLoss` when a multi's outcome is unknown, `SessionExpired`); `AskSessionId` with a number. A
+driver retries reads over a lost connection itself. All other effects are carried out in the order they are yielded and
+answered with None.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from klamm.controller.replies import EventReply
 from klamm.controller.requests import ControlRequest
 from klamm.frozen import dataclass
 from klamm.model import BrokerEndPoints, TopicPartition
-from klamm.zk.ops import MultiResult, ReadOp, ReadResult, WriteOp
+from klamm.zk.model.ops import MultiResult, ReadOp, ReadResult, WriteOp
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from klamm.controller.states import PartitionState
 from klamm.controller.store import delete_all, read, read_data
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import Exists, ExistsResult
-from klamm.zk.znodes import ZnodeFormatError, decode_partitions
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Exists, ExistsResult
+from klamm.zk.model.znodes import ZnodeFormatError, decode_partitions
 
 FIRST_BALANCE_CHECK_MS = 5_000
 

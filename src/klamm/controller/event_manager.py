@@ -45,7 +45,7 @@ from klamm.controller.requests import ControlRequest
 from klamm.controller.states import ControllerState
 from klamm.errors import ErrorCode
 from klamm.model import BrokerEndPoints, TopicPartition
-from klamm.zk.ops import ReadOp, WriteOp, ZkError
+from klamm.zk.model.ops import ReadOp, WriteOp, ZkError
 
 log = logging.getLogger(__name__)
 state_change_log = logging.getLogger("klamm.state_change")

@@ -44,9 +44,9 @@ from klamm.controller.store import ControllerMoved
 from klamm.controller.topics import adopt_topics
 from klamm.errors import ErrorCode
 from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH, BrokerEndPoints, TopicPartition
-from klamm.zk import paths
-from klamm.zk.broker_znode import encode_broker, without_unclean_shutdown
-from klamm.zk.ops import (
+from klamm.zk.model import paths
+from klamm.zk.model.broker_znode import encode_broker, without_unclean_shutdown
+from klamm.zk.model.ops import (
     Check,
     ConnectionLoss,
     Create,
@@ -61,7 +61,7 @@ from klamm.zk.ops import (
     SetData,
     SetDataResult,
 )
-from klamm.zk.znodes import (
+from klamm.zk.model.znodes import (
     FeatureZnode,
     ZnodeFormatError,
     decode_controller,

@@ -20,8 +20,8 @@ from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLea
 from klamm.controller.states import ReplicaState
 from klamm.errors import ErrorCode
 from klamm.model import LeaderAndIsr, LeaderRecoveryState, TopicPartition
-from klamm.zk import paths
-from klamm.zk.znodes import ZnodeFormatError, decode_log_dir_event, decode_partitions
+from klamm.zk.model import paths
+from klamm.zk.model.znodes import ZnodeFormatError, decode_log_dir_event, decode_partitions
 
 
 def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[None]:

@@ -10,9 +10,9 @@ from klamm.controller.events import AllocateProducerIds
 from klamm.controller.replies import ProducerIdsBlock
 from klamm.controller.store import fenced, may_be_tried_again, read_data
 from klamm.errors import ErrorCode
-from klamm.zk import paths
-from klamm.zk.ops import ConnectionLoss, MultiFailed, SetData
-from klamm.zk.znodes import ProducerIdBlock, ZnodeFormatError, decode_producer_id_block, encode_producer_id_block
+from klamm.zk.model import paths
+from klamm.zk.model.ops import ConnectionLoss, MultiFailed, SetData
+from klamm.zk.model.znodes import ProducerIdBlock, ZnodeFormatError, decode_producer_id_block, encode_producer_id_block
 
 BLOCK_SIZE: Final = 1000
 MAX_PRODUCER_ID: Final = 2**63 - 1

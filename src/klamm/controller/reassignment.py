@@ -16,7 +16,7 @@ from klamm.controller.events import ZkPartitionReassignment
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
-from klamm.zk import paths
+from klamm.zk.model import paths
 
 
 def on_partition_reassignment(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:

@@ -18,9 +18,9 @@ from klamm.controller.topic_store import topic_size
 from klamm.controller.topic_validation import MAX_TOPIC_BYTES, Refused
 from klamm.errors import ErrorCode
 from klamm.model import ReplicaAssignment, TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import ConnectionLoss, Delete, Exists, ExistsResult, MultiFailed, SetData
-from klamm.zk.znodes import ZnodeFormatError, decode_reassignment, encode_reassignment
+from klamm.zk.model import paths
+from klamm.zk.model.ops import ConnectionLoss, Delete, Exists, ExistsResult, MultiFailed, SetData
+from klamm.zk.model.znodes import ZnodeFormatError, decode_reassignment, encode_reassignment
 
 Target = tuple[int, ...] | None
 

@@ -28,8 +28,8 @@ from klamm.controller.replies import BrokerRegistration, EventReply
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
 from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH
-from klamm.zk.loop_pulse import LoopPulse
-from klamm.zk.session import SessionListener, ZkSession
+from klamm.zk.client.loop_pulse import LoopPulse
+from klamm.zk.client.zk_session import SessionListener, ZkSession
 
 log = logging.getLogger(__name__)
 

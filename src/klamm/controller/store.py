@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from klamm.controller.context import ControllerContext
 from klamm.controller.effects import MultiResults, Note, ReadResults, Steps, ZkMulti, ZkRead
 from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import (
+from klamm.zk.model import paths
+from klamm.zk.model.ops import (
     BadVersion,
     Check,
     ConnectionLoss,
@@ -34,7 +34,7 @@ from klamm.zk.ops import (
     ZkError,
     request_size,
 )
-from klamm.zk.znodes import ZnodeFormatError, decode_config, decode_partition_state, encode_partition_state
+from klamm.zk.model.znodes import ZnodeFormatError, decode_config, decode_partition_state, encode_partition_state
 
 MAX_OPS = 1000
 """Operations a transaction: measured against a real ZooKeeper, more do not make it faster."""

@@ -35,8 +35,8 @@ from klamm.controller.topics import (
 )
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, LeaderAndIsr, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import (
+from klamm.zk.model import paths
+from klamm.zk.model.ops import (
     ConnectionLoss,
     Create,
     Exists,
@@ -48,7 +48,7 @@ from klamm.zk.ops import (
     WriteOp,
     request_size,
 )
-from klamm.zk.znodes import TopicZnode, encode_config, encode_topic
+from klamm.zk.model.znodes import TopicZnode, encode_config, encode_topic
 
 Outcome = TopicResult | None
 

@@ -19,9 +19,9 @@ from klamm.controller.store import (
 )
 from klamm.frozen import dataclass
 from klamm.model import ZERO_UUID, BrokerEndPoints, ReplicaAssignment
-from klamm.zk import paths
-from klamm.zk.broker_znode import BrokerInfo, decode_broker, without_unclean_shutdown
-from klamm.zk.ops import (
+from klamm.zk.model import paths
+from klamm.zk.model.broker_znode import BrokerInfo, decode_broker, without_unclean_shutdown
+from klamm.zk.model.ops import (
     ConnectionLoss,
     Create,
     GetChildren,
@@ -33,7 +33,7 @@ from klamm.zk.ops import (
     SetData,
     ZkError,
 )
-from klamm.zk.znodes import TopicZnode, ZnodeFormatError, decode_topic, encode_topic
+from klamm.zk.model.znodes import TopicZnode, ZnodeFormatError, decode_topic, encode_topic
 
 DELETE_RETRIES = 3
 """How often the znodes of a topic are listed anew while others add to them; then it waits in the queue."""

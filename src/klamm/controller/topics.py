@@ -18,8 +18,8 @@ from klamm.controller.topic_store import StoredTopic
 from klamm.controller.topic_validation import PartitionBudget, Refused, TopicDefaults, check_size, plan_partitions
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, ReplicaAssignment, TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import GetChildren, GetChildrenResult
+from klamm.zk.model import paths
+from klamm.zk.model.ops import GetChildren, GetChildrenResult
 
 TOPICS_LISTED_PER_S: Final = 30_000
 MANY_TOPICS: Final = 3_000

@@ -21,8 +21,8 @@ from klamm.controller.events import (
     ZkPartitionReassignment,
 )
 from klamm.model import TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import EventType, WatchEvent
+from klamm.zk.model import paths
+from klamm.zk.model.ops import EventType, WatchEvent
 
 _CHILDREN: dict[str, ControllerEvent] = {
     paths.BROKER_IDS: BrokerChange(),

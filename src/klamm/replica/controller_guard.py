@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 from klamm.errors import ErrorCode
 from klamm.frozen import dataclass
 from klamm.model import NO_CONTROLLER, NO_EPOCH, UNKNOWN_BROKER_EPOCH
-from klamm.zk import paths
-from klamm.zk.ops import ZkError
-from klamm.zk.znodes import ZnodeFormatError, decode_controller, decode_controller_epoch
+from klamm.zk.model import paths
+from klamm.zk.model.ops import ZkError
+from klamm.zk.model.znodes import ZnodeFormatError, decode_controller, decode_controller_epoch
 
 if TYPE_CHECKING:
-    from klamm.zk.session import ZkSession
+    from klamm.zk.client.zk_session import ZkSession
 
 log = logging.getLogger(__name__)
 

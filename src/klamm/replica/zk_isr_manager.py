@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
 from klamm.replica.alter_partition_manager import after_isr_change
-from klamm.zk import paths
-from klamm.zk.ops import BadVersion, ConnectionLoss, Create, GetData, SetData, ZkError
-from klamm.zk.znodes import ZnodeFormatError, decode_partition_state, encode_partition_state, encode_partitions
+from klamm.zk.model import paths
+from klamm.zk.model.ops import BadVersion, ConnectionLoss, Create, GetData, SetData, ZkError
+from klamm.zk.model.znodes import ZnodeFormatError, decode_partition_state, encode_partition_state, encode_partitions
 
 if TYPE_CHECKING:
     from klamm.replica.partition import Partition
     from klamm.replica.replica_manager import ReplicaManager
-    from klamm.zk.session import ZkSession
+    from klamm.zk.client.zk_session import ZkSession
 
 log = logging.getLogger("klamm.state_change")
 

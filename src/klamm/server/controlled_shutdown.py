@@ -14,7 +14,7 @@ from klamm.model import TopicPartition
 from klamm.network.client import BrokerConnection
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
 from klamm.server import inter_broker
-from klamm.zk.session import SessionListener, SessionState
+from klamm.zk.client.zk_session import SessionListener, SessionState
 
 log = logging.getLogger(__name__)
 

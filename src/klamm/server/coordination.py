@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
-from klamm.zk import predecessor
-from klamm.zk.ops import ConnectionLoss
-from klamm.zk.predecessor import SessionCredentials
-from klamm.zk.session import SessionListener, SessionState, ZkSession
+from klamm.zk.client import predecessor
+from klamm.zk.client.predecessor import SessionCredentials
+from klamm.zk.client.zk_session import SessionListener, SessionState, ZkSession
+from klamm.zk.model.ops import ConnectionLoss
 
 if TYPE_CHECKING:
-    from klamm.zk.main import EmbeddedZooKeeperThread
+    from klamm.zk.server.main import EmbeddedZooKeeperThread
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ class Coordination:
 
     async def _start_embedded(self) -> str:
         # Most brokers have zookeeper.connect and must not pay for importing a server.
-        from klamm.zk.main import EmbeddedZooKeeperThread
-        from klamm.zk.txnlog import DataDirError, DataDirInUseError
+        from klamm.zk.server.main import EmbeddedZooKeeperThread
+        from klamm.zk.server.txnlog import DataDirError, DataDirInUseError
 
         config = self._config
         path = embedded_dir(config)

@@ -11,9 +11,9 @@ from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.log.checkpoints import read_meta_properties
 from klamm.log.files import Files
-from klamm.zk import paths, znodes
-from klamm.zk.ops import Create, GetData, NodeExists, NoNode, SetData
-from klamm.zk.session import ZkSession
+from klamm.zk.client.zk_session import ZkSession
+from klamm.zk.model import paths, znodes
+from klamm.zk.model.ops import Create, GetData, NodeExists, NoNode, SetData
 
 log = logging.getLogger(__name__)
 

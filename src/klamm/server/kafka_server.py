@@ -46,10 +46,10 @@ from klamm.server.missed_deletions import MissedDeletions
 from klamm.server.replication import Replication
 from klamm.server.schedules import Scheduler
 from klamm.server.stray_replicas import StrayReplicas
-from klamm.zk import paths
-from klamm.zk.loop_pulse import LoopPulse
-from klamm.zk.ops import ZkError
-from klamm.zk.session import SessionState
+from klamm.zk.client.loop_pulse import LoopPulse
+from klamm.zk.client.zk_session import SessionState
+from klamm.zk.model import paths
+from klamm.zk.model.ops import ZkError
 
 log = logging.getLogger(__name__)
 

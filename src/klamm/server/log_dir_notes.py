@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from klamm.zk import paths
-from klamm.zk.ops import ConnectionLoss, Create
-from klamm.zk.session import ZkSession
-from klamm.zk.znodes import encode_log_dir_event
+from klamm.zk.client.zk_session import ZkSession
+from klamm.zk.model import paths
+from klamm.zk.model.ops import ConnectionLoss, Create
+from klamm.zk.model.znodes import encode_log_dir_event
 
 RETRY_S: Final = 0.1
 

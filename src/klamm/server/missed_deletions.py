@@ -15,10 +15,10 @@ from typing import Final
 from klamm.broker import Broker
 from klamm.metadata import MetadataSnapshot, MetadataUpdate
 from klamm.model import NO_EPOCH
-from klamm.zk import paths
-from klamm.zk.ops import GetData
-from klamm.zk.session import SessionListener
-from klamm.zk.znodes import decode_controller_epoch
+from klamm.zk.client.zk_session import SessionListener
+from klamm.zk.model import paths
+from klamm.zk.model.ops import GetData
+from klamm.zk.model.znodes import decode_controller_epoch
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from klamm.controller.producer_ids import BLOCK_SIZE, MAX_PRODUCER_ID
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from klamm.server.controller_channel import ControllerChannel
-from klamm.zk import paths
-from klamm.zk.ops import BadVersion, GetData, SetData, ZkError
-from klamm.zk.znodes import ProducerIdBlock as ProducerIdBlockZnode
-from klamm.zk.znodes import ZnodeFormatError, decode_producer_id_block, encode_producer_id_block
+from klamm.zk.model import paths
+from klamm.zk.model.ops import BadVersion, GetData, SetData, ZkError
+from klamm.zk.model.znodes import ProducerIdBlock as ProducerIdBlockZnode
+from klamm.zk.model.znodes import ZnodeFormatError, decode_producer_id_block, encode_producer_id_block
 
 _VERSION: Final = 0
 

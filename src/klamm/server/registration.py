@@ -14,8 +14,8 @@ from klamm.controller.runner import ControllerHandle
 from klamm.errors import ErrorCode, KlammError
 from klamm.metadata import MetadataCache
 from klamm.model import NO_LEADER, EndPoint
-from klamm.zk import paths
-from klamm.zk.session import ZkSession
+from klamm.zk.client.zk_session import ZkSession
+from klamm.zk.model import paths
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from klamm.apis.control import undisturbed
 from klamm.broker import Broker
 from klamm.metadata import MetadataSnapshot, MetadataUpdate
 from klamm.model import NO_EPOCH, TopicPartition
-from klamm.zk import paths
-from klamm.zk.znodes import TopicZnode, decode_partition_state, decode_topic
+from klamm.zk.model import paths
+from klamm.zk.model.znodes import TopicZnode, decode_partition_state, decode_topic
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from klamm.sim.cluster import SimCluster, SimNode
 from klamm.sim.damaged_disk import DamagedDisk
 from klamm.sim.operator import reassign
 from klamm.sim.staggered_power import StaggeredPowerFailure
-from klamm.zk import paths
-from klamm.zk.ops import Delete
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Delete
 
 T = TypeVar("T")
 LOOK_S: Final = 0.001

@@ -13,9 +13,9 @@ from klamm.model import NO_LEADER, LeaderAndIsr, LeaderIsrAndControllerEpoch, To
 from klamm.sim.unclean import UncleanRules
 from klamm.sim.violation import Violation, require
 from klamm.sim.zookeeper import TOOLS_SESSION
-from klamm.zk import paths
-from klamm.zk.ops import Check, Create, Delete, SetData, WriteOp
-from klamm.zk.znodes import decode_partition_state, decode_topic
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Check, Create, Delete, SetData, WriteOp
+from klamm.zk.model.znodes import decode_partition_state, decode_topic
 
 if TYPE_CHECKING:
     from klamm.controller.context import ControllerContext

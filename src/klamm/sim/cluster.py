@@ -32,11 +32,12 @@ from klamm.sim.loop import PROCESS, SimClock, SimExecutor, SimLoop, SimProcess, 
 from klamm.sim.network import Network
 from klamm.sim.zk_server import ZooKeeperServer
 from klamm.sim.zk_session import SessionNote, SimCoordination
-from klamm.zk import paths, posting
-from klamm.zk.batches import levels_of
-from klamm.zk.broker_znode import decode_broker
-from klamm.zk.ops import Check, Create, SetData, WriteOp
-from klamm.zk.znodes import decode_controller, decode_controller_epoch
+from klamm.zk.client import posting
+from klamm.zk.client.batches import levels_of
+from klamm.zk.model import paths
+from klamm.zk.model.broker_znode import decode_broker
+from klamm.zk.model.ops import Check, Create, SetData, WriteOp
+from klamm.zk.model.znodes import decode_controller, decode_controller_epoch
 
 PORT: Final = 9092
 MIN_INSYNC_REPLICAS: Final = 2

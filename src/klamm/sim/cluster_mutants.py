@@ -77,7 +77,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         first=7,
     ),
     "watches_are_lost_with_the_connection": Mutant(
-        "klamm.zk.session", "            self._watches.restore(self._connection)\n", "            pass\n"
+        "klamm.zk.client.zk_session", "            self._watches.restore(self._connection)\n", "            pass\n"
     ),
     "not_registered_again": Mutant(
         "klamm.controller.runner", "        self._register(self._zk.session_id, 1)\n", "        pass\n", first=1

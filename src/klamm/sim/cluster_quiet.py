@@ -12,8 +12,8 @@ from klamm.protocol.record_batch import batches
 from klamm.sim.checkers import require
 from klamm.sim.clients import Consumer
 from klamm.sim.cluster import SimCluster
-from klamm.zk import paths
-from klamm.zk.znodes import decode_controller, decode_partition_state, decode_topic
+from klamm.zk.model import paths
+from klamm.zk.model.znodes import decode_controller, decode_partition_state, decode_topic
 
 States = dict[TopicPartition, LeaderAndIsr]
 

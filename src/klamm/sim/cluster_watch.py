@@ -15,8 +15,8 @@ from klamm.model import TopicPartition
 from klamm.sim.checkers import require
 from klamm.sim.forgery import FOREIGN_HOST
 from klamm.sim.loop import SimProcess
-from klamm.zk import paths
-from klamm.zk.znodes import decode_controller_epoch, decode_partition_state
+from klamm.zk.model import paths
+from klamm.zk.model.znodes import decode_controller_epoch, decode_partition_state
 
 if TYPE_CHECKING:
     from klamm.sim.cluster import SimCluster, SimNode

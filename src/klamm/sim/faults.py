@@ -15,9 +15,9 @@ from klamm.sim.forgery import forge, send_forged
 from klamm.sim.operator import elect_preferred, reassign
 from klamm.sim.power_failures import PowerFailures
 from klamm.sim.zk_server import HOST
-from klamm.zk import paths
-from klamm.zk.ops import Delete
-from klamm.zk.znodes import decode_controller_epoch
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Delete
+from klamm.zk.model.znodes import decode_controller_epoch
 
 _COUNTED = (
     ErrorCode.NONE,

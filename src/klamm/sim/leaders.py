@@ -15,9 +15,9 @@ from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartitio
 from klamm.replica.alter_partition_manager import REJECTED, WAIT_FOR_CONTROLLER
 from klamm.sim.broker_model import Hosted
 from klamm.sim.node import Node
-from klamm.zk import paths
-from klamm.zk.ops import Create, SetData
-from klamm.zk.znodes import encode_partition_state, encode_partitions
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Create, SetData
+from klamm.zk.model.znodes import encode_partition_state, encode_partitions
 
 if TYPE_CHECKING:
     from klamm.sim.workload import Workload

@@ -13,10 +13,10 @@ from klamm.model import BrokerEndPoints
 from klamm.sim.broker_model import LOG_DIRS
 from klamm.sim.checkers import require
 from klamm.sim.node import Node
-from klamm.zk import paths
-from klamm.zk.broker_znode import decode_broker, encode_broker
-from klamm.zk.ops import Create, Delete, SetData
-from klamm.zk.znodes import encode_log_dir_event
+from klamm.zk.model import paths
+from klamm.zk.model.broker_znode import decode_broker, encode_broker
+from klamm.zk.model.ops import Create, Delete, SetData
+from klamm.zk.model.znodes import encode_log_dir_event
 
 if TYPE_CHECKING:
     from klamm.sim.workload import Workload

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from klamm.controller.effects import ZkRead
 from klamm.metadata.snapshot import MetadataSnapshot
 from klamm.metadata.update import MetadataUpdate
-from klamm.zk import paths
-from klamm.zk.ops import GetChildren, GetChildrenResult, GetData, GetDataResult
-from klamm.zk.znodes import decode_controller_epoch
+from klamm.zk.model import paths
+from klamm.zk.model.ops import GetChildren, GetChildrenResult, GetData, GetDataResult
+from klamm.zk.model.znodes import decode_controller_epoch
 
 if TYPE_CHECKING:
     from klamm.sim.node import Node

@@ -52,7 +52,7 @@ from klamm.sim.scheduler import Scheduler
 from klamm.sim.stray_replicas import StrayReplicas
 from klamm.sim.transcript import show_effect, show_value
 from klamm.sim.zookeeper import ClientSession
-from klamm.zk.ops import SessionExpired, WatchEvent
+from klamm.zk.model.ops import SessionExpired, WatchEvent
 
 if TYPE_CHECKING:
     from klamm.sim.world import World

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from klamm.model import TopicPartition
 from klamm.sim.cluster import SimCluster, SimNode
-from klamm.zk import paths
-from klamm.zk.znodes import decode_partition_state, decode_topic
+from klamm.zk.model import paths
+from klamm.zk.model.znodes import decode_partition_state, decode_topic
 
 
 class PowerFailures:

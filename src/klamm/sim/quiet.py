@@ -9,9 +9,9 @@ from klamm.sim.node import Node
 from klamm.sim.violation import require
 from klamm.sim.workload import Workload
 from klamm.sim.world import World
-from klamm.zk import paths
-from klamm.zk.broker_znode import decode_broker
-from klamm.zk.znodes import (
+from klamm.zk.model import paths
+from klamm.zk.model.broker_znode import decode_broker
+from klamm.zk.model.znodes import (
     TopicZnode,
     decode_controller,
     decode_partition_state,

@@ -14,9 +14,9 @@ from klamm.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from klamm.sim.checkers import require
 from klamm.sim.cluster import SimCluster, SimNode
 from klamm.sim.power_failures import current_isrs
-from klamm.zk import paths
-from klamm.zk.ops import Delete
-from klamm.zk.znodes import decode_partition_state
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Delete
+from klamm.zk.model.znodes import decode_partition_state
 
 T = TypeVar("T")
 CONTROLLERS = 20

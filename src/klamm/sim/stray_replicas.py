@@ -9,9 +9,9 @@ from klamm.controller.effects import ZkRead
 from klamm.metadata.snapshot import MetadataSnapshot
 from klamm.metadata.update import MetadataUpdate
 from klamm.model import NO_EPOCH, ZERO_UUID, TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import GetData, GetDataResult
-from klamm.zk.znodes import TopicZnode, decode_partition_state, decode_topic
+from klamm.zk.model import paths
+from klamm.zk.model.ops import GetData, GetDataResult
+from klamm.zk.model.znodes import TopicZnode, decode_partition_state, decode_topic
 
 if TYPE_CHECKING:
     from klamm.sim.node import Node

@@ -31,7 +31,7 @@ from klamm.controller.requests import (
     UpdateMetadataRequest,
 )
 from klamm.errors import ErrorCode
-from klamm.zk.ops import Check, Create, Delete, Exists, GetChildren, GetData, ReadOp, SetData, WriteOp
+from klamm.zk.model.ops import Check, Create, Delete, Exists, GetChildren, GetData, ReadOp, SetData, WriteOp
 
 
 def show_read(op: ReadOp) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from klamm.model import LeaderAndIsr, LeaderRecoveryState, TopicPartition
 from klamm.sim.violation import require
-from klamm.zk.ops import Create, SetData, WriteOp
-from klamm.zk.paths import desanitize
-from klamm.zk.znodes import decode_config
+from klamm.zk.model.ops import Create, SetData, WriteOp
+from klamm.zk.model.paths import desanitize
+from klamm.zk.model.znodes import decode_config
 
 if TYPE_CHECKING:
     from klamm.sim.node import Node

@@ -28,9 +28,9 @@ from klamm.sim.node import Node
 from klamm.sim.violation import require
 from klamm.sim.world import World
 from klamm.sim.zookeeper import TOOLS_SESSION
-from klamm.zk import paths
-from klamm.zk.ops import Create, MultiFailed, SetData, WriteOp
-from klamm.zk.znodes import (
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Create, MultiFailed, SetData, WriteOp
+from klamm.zk.model.znodes import (
     ProducerIdBlock,
     TopicZnode,
     decode_config,

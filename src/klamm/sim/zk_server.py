@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from klamm.sim.loop import SimLoop, running_as
-from klamm.zk import ops
-from klamm.zk.client_requests import Multi, MultiRead, Read, Request, SetWatches, Sync, Write
-from klamm.zk.ops import CreateResult, ErrorResult, WatchEvent, WriteOp, ZkError, multi_failure
-from klamm.zk.tree import ZnodeTree
+from klamm.zk.client.client_requests import Multi, MultiRead, Read, Request, SetWatches, Sync, Write
+from klamm.zk.model import ops
+from klamm.zk.model.ops import CreateResult, ErrorResult, WatchEvent, WriteOp, ZkError, multi_failure
+from klamm.zk.model.tree import ZnodeTree
 
 HOST: Final = "zk"
 OPERATOR_SESSION: Final = 1

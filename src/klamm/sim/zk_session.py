@@ -20,10 +20,11 @@ from klamm.server.coordination import Coordination
 from klamm.sim.loop import SimLoop, current_host, running_as
 from klamm.sim.network import Network
 from klamm.sim.zk_server import HOST, ZooKeeperServer
-from klamm.zk.client_connection import ConnectionState, OnState, Result
-from klamm.zk.client_requests import Read, Request, SetWatches, Watcher
-from klamm.zk.loop_pulse import LoopPulse
-from klamm.zk.ops import (
+from klamm.zk.client.client_connection import ConnectionState, OnState, Result
+from klamm.zk.client.client_requests import Read, Request, SetWatches, Watcher
+from klamm.zk.client.loop_pulse import LoopPulse
+from klamm.zk.client.zk_session import Running, SessionListener, ZkSession
+from klamm.zk.model.ops import (
     ConnectionLoss,
     EventType,
     Exists,
@@ -34,7 +35,6 @@ from klamm.zk.ops import (
     ZkError,
     error_for,
 )
-from klamm.zk.session import Running, SessionListener, ZkSession
 
 _STEP_S: Final = 1e-7
 CONNECTING, CONNECTED, EXPIRED, CLOSED = "connecting", "connected", "expired", "closed"

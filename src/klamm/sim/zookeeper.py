@@ -7,7 +7,7 @@ from typing import Any
 
 from klamm.controller.effects import ZkMulti, ZkRead
 from klamm.sim.scheduler import Link, Scheduler
-from klamm.zk.ops import (
+from klamm.zk.model.ops import (
     ConnectionLoss,
     Create,
     MultiFailed,
@@ -19,8 +19,8 @@ from klamm.zk.ops import (
     WriteOp,
     multi_failure,
 )
-from klamm.zk.paths import PERSISTENT_PATHS
-from klamm.zk.tree import ZnodeTree
+from klamm.zk.model.paths import PERSISTENT_PATHS
+from klamm.zk.model.tree import ZnodeTree
 
 TOOLS_SESSION = 1
 Answer = Callable[[Any, Exception | None], None]

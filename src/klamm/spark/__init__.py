@@ -14,26 +14,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from klamm.spark.group_lag import commit_group_offsets as commit_group_offsets
-    from klamm.spark.progress import watch as watch
-    from klamm.spark.session import session as session
-    from klamm.spark.session import settings as settings
+    from klamm.spark.cluster.session import session as session
+    from klamm.spark.cluster.session import settings as settings
+    from klamm.spark.dataframes import to_topic as to_topic
+    from klamm.spark.dataframes import topic as topic
+    from klamm.spark.query.group_lag import commit_group_offsets as commit_group_offsets
+    from klamm.spark.query.progress import watch as watch
     from klamm.spark.tables.read import table as table
     from klamm.spark.tables.write import register_tables as register_tables
     from klamm.spark.tables.write import to_table as to_table
-    from klamm.spark.topics import to_topic as to_topic
-    from klamm.spark.topics import topic as topic
 
 _HOME: Final = {
-    "commit_group_offsets": "klamm.spark.group_lag",
+    "commit_group_offsets": "klamm.spark.query.group_lag",
     "register_tables": "klamm.spark.tables.write",
-    "session": "klamm.spark.session",
-    "settings": "klamm.spark.session",
+    "session": "klamm.spark.cluster.session",
+    "settings": "klamm.spark.cluster.session",
     "table": "klamm.spark.tables.read",
     "to_table": "klamm.spark.tables.write",
-    "to_topic": "klamm.spark.topics",
-    "topic": "klamm.spark.topics",
-    "watch": "klamm.spark.progress",
+    "to_topic": "klamm.spark.dataframes",
+    "topic": "klamm.spark.dataframes",
+    "watch": "klamm.spark.query.progress",
 }
 """Where each public name is."""
 

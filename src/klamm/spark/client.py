@@ -50,7 +50,7 @@ from klamm.spark.client_base import UnknownTopicError as UnknownTopicError
 from klamm.spark.client_base import UnreachableError as UnreachableError
 from klamm.spark.client_base import parse_addresses as parse_addresses
 from klamm.spark.client_connection import BrokerSocket, Room
-from klamm.spark.options import EARLIEST, LATEST
+from klamm.spark.source.read_options import EARLIEST, LATEST
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 FETCH_BY_NAME, FETCH_BY_ID = 12, 13

@@ -15,7 +15,7 @@ from klamm.frozen import dataclass
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from klamm.spark.client_connection import BrokerSocket
-from klamm.spark.options import OptionError
+from klamm.spark.source.read_options import OptionError
 
 T = TypeVar("T")
 

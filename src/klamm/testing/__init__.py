@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from klamm.testing.local_cluster import LocalCluster
+    from klamm.local.local_cluster import LocalCluster
 
 __all__ = ["LocalCluster"]
 
@@ -13,7 +13,7 @@ __all__ = ["LocalCluster"]
 def __getattr__(name: str) -> object:
     """Imported at the first use: every broker process passes through this package and should not pay for it."""
     if name == "LocalCluster":
-        from klamm.testing.local_cluster import LocalCluster
+        from klamm.local.local_cluster import LocalCluster
 
         return LocalCluster
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

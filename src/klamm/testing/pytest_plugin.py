@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from klamm.testing import LocalCluster
+    from klamm.local.local_cluster import LocalCluster
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def klamm_cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
     Its keyword arguments are the module's `KLAMM_CLUSTER`, such as `{"brokers": 3}`; without it, one broker.
     """
-    from klamm.testing import LocalCluster
+    from klamm.local.local_cluster import LocalCluster
 
     settings = getattr(request.module, "KLAMM_CLUSTER", {})
     with LocalCluster(**settings) as cluster:

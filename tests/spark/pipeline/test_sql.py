@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from klamm.cli.app import app
 from klamm.cli.sql import sql
 from klamm.errors import KlammError
-from klamm.spark.sql import TopicTables, as_json, as_text
+from klamm.spark.sql.topic_tables import TopicTables, as_json, as_text
 from klamm.spark.tables.maintenance import compact
 from klamm.testing import LocalCluster
 from tests.spark.conftest import TopicFactory

@@ -7,7 +7,7 @@ import os
 import pytest
 from pyspark.sql import SparkSession
 
-from klamm.spark.session import WHY, settings
+from klamm.spark.cluster.session import WHY, settings
 
 
 def test_the_session_runs_and_has_the_settings(spark: SparkSession) -> None:

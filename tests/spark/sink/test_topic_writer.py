@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from klamm.errors import KlammError
-from klamm.spark import writer
-from klamm.spark.writer import BatchWriter, Written, write_rows
-from klamm.spark.writer_options import check_schema, parse
+from klamm.spark.sink import writer
+from klamm.spark.sink.write_options import check_schema, parse
+from klamm.spark.sink.writer import BatchWriter, Written, write_rows
 from klamm.testing import LocalCluster
 
 TopicFactory = Callable[..., str]

@@ -14,11 +14,11 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
-from klamm.spark import plan
-from klamm.spark.loss import DataLossError
-from klamm.spark.reader import SmallRanges
-from klamm.spark.source import KlammDataSource
-from klamm.spark.stream import KlammStreamReader
+from klamm.spark.source import planner as plan
+from klamm.spark.source.data_loss import DataLossError
+from klamm.spark.source.data_source import KlammDataSource
+from klamm.spark.source.reader import SmallRanges
+from klamm.spark.source.stream_reader import KlammStreamReader
 from klamm.testing import LocalCluster
 from tests.support.topics import create_anew
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from klamm.cli.app import app
 from klamm.errors import ErrorCode
+from klamm.local.ports import ReservedPort
 from klamm.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
 from klamm.protocol.messages.incremental_alter_configs import (
     AlterConfigsResourceResponse,
@@ -25,7 +26,6 @@ from klamm.protocol.messages.list_partition_reassignments import (
 )
 from klamm.protocol.messages.metadata import MetadataRequest
 from klamm.protocol.wire import Message
-from klamm.testing.ports import ReservedPort
 from tests.support.scripted_broker import scripted_broker, view
 
 MOVING = OngoingPartitionReassignment(partition_index=0, replicas=(2, 1), adding_replicas=(2,), removing_replicas=(1,))

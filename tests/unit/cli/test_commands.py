@@ -16,8 +16,8 @@ from klamm.cli.client import sentence
 from klamm.cli.doctor import State, check_data_dir, check_disk, check_port
 from klamm.cli.output import Failure
 from klamm.cli.up import DirectoryLock
+from klamm.local.ports import ReservedPort
 from klamm.protocol.record_batch import Record, build_batch
-from klamm.testing.ports import ReservedPort
 
 
 def klamm(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

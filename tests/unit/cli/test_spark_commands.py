@@ -13,11 +13,12 @@ from klamm.cli.spark import cluster_down, cluster_status
 from klamm.cli.spark_session import require_spark
 from klamm.cli.table import create, sync
 from klamm.errors import KlammError
-from klamm.spark import cluster, doctor
+from klamm.spark.cluster import doctor
+from klamm.spark.cluster.shipping import source_archive
+from klamm.spark.cluster.standalone import standalone as cluster
+from klamm.spark.cluster.warmup import warmup
 from klamm.spark.pipeline.state import CheckpointLock
-from klamm.spark.shipping import source_archive
 from klamm.spark.tables.definition import TableDefinition, checkpoint_of, create_table, load_definition
-from klamm.spark.warmup import warmup
 
 PIPELINE = "name: p\ncheckpoint: {base}/ck\nsources: {{t: {{format: raw}}}}\nsinks: {{s: {{from: t, topic: out}}}}\n"
 
@@ -87,7 +88,7 @@ def test_the_archive_holds_both_packages(tmp_path: Path) -> None:
     archive = source_archive(tmp_path)
     assert source_archive(tmp_path) == archive
     names = set(zipfile.ZipFile(archive).namelist())
-    assert {"klamm/__init__.py", "klamm/spark/source.py", "pyspark_klamm/__init__.py"} <= names
+    assert {"klamm/__init__.py", "klamm/spark/source/data_source.py", "pyspark_klamm/__init__.py"} <= names
 
 
 def test_warmup_runs_every_kernel() -> None:

@@ -18,7 +18,7 @@ from klamm.cli.output import Failure
 from klamm.cli.spark_jvm import Jvm, Terminated, silence_py4j
 from klamm.cli.spark_session import is_py4j, keep_previous, spark_session
 from klamm.errors import KlammError
-from klamm.spark.ended import SparkEndedError
+from klamm.spark.cluster.jvm_ended import SparkEndedError
 
 
 class Dead(Jvm):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from klamm.cli.up import DirectoryLock, _tell_of_slow_stop, _warn_of_absent_brokers
-from klamm.testing.ports import ReservedPort
+from klamm.local.ports import ReservedPort
 
 
 def refused(*arguments: str) -> str:

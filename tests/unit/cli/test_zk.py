@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from klamm.cli.app import app
 from klamm.cli.output import Failure
-from klamm.zk.log_records import MAGIC
-from klamm.zk.txnlog import DamagedError, DataDir, log_path, numbered, snapshot_path
+from klamm.zk.server.log_records import MAGIC
+from klamm.zk.server.txnlog import DamagedError, DataDir, log_path, numbered, snapshot_path
 from tests.unit.zk.test_recovery import flip, record, recovered, session_record, three_snapshots
 
 

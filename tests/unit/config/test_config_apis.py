@@ -17,10 +17,10 @@ from klamm.errors import ErrorCode
 from klamm.protocol.messages import alter_configs as full
 from klamm.protocol.messages import describe_configs as described
 from klamm.protocol.messages import incremental_alter_configs as incremental
-from klamm.zk import paths
-from klamm.zk.main import EmbeddedZooKeeperThread
-from klamm.zk.ops import Create
-from klamm.zk.session import ZkSession
+from klamm.zk.client.zk_session import ZkSession
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Create
+from klamm.zk.server.main import EmbeddedZooKeeperThread
 from tests.support.one_broker import OneBroker
 
 TOPIC, BROKER, LOGGER = 2, 4, 8

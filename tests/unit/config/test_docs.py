@@ -12,7 +12,7 @@ from klamm.cli.up import UP_DEFAULTS
 from klamm.config import BROKER_KEYS, TOPIC_KEYS, Support, docs
 from klamm.config.definition import AnyKey
 from klamm.errors import ConfigError
-from klamm.testing.settings import TEST_DEFAULTS, defaults_by_size
+from klamm.local.broker_settings import TEST_DEFAULTS, defaults_by_size
 from tests.support.source_tree import ROOT, modules
 
 

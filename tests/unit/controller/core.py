@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from klamm.controller.events import ControllerEvent
 from klamm.controller.replies import EventReply
-from klamm.zk.ops import (
+from klamm.zk.model.ops import (
     Check,
     Create,
     Delete,

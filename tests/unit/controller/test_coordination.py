@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from klamm.controller.coordination import ZkCoordination
 from klamm.controller.events import ControllerEvent, PartitionModifications
-from klamm.zk.ops import EventType, GetData, GetDataResult, NoNode, ReadOp, ReadResult, Stat, WatchEvent, WriteOp
-from klamm.zk.ops import WriteResult as Result
+from klamm.zk.model.ops import EventType, GetData, GetDataResult, NoNode, ReadOp, ReadResult, Stat, WatchEvent, WriteOp
+from klamm.zk.model.ops import WriteResult as Result
 
 STAT = Stat(*([0] * 11))
 PATH = "/brokers/topics/t"

@@ -30,7 +30,7 @@ from klamm.controller.requests import ControlRequest
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
 from klamm.model import BrokerEndPoints, TopicPartition
-from klamm.zk.ops import ReadOp, SessionExpired, WriteOp
+from klamm.zk.model.ops import ReadOp, SessionExpired, WriteOp
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

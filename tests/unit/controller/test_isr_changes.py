@@ -18,9 +18,9 @@ from klamm.controller.replies import AlterPartitionResults
 from klamm.controller.requests import LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import Create
-from klamm.zk.znodes import encode_log_dir_event, encode_partition_state
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Create
+from klamm.zk.model.znodes import encode_log_dir_event, encode_partition_state
 from tests.unit.controller.core import Core
 
 

@@ -22,10 +22,10 @@ from klamm.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
 )
-from klamm.zk import paths
-from klamm.zk.broker_znode import decode_broker
-from klamm.zk.ops import NoAuth, ReadOp, ReadResult
-from klamm.zk.znodes import decode_partition_state, encode_config
+from klamm.zk.model import paths
+from klamm.zk.model.broker_znode import decode_broker
+from klamm.zk.model.ops import NoAuth, ReadOp, ReadResult
+from klamm.zk.model.znodes import decode_partition_state, encode_config
 from tests.unit.controller.core import Core
 
 TP = TopicPartition("T", 0)

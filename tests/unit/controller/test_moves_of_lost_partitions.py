@@ -14,9 +14,9 @@ from klamm.controller.events import (
     TopicUncleanLeaderElectionEnable,
 )
 from klamm.model import ReplicaAssignment, TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import WriteOp
-from klamm.zk.znodes import decode_partition_state, encode_config, encode_partition_state
+from klamm.zk.model import paths
+from klamm.zk.model.ops import WriteOp
+from klamm.zk.model.znodes import decode_partition_state, encode_config, encode_partition_state
 from tests.unit.controller.core import Core
 
 TP = TopicPartition("T", 0)

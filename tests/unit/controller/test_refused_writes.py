@@ -17,9 +17,9 @@ from klamm.controller.events import (
 from klamm.controller.replies import PartitionResults, ProducerIdsBlock, TopicResults
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import Create, NoAuth, request_size
-from klamm.zk.request_limit import MAX_REQUEST_BYTES
+from klamm.zk.client.request_limit import MAX_REQUEST_BYTES
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Create, NoAuth, request_size
 from tests.unit.controller.core import Core
 
 LONG = "t" * 249

@@ -5,8 +5,8 @@ from __future__ import annotations
 from klamm.controller.effects import Steps, ZkMulti
 from klamm.controller.events import RegistrationDeleted
 from klamm.model import TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import Create, Delete
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Create, Delete
 from tests.unit.controller.core import Core
 
 ME = paths.broker_path(1)

@@ -17,7 +17,7 @@ from klamm.controller.replies import TopicResult, TopicResults
 from klamm.controller.topics import MANY_TOPICS
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.zk import paths
+from klamm.zk.model import paths
 from tests.unit.controller.core import Core
 
 

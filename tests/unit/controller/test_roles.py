@@ -5,9 +5,9 @@ from __future__ import annotations
 from klamm.controller.events import Reelect, RegisterBrokerAndReelect
 from klamm.controller.replies import BrokerRegistration
 from klamm.errors import ErrorCode
-from klamm.zk import paths
-from klamm.zk.ops import ConnectionLoss, Create, Delete, SetData, WriteOp
-from klamm.zk.znodes import encode_controller, encode_controller_epoch
+from klamm.zk.model import paths
+from klamm.zk.model.ops import ConnectionLoss, Create, Delete, SetData, WriteOp
+from klamm.zk.model.znodes import encode_controller, encode_controller_epoch
 from tests.unit.controller.core import Core
 
 

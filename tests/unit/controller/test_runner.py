@@ -27,11 +27,11 @@ from klamm.controller.replies import BrokerRegistration, EventReply
 from klamm.controller.runner import ControllerRunner, registration_pause_s
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
-from klamm.zk import paths
-from klamm.zk.ops import GetData
-from klamm.zk.server import EmbeddedZooKeeper
-from klamm.zk.session import ZkSession
-from klamm.zk.znodes import decode_controller, decode_topic
+from klamm.zk.client.zk_session import ZkSession
+from klamm.zk.model import paths
+from klamm.zk.model.ops import GetData
+from klamm.zk.model.znodes import decode_controller, decode_topic
+from klamm.zk.server.server import EmbeddedZooKeeper
 from tests.unit.controller.fake_broker import FakeBroker
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from klamm.controller.events import ControlledShutdown
 from klamm.controller.replies import ControlledShutdownResult
 from klamm.errors import ErrorCode
-from klamm.zk.paths import broker_path
+from klamm.zk.model.paths import broker_path
 from tests.unit.controller.core import Core
 
 

@@ -13,7 +13,7 @@ from klamm.controller.states import ControllerState
 from klamm.controller.watches import event_of
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.zk.ops import EventType, WatchEvent
+from klamm.zk.model.ops import EventType, WatchEvent
 
 
 def test_there_are_18_states_and_16_timers() -> None:

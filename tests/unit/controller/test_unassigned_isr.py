@@ -9,9 +9,9 @@ import pytest
 
 from klamm.controller.requests import LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.model import LEADER_DURING_DELETE, ReplicaAssignment, TopicPartition
-from klamm.zk import paths
-from klamm.zk.ops import WriteOp
-from klamm.zk.znodes import decode_partition_state, encode_partition_state, encode_partitions
+from klamm.zk.model import paths
+from klamm.zk.model.ops import WriteOp
+from klamm.zk.model.znodes import decode_partition_state, encode_partition_state, encode_partitions
 from tests.unit.controller.core import Core
 
 TP = TopicPartition("T", 0)

@@ -11,7 +11,7 @@ from klamm.controller.events import AllocateProducerIds, CreatableTopic, CreateT
 from klamm.controller.replies import ProducerIdsBlock, TopicResults
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.zk import paths
+from klamm.zk.model import paths
 from tests.unit.controller.core import Core
 
 

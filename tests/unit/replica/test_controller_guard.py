@@ -8,8 +8,8 @@ from collections.abc import Callable
 from klamm.errors import ErrorCode
 from klamm.model import NO_CONTROLLER
 from klamm.replica.controller_guard import Claim, ControllerGuard, ControlState
-from klamm.zk.ops import SessionExpired, ZkError
-from klamm.zk.znodes import ZnodeFormatError
+from klamm.zk.model.ops import SessionExpired, ZkError
+from klamm.zk.model.znodes import ZnodeFormatError
 
 NONE, STALE = ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH
 

@@ -12,10 +12,10 @@ import pytest
 from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
 from klamm.replica.partition import Partition
 from klamm.replica.zk_isr_manager import QUIET_MS, ZkIsrManager
-from klamm.zk import paths
-from klamm.zk.ops import ConnectionLoss, Create, GetData, GetDataResult, SetData, SetDataResult
-from klamm.zk.tree import ZnodeTree
-from klamm.zk.znodes import decode_partition_state, decode_partitions, encode_partition_state
+from klamm.zk.model import paths
+from klamm.zk.model.ops import ConnectionLoss, Create, GetData, GetDataResult, SetData, SetDataResult
+from klamm.zk.model.tree import ZnodeTree
+from klamm.zk.model.znodes import decode_partition_state, decode_partitions, encode_partition_state
 from tests.support.one_broker import OneBroker
 from tests.support.waiting import until
 

@@ -19,7 +19,7 @@ from klamm.protocol.messages.controlled_shutdown import ControlledShutdownReques
 from klamm.server import controlled_shutdown as module
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.controller_channel import ControllerChannel
-from klamm.zk.session import SessionListener, SessionState
+from klamm.zk.client.zk_session import SessionListener, SessionState
 
 
 class Session:

@@ -14,15 +14,15 @@ import pytest
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.server.coordination import SESSION_FILE, Coordination, embedded_dir
-from klamm.zk import predecessor
-from klamm.zk.connection import Connection
-from klamm.zk.ops import Create
-from klamm.zk.server import EmbeddedZooKeeper
+from klamm.zk.client import predecessor
+from klamm.zk.model.ops import Create
+from klamm.zk.server.server import EmbeddedZooKeeper
+from klamm.zk.server.server_connection import Connection
 
 SAVE = """
 import sys
 from pathlib import Path
-from klamm.zk import predecessor
+from klamm.zk.client import predecessor
 predecessor.save(Path(sys.argv[1]), predecessor.SessionCredentials(int(sys.argv[2]), bytes.fromhex(sys.argv[3])))
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from klamm.server import log_dir_notes
-from klamm.zk.ops import ConnectionLoss, Create, SessionExpired
+from klamm.zk.model.ops import ConnectionLoss, Create, SessionExpired
 
 
 class Zk:

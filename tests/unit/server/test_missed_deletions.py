@@ -12,7 +12,7 @@ from klamm.metadata.update import MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import TopicPartition
 from klamm.server import missed_deletions
 from klamm.server.missed_deletions import MissedDeletions
-from klamm.zk.znodes import encode_controller_epoch
+from klamm.zk.model.znodes import encode_controller_epoch
 
 
 class Fixture:

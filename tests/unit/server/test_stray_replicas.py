@@ -14,8 +14,8 @@ from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate
 from klamm.metadata.update import MAX_PARTITIONS
 from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
 from klamm.server.stray_replicas import StrayReplicas
-from klamm.zk import paths
-from klamm.zk.znodes import TopicZnode, encode_partition_state, encode_topic
+from klamm.zk.model import paths
+from klamm.zk.model.znodes import TopicZnode, encode_partition_state, encode_topic
 from tests.support.one_broker import OneBroker
 
 TP = TopicPartition("t", 0)

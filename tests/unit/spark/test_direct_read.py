@@ -26,15 +26,7 @@ from klamm.protocol.record_batch import (
     Record,
     build_batch,
 )
-from klamm.spark import direct_files
-from klamm.spark.direct import DirectReader
-from klamm.spark.direct_files import DirectReadError, is_this_machine, list_segments
-from klamm.spark.loss import DataLossError
-from klamm.spark.offsets import OffsetRange
-from klamm.spark.options import ReadOptions, parse_read_options
-from klamm.spark.reader import RangePartition, read_range
-from klamm.spark.record_columns import RecordDecoder
-from klamm.spark.record_scan import (
+from klamm.spark.decode.batch_scan import (
     AbortedByMarkers,
     AbortedIntervals,
     Chunk,
@@ -42,6 +34,14 @@ from klamm.spark.record_scan import (
     NothingAborted,
     scan,
 )
+from klamm.spark.decode.record_columns import RecordDecoder
+from klamm.spark.source import direct_files
+from klamm.spark.source.data_loss import DataLossError
+from klamm.spark.source.direct_files import DirectReadError, is_this_machine, list_segments
+from klamm.spark.source.direct_read import DirectReader
+from klamm.spark.source.read_options import ReadOptions, parse_read_options
+from klamm.spark.source.reader import RangePartition, read_range
+from klamm.spark.source.source_offsets import OffsetRange
 
 TP = TopicPartition("orders", 0)
 TOPIC_ID = UUID(int=77)
@@ -341,7 +341,7 @@ def test_a_task_knows_its_topic_and_its_limits(
 ) -> None:
     segment(folder, 0, batch(0, 500, compression=CompressionType.GZIP))
     client = FakeClient(folder.parent, 0, 500)
-    monkeypatch.setattr("klamm.spark.worker.borrowed_client", lambda options: nullcontext(client))
+    monkeypatch.setattr("klamm.spark.source.worker.borrowed_client", lambda options: nullcontext(client))
     task = RangePartition("orders", 0, 0, 500, UUID(int=topic_id))
     with pytest.raises(DirectReadError, match=why):
         list(read_range(options(maxUnpackedBytes="1024"), StructType().add("offset", LongType()), None, task))

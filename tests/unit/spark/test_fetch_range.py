@@ -25,12 +25,12 @@ from klamm.spark.client import (
     UnreachableError,
 )
 from klamm.spark.client_connection import Room
-from klamm.spark.fetch import fetch_batches
-from klamm.spark.loss import DataLossError
-from klamm.spark.offsets import OffsetRange
-from klamm.spark.options import parse_read_options
-from klamm.spark.record_columns import RecordDecoder
-from klamm.spark.record_scan import CorruptBatchError
+from klamm.spark.decode.batch_scan import CorruptBatchError
+from klamm.spark.decode.record_columns import RecordDecoder
+from klamm.spark.source.data_loss import DataLossError
+from klamm.spark.source.range_fetch import fetch_batches
+from klamm.spark.source.read_options import parse_read_options
+from klamm.spark.source.source_offsets import OffsetRange
 
 TP = TopicPartition("orders", 0)
 SCHEMA = pa.schema([pa.field("offset", pa.int64())])

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.errors import KlammError
-from klamm.spark import formats_json
-from klamm.spark.ddl import parse_ddl, to_ddl
-from klamm.spark.formats import assemble, decoder
-from klamm.spark.schema_inference import infer_json
-from klamm.spark.value_schema import ValueSchema, load
+from klamm.spark.decode import formats_json
+from klamm.spark.decode.ddl import parse_ddl, to_ddl
+from klamm.spark.decode.formats import assemble, decoder
+from klamm.spark.decode.schema_inference import infer_json
+from klamm.spark.decode.value_schema import ValueSchema, load
 
 SCHEMA = "id long, amount double, name string, at timestamp, day date"
 

@@ -39,7 +39,10 @@ def test_a_query_that_waits_for_records_is_in_no_batch(is_active: bool, message:
 @pytest.mark.parametrize(
     ("text", "permanent"),
     [
-        ("Traceback (most recent call last):\n  ...\nklamm.spark.fetch.DataLossError: orders-0: the offsets ...", True),
+        (
+            "Traceback (most recent call last):\n  ...\nklamm.spark.source.range_fetch.DataLossError: orders-0: offsets",
+            True,
+        ),
         ("[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] ...", True),
         ("org.apache.spark.sql.AnalysisException: ...", True),
         ("Traceback (most recent call last):\n  ...\nBrokenPipeError: [Errno 32] Broken pipe", False),
@@ -84,7 +87,9 @@ org.apache.spark.sql.streaming.StreamingQueryException: [STREAM_FAILED] ...
 
 
 def test_the_reason_is_the_python_exception_and_not_a_line_of_the_plan() -> None:
-    text = told_by_spark("klamm.spark.fetch.DataLossError: mdel-0: gone. Set failOnDataLoss=false to go on.")
+    text = told_by_spark(
+        "klamm.spark.source.range_fetch.DataLossError: mdel-0: gone. Set failOnDataLoss=false to go on."
+    )
     failure = query(error=RuntimeError(text)).failure()
     assert failure is not None and failure.permanent
     assert failure.reason.startswith("DataLossError: mdel-0: gone. Set failOnDataLoss=false to go on. ")
@@ -107,7 +112,7 @@ def test_a_mistake_names_its_batch_and_trouble_outside_does_not() -> None:
     assert first and first == batch("TypeError: no", frame="/x/orders.py", run="2b")
     assert first != batch("TypeError: no", frame="/x/orders.py", offset=8)
     assert batch("pyspark.errors.ArithmeticException: [DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012")
-    assert batch("klamm.spark.writer_errors.PermanentWriteError: t-9: Unknown partition.")
+    assert batch("klamm.spark.sink.writer_errors.PermanentWriteError: t-9: Unknown partition.")
     assert not batch("klamm.spark.client.ClientError: no broker answers")
     assert not batch("ConnectionResetError: [Errno 104] Connection reset by peer")
 

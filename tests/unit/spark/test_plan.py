@@ -8,9 +8,9 @@ import pytest
 
 from klamm.model import TopicPartition
 from klamm.spark.client import UnreachableError
-from klamm.spark.offsets import OffsetRange
-from klamm.spark.options import OptionError, parse_read_options
-from klamm.spark.plan import Planner
+from klamm.spark.source.planner import Planner
+from klamm.spark.source.read_options import OptionError, parse_read_options
+from klamm.spark.source.source_offsets import OffsetRange
 
 TP = TopicPartition("orders", 0)
 

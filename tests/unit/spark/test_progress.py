@@ -16,10 +16,10 @@ from rich.console import Console
 
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
-from klamm.spark.group_lag import GroupOffsets
-from klamm.spark.progress import ProgressListener, parse_progress
-from klamm.spark.progress_sinks import JsonLines, PrometheusEndpoint, TerminalTable, progress_table, row
-from klamm.spark.triggers import trigger_arguments
+from klamm.spark.query.group_lag import GroupOffsets
+from klamm.spark.query.progress import ProgressListener, parse_progress
+from klamm.spark.query.progress_sinks import JsonLines, PrometheusEndpoint, TerminalTable, progress_table, row
+from klamm.spark.query.triggers import trigger_arguments
 
 REPORT: dict[str, Any] = {
     "id": "11111111-2222-3333-4444-555555555555",

@@ -8,7 +8,7 @@ import pytest
 
 from klamm.model import TopicPartition
 from klamm.spark.client import parse_addresses
-from klamm.spark.options import EARLIEST, LATEST, OptionError, ReadOptions, Subscription, parse_read_options
+from klamm.spark.source.read_options import EARLIEST, LATEST, OptionError, ReadOptions, Subscription, parse_read_options
 
 MINIMAL = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
 T0, T1 = TopicPartition("orders", 0), TopicPartition("orders", 1)

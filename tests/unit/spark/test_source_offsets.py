@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
-from klamm.spark.offsets import (
+from klamm.spark.source.read_options import parse_read_options
+from klamm.spark.source.reader import RangePartition, SmallRanges, input_partitions
+from klamm.spark.source.source_offsets import (
     OffsetRange,
     available,
     is_delayed,
@@ -23,8 +25,6 @@ from klamm.spark.offsets import (
     split_ranges,
     to_json,
 )
-from klamm.spark.options import parse_read_options
-from klamm.spark.reader import RangePartition, SmallRanges, input_partitions
 
 A0, A10, B0 = TopicPartition("a", 0), TopicPartition("a", 10), TopicPartition("b", 0)
 partitions = st.builds(
@@ -177,6 +177,7 @@ def test_ranges_with_few_records_share_a_task() -> None:
 
 def test_planning_does_not_load_the_decoders() -> None:
     """numba takes 1.6 s of CPU to load, and Spark starts several processes per query that only plan."""
-    code = "import sys, klamm.spark.stream, klamm.spark.source, klamm.spark.tables.delta; print('numba' in sys.modules)"
+    used = "klamm.spark.source.stream_reader, klamm.spark.source.data_source, klamm.spark.tables.delta"
+    code = f"import sys, {used}; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

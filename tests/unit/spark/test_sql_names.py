@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from klamm.errors import KlammError
-from klamm.spark.sql import refuse_files_of_tables
-from klamm.spark.sql_names import SqlTextError, relations, renamed, statements
-from klamm.spark.sql_parser import parsed_tables
+from klamm.spark.sql.parser import parsed_tables
+from klamm.spark.sql.table_names import SqlTextError, relations, renamed, statements
+from klamm.spark.sql.topic_tables import refuse_files_of_tables
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ from klamm.spark.sql_parser import parsed_tables
 def test_tables_of_a_query(sql: str, names: list[str], by_words: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the parser, and by words alone, which is the way of what the parser does not understand."""
     if by_words:
-        monkeypatch.setattr("klamm.spark.sql_names.parsed_tables", lambda sql: None)
+        monkeypatch.setattr("klamm.spark.sql.table_names.parsed_tables", lambda sql: None)
     assert [relation.name for relation in relations(sql)] == names
 
 

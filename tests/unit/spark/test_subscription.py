@@ -20,8 +20,8 @@ from klamm.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from klamm.spark.client import ClusterClient
-from klamm.spark.options import OptionError, parse_read_options
-from klamm.spark.plan import Planner
+from klamm.spark.source.planner import Planner
+from klamm.spark.source.read_options import OptionError, parse_read_options
 
 TP = TopicPartition("orders", 0)
 

@@ -10,10 +10,10 @@ import pytest
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 
 from klamm.errors import KlammError
-from klamm.spark.ended import SparkEndedError
+from klamm.spark.cluster.jvm_ended import SparkEndedError
 from klamm.spark.pipeline.model import Restart
 from klamm.spark.pipeline.run import told_if_ended
-from klamm.spark.supervise import Failure, RunningQuery, State, Supervisor, restart_delay_ms
+from klamm.spark.pipeline.supervise import Failure, RunningQuery, State, Supervisor, restart_delay_ms
 
 
 class HandClock:

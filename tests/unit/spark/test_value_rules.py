@@ -11,11 +11,11 @@ import pytest
 
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
-from klamm.spark.formats import decoder
-from klamm.spark.options import EARLIEST, OptionError, parse_read_options
+from klamm.spark.decode.formats import decoder
+from klamm.spark.decode.schema_inference import infer_json
 from klamm.spark.pipeline.failures import failure_of
-from klamm.spark.plan import _check_same
-from klamm.spark.schema_inference import infer_json
+from klamm.spark.source.planner import _check_same
+from klamm.spark.source.read_options import EARLIEST, OptionError, parse_read_options
 from klamm.spark.tables.commits import BatchOfFiles, commit
 from klamm.spark.tables.definition import TableDefinition, create_table
 
@@ -118,5 +118,7 @@ def test_offsets_of_partitions_that_are_not_there_are_told_by_name() -> None:
 
 
 def test_a_wrong_option_is_not_tried_again() -> None:
-    error = Exception("Traceback (most recent call last):\n  File ...\nklamm.spark.options.OptionError: Option 'x' no")
+    error = Exception(
+        "Traceback (most recent call last):\n  File ...\nklamm.spark.source.read_options.OptionError: Option 'x' no"
+    )
     assert failure_of(error, "p.yaml", "lake").permanent

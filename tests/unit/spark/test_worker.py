@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from klamm.spark import worker
+from klamm.spark.source import worker
 
 
 def test_the_heap_is_frozen_again_when_modules_were_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_the_heap_is_frozen_again_when_modules_were_loaded(monkeypatch: pytest.M
 
 KEEPS_ONE = """
 from types import SimpleNamespace
-from klamm.spark import worker
+from klamm.spark.source.data_source import worker
 worker._kept["somewhere"] = [SimpleNamespace(close=lambda: print("closed"))]
 """
 
@@ -41,7 +41,7 @@ def test_connections_that_were_kept_are_closed_when_the_process_ends() -> None:
 
 def test_the_daemon_loads_what_tasks_need_and_starts_no_thread() -> None:
     code = (
-        "import os, sys; from klamm.spark.daemon import PRELOADED, preload; preload(); "
+        "import os, sys; from klamm.spark.cluster.daemon import PRELOADED, preload; preload(); "
         "print([name for name in (*PRELOADED, 'numba') if name not in sys.modules], len(os.listdir('/proc/self/task')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

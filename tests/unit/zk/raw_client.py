@@ -7,7 +7,7 @@ import struct
 from types import TracebackType
 from typing import NamedTuple
 
-from klamm.zk.jute import OpCode, buffer_bytes, string_bytes, strings_bytes
+from klamm.zk.model.jute import OpCode, buffer_bytes, string_bytes, strings_bytes
 
 
 class Reply(NamedTuple):

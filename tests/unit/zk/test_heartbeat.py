@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from klamm.zk.heartbeat import CHECKS, Heartbeat
+from klamm.zk.client.pings import CHECKS, Heartbeat
 
 
 @pytest.mark.parametrize("first_check", range(CHECKS))

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from klamm.zk import log_records
-from klamm.zk.jute import OpCode, buffer_bytes, string_bytes
-from klamm.zk.log_records import LogRecord
-from klamm.zk.main import EmbeddedZooKeeperThread
-from klamm.zk.ops import Code, Create, Delete, NotLogged, SetAcl, SetData, ZkError
-from klamm.zk.server import EmbeddedZooKeeper
-from klamm.zk.snapshot import dump_tree
-from klamm.zk.tree import ZnodeTree
+from klamm.zk.model.jute import OpCode, buffer_bytes, string_bytes
+from klamm.zk.model.ops import Code, Create, Delete, NotLogged, SetAcl, SetData, ZkError
+from klamm.zk.model.tree import ZnodeTree
+from klamm.zk.server import log_records
+from klamm.zk.server.log_records import LogRecord
+from klamm.zk.server.main import EmbeddedZooKeeperThread
+from klamm.zk.server.server import EmbeddedZooKeeper
+from klamm.zk.server.snapshot import dump_tree
 from tests.unit.zk.raw_client import RawClient, create_body
 
 
@@ -99,7 +99,7 @@ def test_a_server_that_cannot_encode_stops_and_says_so(
             raise struct.error("a defect")
         return real(record)
 
-    monkeypatch.setattr("klamm.zk.journal.encode_record", defective)
+    monkeypatch.setattr("klamm.zk.server.database.encode_record", defective)
     with RawClient(server.port) as client:
         client.connect()
         assert client.create("/before").error == Code.OK

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from klamm.zk.loop_pulse import SHORTEST_LIMIT_S, LoopPulse, StallWatch
-from klamm.zk.ops import Create, Exists
-from klamm.zk.session import SessionListener
+from klamm.zk.client.loop_pulse import SHORTEST_LIMIT_S, LoopPulse, StallWatch
+from klamm.zk.client.zk_session import SessionListener
+from klamm.zk.model.ops import Create, Exists
 from tests.unit.zk.test_session import run, server_and_session
 
 LIMIT_S = 60.0

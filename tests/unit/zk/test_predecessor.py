@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from klamm.zk import predecessor
-from klamm.zk.predecessor import SessionCredentials
+from klamm.zk.client import predecessor
+from klamm.zk.client.predecessor import SessionCredentials
 
 CREDENTIALS = SessionCredentials(0x1234, b"0123456789abcdef")
 SAVE = """
 import sys
 from pathlib import Path
-from klamm.zk import predecessor
+from klamm.zk.client import predecessor
 predecessor.save(Path(sys.argv[1]), predecessor.SessionCredentials(0x1234, b"0123456789abcdef"))
 print("saved", flush=True)
 sys.stdin.read()

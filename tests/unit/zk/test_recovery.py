@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from klamm.zk import log_records
-from klamm.zk.inspection import FileState, inspect
-from klamm.zk.jute import OpCode
-from klamm.zk.log_records import MAGIC, LogRecord, decode_record, encode_record, frame, frames
-from klamm.zk.ops import Id, RequestTooLarge
-from klamm.zk.snapshot import dump_tree
-from klamm.zk.tree import ZnodeTree
-from klamm.zk.txnlog import DamagedError, DataDir, DataDirError, compact, log_path, numbered, snapshot_path
+from klamm.zk.model.jute import OpCode
+from klamm.zk.model.ops import Id, RequestTooLarge
+from klamm.zk.model.tree import ZnodeTree
+from klamm.zk.server import log_records
+from klamm.zk.server.inspection import FileState, inspect
+from klamm.zk.server.log_records import MAGIC, LogRecord, decode_record, encode_record, frame, frames
+from klamm.zk.server.snapshot import dump_tree
+from klamm.zk.server.txnlog import DamagedError, DataDir, DataDirError, compact, log_path, numbered, snapshot_path
 from tests.unit.zk.raw_client import create_body
 
 
@@ -249,7 +249,7 @@ def test_identities_beyond_the_count_byte_are_refused() -> None:
 def test_a_snapshot_that_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log_path(tmp_path, 1).write_bytes(MAGIC + session_record() + record(2, b"x" * 2_000))
     log_path(tmp_path, 3).write_bytes(MAGIC)
-    monkeypatch.setattr("klamm.zk.txnlog.frame", lambda payload: frame(payload)[:-1])
+    monkeypatch.setattr("klamm.zk.server.txnlog.frame", lambda payload: frame(payload)[:-1])
     with pytest.raises(DataDirError, match="damaged"):
         compact(tmp_path, before=3)
     assert numbered(tmp_path, "snapshot") == []

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from klamm.zk.ops import Create, Exists, RequestTooLarge, SetData, request_size
-from klamm.zk.request_limit import MAX_REQUEST_BYTES
-from klamm.zk.server import EmbeddedZooKeeper
-from klamm.zk.session import ZkSession
+from klamm.zk.client.request_limit import MAX_REQUEST_BYTES
+from klamm.zk.client.zk_session import ZkSession
+from klamm.zk.model.ops import Create, Exists, RequestTooLarge, SetData, request_size
+from klamm.zk.server.server import EmbeddedZooKeeper
 
 
 def test_a_request_that_is_too_large_is_not_sent(tmp_path: Path) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from klamm.model import TopicPartition
-from klamm.zk import paths, rollback
-from klamm.zk.ops import Create
-from klamm.zk.tree import ZnodeTree
-from klamm.zk.znodes import (
+from klamm.zk.model import paths
+from klamm.zk.model.ops import Create
+from klamm.zk.model.tree import ZnodeTree
+from klamm.zk.model.znodes import (
     ProducerIdBlock,
     decode_controller_epoch,
     decode_partition_state,
     decode_producer_id_block,
     encode_producer_id_block,
 )
+from klamm.zk.server import rollback
 
 TP = TopicPartition("orders", 3)
 STATE = b'{"controller_epoch":4,"leader":1,"version":1,"leader_epoch":%d,"isr":[1,2]}'

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from klamm.zk.jute import NOTIFICATION_XID, PING_XID, OpCode, buffer_bytes, string_bytes
-from klamm.zk.main import EmbeddedZooKeeperThread, main
-from klamm.zk.ops import Code, EventType
-from klamm.zk.server import EmbeddedZooKeeper
-from klamm.zk.txnlog import DataDirError
+from klamm.zk.model.jute import NOTIFICATION_XID, PING_XID, OpCode, buffer_bytes, string_bytes
+from klamm.zk.model.ops import Code, EventType
+from klamm.zk.server.main import EmbeddedZooKeeperThread, main
+from klamm.zk.server.server import EmbeddedZooKeeper
+from klamm.zk.server.txnlog import DataDirError
 from tests.unit.zk.raw_client import RawClient, create_body, set_watches_body
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from klamm.zk import limits, paths
-from klamm.zk.batches import MAX_BATCH_BYTES, levels_of, path_batches
-from klamm.zk.chroot import Chroot, split_hosts
-from klamm.zk.client_connection import Result
-from klamm.zk.client_requests import Request
-from klamm.zk.jute import OpCode
-from klamm.zk.main import EmbeddedZooKeeperThread
-from klamm.zk.ops import (
+from klamm.zk.client.batches import MAX_BATCH_BYTES, levels_of, path_batches
+from klamm.zk.client.chroot import Chroot, split_hosts
+from klamm.zk.client.client_connection import Result
+from klamm.zk.client.client_requests import Request
+from klamm.zk.client.zk_session import SessionListener, SessionState, ZkSession
+from klamm.zk.model import limits, paths
+from klamm.zk.model.jute import OpCode
+from klamm.zk.model.ops import (
     BadVersion,
     Check,
     ConnectionLoss,
@@ -36,9 +36,9 @@ from klamm.zk.ops import (
     SetDataResult,
     WatchEvent,
 )
-from klamm.zk.requests import _READS
-from klamm.zk.server import EmbeddedZooKeeper
-from klamm.zk.session import SessionListener, SessionState, ZkSession
+from klamm.zk.server.main import EmbeddedZooKeeperThread
+from klamm.zk.server.request_processor import _READS
+from klamm.zk.server.server import EmbeddedZooKeeper
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

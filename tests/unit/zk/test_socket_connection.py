@@ -14,16 +14,26 @@ from typing import Any
 
 import pytest
 
-from klamm.zk import limits
-from klamm.zk.addresses import address_of, candidates
-from klamm.zk.blocking import BlockingSession
-from klamm.zk.client_connection import ConnectionState
-from klamm.zk.client_requests import Read, Request, Write, set_watches
-from klamm.zk.jute import OpCode, buffer_bytes, connect_response, read_header, read_set_watches, reply
-from klamm.zk.main import EmbeddedZooKeeperThread
-from klamm.zk.ops import ConnectionLoss, Create, Exists, GetData, NoNode, SessionExpired, SetData, WatchEvent, ZkError
-from klamm.zk.predecessor import SessionCredentials, end_session
-from klamm.zk.socket_connection import SocketConnection
+from klamm.zk.client.addresses import address_of, candidates
+from klamm.zk.client.blocking import BlockingSession
+from klamm.zk.client.client_connection import ConnectionState
+from klamm.zk.client.client_requests import Read, Request, Write, set_watches
+from klamm.zk.client.predecessor import SessionCredentials, end_session
+from klamm.zk.client.socket_connection import SocketConnection
+from klamm.zk.model import limits
+from klamm.zk.model.jute import OpCode, buffer_bytes, connect_response, read_header, read_set_watches, reply
+from klamm.zk.model.ops import (
+    ConnectionLoss,
+    Create,
+    Exists,
+    GetData,
+    NoNode,
+    SessionExpired,
+    SetData,
+    WatchEvent,
+    ZkError,
+)
+from klamm.zk.server.main import EmbeddedZooKeeperThread
 
 TIMEOUT_S = 60
 LONG_MS = 60_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from klamm.zk.nodes import is_valid_path
-from klamm.zk.ops import (
+from klamm.zk.model.nodes import is_valid_path
+from klamm.zk.model.ops import (
     Acl,
     BadArguments,
     BadVersion,
@@ -39,7 +39,7 @@ from klamm.zk.ops import (
     WriteOp,
     multi_failure,
 )
-from klamm.zk.tree import ZnodeTree
+from klamm.zk.model.tree import ZnodeTree
 
 S1, S2 = 0x101, 0x102
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from klamm.zk.jute import OpCode, string_bytes
-from klamm.zk.log_records import MAGIC, LogRecord, encode_record, frame, frames
-from klamm.zk.main import EmbeddedZooKeeperThread
-from klamm.zk.ops import Acl, Code, Create, GetData, Id, SetAcl, SetData
-from klamm.zk.snapshot import dump_tree, load_tree
-from klamm.zk.tree import ZnodeTree
-from klamm.zk.txnlog import DataDir, DataDirError, compact, log_path, numbered, snapshot_path
+from klamm.zk.model.jute import OpCode, string_bytes
+from klamm.zk.model.ops import Acl, Code, Create, GetData, Id, SetAcl, SetData
+from klamm.zk.model.tree import ZnodeTree
+from klamm.zk.server.log_records import MAGIC, LogRecord, encode_record, frame, frames
+from klamm.zk.server.main import EmbeddedZooKeeperThread
+from klamm.zk.server.snapshot import dump_tree, load_tree
+from klamm.zk.server.txnlog import DataDir, DataDirError, compact, log_path, numbered, snapshot_path
 from tests.unit.zk.raw_client import RawClient, create_body
 
 START_TIMEOUT_S = 60
@@ -202,7 +202,7 @@ def test_a_running_server_rolls_and_compacts(tmp_path: Path) -> None:
 def test_a_disk_error_while_compacting_costs_nothing_but_the_compaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("klamm.zk.compaction.COMPACTION_RETRY_MS", 0)
+    monkeypatch.setattr("klamm.zk.server.snapshot_process.COMPACTION_RETRY_MS", 0)
     server = EmbeddedZooKeeperThread(tmp_path, roll_bytes=10_000, min_session_timeout_ms=40, fsync=False).start()
     real, failures = DataDir.new_log, iter(range(2))
 
@@ -240,7 +240,7 @@ def test_a_log_that_cannot_be_begun_leaves_no_file(tmp_path: Path, monkeypatch: 
 
 @contextmanager
 def server_process(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, "-m", "klamm.zk.server", "--data-dir", str(directory), "--port", "0"]
+    command = [sys.executable, "-m", "klamm.zk.server.server", "--data-dir", str(directory), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

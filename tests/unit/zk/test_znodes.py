@@ -17,9 +17,9 @@ from klamm.model import (
     SecurityProtocol,
     TopicPartition,
 )
-from klamm.zk import paths, znodes
-from klamm.zk.broker_znode import decode_broker, encode_broker, without_unclean_shutdown
-from klamm.zk.znodes import FeatureZnode, ProducerIdBlock, TopicZnode, ZnodeFormatError
+from klamm.zk.model import paths, znodes
+from klamm.zk.model.broker_znode import decode_broker, encode_broker, without_unclean_shutdown
+from klamm.zk.model.znodes import FeatureZnode, ProducerIdBlock, TopicZnode, ZnodeFormatError
 
 T0 = TopicPartition("t", 0)
 BROKER = BrokerEndPoints(

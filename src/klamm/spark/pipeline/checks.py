@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from klamm.spark.option_names import READ, TABLE, WRITE, did_you_mean, unknown
 from klamm.spark.pipeline.fields import check_name
 from klamm.spark.pipeline.model import (
     ON_ERROR,
@@ -21,7 +20,8 @@ from klamm.spark.pipeline.model import (
 )
 from klamm.spark.pipeline.options import SET_ELSEWHERE, Columns, sink_problems, source_problems
 from klamm.spark.pipeline.problems import PipelineError, Problem, suggestion
-from klamm.spark.sql_names import SqlTextError, relations
+from klamm.spark.source.option_names import READ, TABLE, WRITE, did_you_mean, unknown
+from klamm.spark.sql.table_names import SqlTextError, relations
 
 _TABLE_ONLY: Final = ("partition_by_date", "compact_every", "bad_records", "append_to_existing")
 _TOPIC_ONLY: Final = ("key", "value")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from klamm.spark.pipeline.model import Sink
-from klamm.spark.supervise import Failure
+from klamm.spark.pipeline.supervise import Failure
 
 _STATE_CHANGED: Final = (
     "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
@@ -99,7 +99,7 @@ def python_exception(text: str, file: str = "") -> str | None:
 
 
 def _exception(line: str, following: Iterator[str]) -> str:
-    """`DataLossError: text` of `klamm.spark.fetch.DataLossError: text`."""
+    """`DataLossError: text` of `klamm.spark.source.range_fetch.DataLossError: text`."""
     kind, colon, told = line.partition(":")
     kind = kind.rpartition(".")[2]
     if kind == "Py4JJavaError":

@@ -39,7 +39,7 @@ _DATES: Final = ("timestamp", "timestamp_ntz", "date")
 
 def reading_options(source: Source, servers: str) -> dict[str, str]:
     """Raises KlammError for a schema that is missing or cannot be read."""
-    from klamm.spark.topics import value_options
+    from klamm.spark.dataframes import value_options
 
     options = {
         "kafka.bootstrap.servers": servers,
@@ -93,9 +93,9 @@ def _has_schema(source: Source, problems: list[Problem]) -> bool:
 
 
 def _columns(source: Source) -> Columns:
-    from klamm.spark.options import parse_read_options
-    from klamm.spark.schema import full_schema, read_schema
-    from klamm.spark.values import load_value_schema, value_decoder
+    from klamm.spark.decode.topic_schema import full_schema, read_schema
+    from klamm.spark.decode.value_format import load_value_schema, value_decoder
+    from klamm.spark.source.read_options import parse_read_options
 
     options = parse_read_options(reading_options(source, _ANY_SERVERS), streaming=not source.static)
     decoder = value_decoder(load_value_schema(options), options)
@@ -127,7 +127,7 @@ def sink_problems(sink: Sink, columns: Columns) -> Iterator[Problem]:
     what = f"sink {sink.name!r}"
     try:
         if sink.topic is not None:
-            from klamm.spark.writer_options import parse
+            from klamm.spark.sink.write_options import parse
 
             parse({"kafka.bootstrap.servers": _ANY_SERVERS, "topic": sink.topic, **sink.options})
         elif sink.table is not None and sink.format == "delta":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from klamm.spark.offsets import OffsetRange
+from klamm.spark.source.source_offsets import OffsetRange
 
 MAX_TRIES: Final = 400
 """How often the view is tried on a part of the batch: at about 0.1 s each, less than a minute."""

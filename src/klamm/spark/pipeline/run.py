@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 from klamm.clock import Clock, SystemClock
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
-from klamm.spark.ended import SparkEndedError
+from klamm.spark.cluster.jvm_ended import SparkEndedError
 from klamm.spark.pipeline.model import PipelineSpec, Trigger
 from klamm.spark.pipeline.runner import PipelineRunner, SparkQuery, sink_checkpoint
 from klamm.spark.pipeline.shape import ShapeFile, shape_of
 from klamm.spark.pipeline.state import CheckpointLock, RunFile, forget_moved, identity, refuse_if_running
-from klamm.spark.progress import Progress, Sink, StateSink, parse_progress
-from klamm.spark.supervise import State, Supervised, Supervisor
+from klamm.spark.pipeline.supervise import State, Supervised, Supervisor
+from klamm.spark.query.progress import Progress, Sink, StateSink, parse_progress
 from klamm.spark.tables import delta
 from klamm.spark.tables.existing import may_append, refuse_new_query
 
@@ -40,7 +40,7 @@ _ENDED: Final = "The next run goes on from the checkpoint."
 
 @contextmanager
 def _plain_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    from klamm.spark.session import session
+    from klamm.spark.cluster.session import session
 
     spark = session(master, app_name, conf)
     try:
@@ -273,7 +273,7 @@ class _Publisher:
 def _group_sinks(spec: PipelineSpec, servers: str) -> dict[str, list[Sink]]:
     """For a sink with a `group`: its offsets are committed there, so that Kafka's tools show its lag."""
     from klamm.spark.client import ClusterClient
-    from klamm.spark.group_lag import GroupOffsets
+    from klamm.spark.query.group_lag import GroupOffsets
 
     def commit(group: str, offsets: Mapping[TopicPartition, int]) -> None:
         with ClusterClient(servers, {}) as client:

@@ -21,7 +21,7 @@ from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, Trigger, View
 from klamm.spark.pipeline.options import reading_options
 from klamm.spark.pipeline.plan import stateful_operators
 from klamm.spark.pipeline.shape import QueryShape, shape_of
-from klamm.spark.supervise import Failure, is_permanent
+from klamm.spark.pipeline.supervise import Failure, is_permanent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from klamm.errors import KlammError
-from klamm.spark.locations import local_path
 from klamm.spark.pipeline.model import PipelineSpec, Sink
 from klamm.spark.pipeline.state import home_of
+from klamm.spark.query.checkpoint_locations import local_path
 
 _FILE: Final = "klamm-pipeline.json"
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
-from klamm.spark.locations import local_path
-from klamm.spark.offsets import SourceOffset, by_topic, parse_source_offset, source_offset, to_json
+from klamm.spark.query.checkpoint_locations import local_path
+from klamm.spark.source.source_offsets import SourceOffset, by_topic, parse_source_offset, source_offset, to_json
 
 START: Final = "klamm.start.offsets"
 END: Final = "klamm.end.offsets"

@@ -21,7 +21,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from klamm.errors import KlammError
-from klamm.spark.locations import local_path
+from klamm.spark.query.checkpoint_locations import local_path
 from klamm.spark.tables.batch_offsets import BatchOffsets, from_metadata
 from klamm.spark.tables.existing import QUERY, CheckpointError, refuse_other_queries
 from klamm.spark.tables.files import DATE_COLUMN, DataFile, remove, sync_log, sync_names

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.errors import KlammError
-from klamm.spark.value_schema import ValueSchema
+from klamm.spark.decode.value_schema import ValueSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +39,7 @@ class TableDefinition:
         """The table's columns. Raises KlammError for a schema that cannot be used."""
         import pyarrow as pa
 
-        from klamm.spark.formats import decoder
+        from klamm.spark.decode.formats import decoder
 
         if self.format == "raw":
             fields = [pa.field("value", pa.binary())]
@@ -85,7 +85,7 @@ def create_table(path: Path, definition: TableDefinition) -> list[str]:
 
     A table that is there already takes the same definition with added columns, and no other.
     """
-    from klamm.spark.options import parse_read_options
+    from klamm.spark.source.read_options import parse_read_options
     from klamm.spark.tables.commits import BatchOfFiles, create, evolve
     from klamm.spark.tables.delta import parse_options
 

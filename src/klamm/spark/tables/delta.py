@@ -23,8 +23,8 @@ from pyspark.sql.datasource import (
 )
 
 from klamm.errors import KlammError
+from klamm.spark.source.worker import prepare
 from klamm.spark.tables.files import DATE_COLUMN, DataFile, ParquetFiles, remove
-from klamm.spark.worker import prepare
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from klamm.errors import KlammError
-from klamm.spark.locations import local_path
+from klamm.spark.query.checkpoint_locations import local_path
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from klamm.spark.dataframes import topic
+from klamm.spark.query.triggers import Trigger
 from klamm.spark.tables.definition import TableDefinition, checkpoint_of, load_definition
 from klamm.spark.tables.write import COMPACT_EVERY, to_table
-from klamm.spark.topics import topic
-from klamm.spark.triggers import Trigger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

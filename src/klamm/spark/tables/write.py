@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.errors import KlammError
+from klamm.spark.dataframes import start
+from klamm.spark.query.triggers import Trigger
 from klamm.spark.tables import delta
 from klamm.spark.tables.existing import may_append, refuse_new_query
-from klamm.spark.topics import start
-from klamm.spark.triggers import Trigger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

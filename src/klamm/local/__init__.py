@@ -1,0 +1,1 @@
+"""Clusters on this machine: `LocalCluster`, its processes, ports and settings. `klamm up` and tests use it."""

@@ -1,0 +1,245 @@
+"""What a test asks of a running cluster, over Kafka's protocol: topics, the controller, leaders, in-sync replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from klamm.errors import ErrorCode, KlammError
+from klamm.local.wire_client import send_request
+from klamm.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from klamm.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from klamm.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponsePartition,
+)
+from klamm.protocol.wire import Message
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Message)
+Addresses = Mapping[int, tuple[str, int]]
+
+_REQUEST_TIMEOUT_S: Final = 10.0
+_POLL_S: Final = 0.02
+_LOOKUP_S: Final = 0.5
+_RETRIABLE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
+
+
+class ClusterAdmin:
+    """`answering` gives the addresses of the brokers that run now, `on_wait` may raise why waiting is in vain.
+
+    `on_wait` is told what has not come, and whether the time is over. `why_silent` says why nobody answers when that
+    will not change by itself, else None. `ended` are brokers that nobody need believe in any more, whatever the others
+    still say. `why_unknown` is asked about a partition that no broker knows: why it will not come, else None.
+    """
+
+    def __init__(
+        self,
+        answering: Callable[[], Addresses],
+        *,
+        timeout_s: float,
+        on_wait: Callable[[str, bool], None],
+        why_silent: Callable[[], str | None],
+        ended: Callable[[], Collection[int]] = lambda: (),
+        why_unknown: Callable[[str, int], str | None] = lambda topic, partition: None,
+    ) -> None:
+        self._answering = answering
+        self._timeout_s = timeout_s
+        self._on_wait = on_wait
+        self._why_silent = why_silent
+        self._ended = ended
+        self._why_unknown = why_unknown
+        self._next_lookup_s = 0.0
+
+    def create_topic(self, name: str, partitions: int, replication_factor: int, config: Mapping[str, object]) -> None:
+        configs = [CreatableTopicConfig(name=key, value=str(value)) for key, value in config.items()]
+        topic = CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replication_factor,
+            assignments=(),
+            configs=configs,
+        )
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=int(_REQUEST_TIMEOUT_S * 1000))
+
+        def attempt() -> tuple[int, str | None]:
+            result = self._ask_controller(request, 5, CreateTopicsResponse).topics[0]
+            return result.error_code, result.error_message
+
+        done = ErrorCode.TOPIC_ALREADY_EXISTS if self._partition(name, 0) is None else None
+        self._until_accepted(f"Topic {name} was not created", attempt, done)
+        self.wait(
+            lambda: all(self._knows_leaders(broker_id, name, partitions) for broker_id in self._answering()),
+            f"Not every broker learnt the leaders of {name}",
+        )
+
+    def delete_topic(self, name: str) -> None:
+        request = DeleteTopicsRequest(topic_names=[name], timeout_ms=int(_REQUEST_TIMEOUT_S * 1000))
+
+        def attempt() -> tuple[int, str | None]:
+            return self._ask_controller(request, 4, DeleteTopicsResponse).responses[0].error_code, None
+
+        done = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if self._partition(name, 0) is not None else None
+        self._until_accepted(f"Topic {name} was not deleted", attempt, done)
+
+    def controller_id(self) -> int:
+        return self._ask(self._controller, "There is no controller")
+
+    def live_brokers(self) -> set[int]:
+        return {broker.node_id for view in self._views() for broker in view.brokers}
+
+    def leader(self, topic: str, partition: int) -> int:
+        """A leader that runs: one that has ended is not told, although the others may not have noticed yet."""
+        problem = f"{topic}-{partition} has no leader"
+
+        def find() -> int | None:
+            found = self._known_partition(topic, partition, problem)
+            if found is None or found.leader_id < 0 or found.leader_id in self._ended():
+                return None
+            return found.leader_id
+
+        return self._ask(find, problem, lambda: self._why_no_leader(topic, partition))
+
+    def isr(self, topic: str, partition: int) -> list[int]:
+        problem = f"{topic}-{partition} is not known"
+        found = self._ask(lambda: self._known_partition(topic, partition, problem), problem)
+        return list(found.isr_nodes)
+
+    def wait_until_acquainted(self, running: Collection[int], deadline: float) -> None:
+        """Until every running broker knows all the others and a controller."""
+
+        def known() -> bool:
+            return all(
+                (view := self._metadata(broker_id)) is not None
+                and view.controller_id >= 0
+                and {broker.node_id for broker in view.brokers} >= set(running)
+                for broker_id in sorted(running)
+            )
+
+        self.wait(known, "The brokers did not find each other", deadline)
+
+    def wait(
+        self,
+        condition: Callable[[], T | None],
+        problem: str,
+        deadline: float | None = None,
+        why_late: Callable[[], str] = lambda: "",
+    ) -> T:
+        """The first result that is neither None nor False."""
+        deadline = time.monotonic() + self._timeout_s if deadline is None else deadline
+        while (result := condition()) is None or result is False:
+            is_late = time.monotonic() > deadline
+            self._on_wait(f"{problem} in time{why_late()}" if is_late else problem, is_late)
+            time.sleep(_POLL_S)
+        return result
+
+    def _ask(self, condition: Callable[[], T | None], problem: str, why_late: Callable[[], str] = lambda: "") -> T:
+        """`wait` for what only a broker can answer: ends at once when none will."""
+
+        def answer() -> T | None:
+            if not self._answering() and (why := self._why_silent()) is not None:
+                raise KlammError(f"{problem}: {why}.")
+            return condition()
+
+        return self.wait(answer, problem, why_late=why_late)
+
+    def _metadata(self, broker_id: int, topic: str | None = None) -> MetadataResponse | None:
+        topics = [] if topic is None else [MetadataRequestTopic(name=topic)]
+        request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+        address = self._answering().get(broker_id)
+        if address is None:
+            return None
+        with contextlib.suppress(OSError):
+            return send_request(address, request, 7, MetadataResponse, _REQUEST_TIMEOUT_S)
+        return None
+
+    def _views(self, topic: str | None = None) -> Iterable[MetadataResponse]:
+        views = (self._metadata(broker_id, topic) for broker_id in self._answering())
+        return (view for view in views if view is not None)
+
+    def _controller(self) -> int | None:
+        """What most brokers say: one that has just lost its connection may still believe in an old controller."""
+        said = [view.controller_id for view in self._views() if view.controller_id in self._answering()]
+        return max(set(said), key=lambda broker_id: (said.count(broker_id), broker_id)) if said else None
+
+    def _known_partition(self, topic: str, partition: int, problem: str) -> MetadataResponsePartition | None:
+        """`_partition`; raises when no broker knows it and it is not on its way to them either."""
+        if (found := self._partition(topic, partition)) is not None or time.monotonic() < self._next_lookup_s:
+            return found
+        self._next_lookup_s = time.monotonic() + _LOOKUP_S
+        if (why := self._why_unknown(topic, partition)) is not None:
+            raise KlammError(f"{problem}: {why}.")
+        return None
+
+    def _partition(self, topic: str, partition: int) -> MetadataResponsePartition | None:
+        """The newest that any running broker knows of a partition: the state with the highest leader epoch."""
+        found = [
+            candidate
+            for view in self._views(topic)
+            for described in view.topics
+            for candidate in described.partitions
+            if described.error_code == ErrorCode.NONE and candidate.partition_index == partition
+        ]
+        return max(found, key=lambda candidate: candidate.leader_epoch) if found else None
+
+    def _why_no_leader(self, topic: str, partition: int) -> str:
+        found = self._partition(topic, partition)
+        if found is None:
+            return ": no broker that answers knows it"
+        isr, ended = sorted(found.isr_nodes), self._ended()
+        if not isr or not all(replica in ended for replica in isr):
+            return f": in sync are {', '.join(map(str, isr)) or 'none of its replicas'}"
+        return f": {brokers_are(isr)} not running, and no other replica is in sync"
+
+    def _knows_leaders(self, broker_id: int, topic: str, partitions: int) -> bool:
+        view = self._metadata(broker_id, topic)
+        if view is None or not view.topics or view.topics[0].error_code != ErrorCode.NONE:
+            return False
+        known = view.topics[0].partitions
+        return len(known) == partitions and all(part.leader_id >= 0 for part in known)
+
+    def _ask_controller(self, request: Message, version: int, answer: type[R]) -> R:
+        address = self._answering().get(self.controller_id())
+        if address is None:
+            raise ConnectionRefusedError("the controller has gone")
+        return send_request(address, request, version, answer, 3 * _REQUEST_TIMEOUT_S)
+
+    def _until_accepted(
+        self, problem: str, attempt: Callable[[], tuple[int, str | None]], when_done: ErrorCode | None
+    ) -> None:
+        """`when_done` is what a second attempt is told whose first one was heard and not answered in time."""
+        is_unanswered = False
+
+        def accepted() -> bool | None:
+            nonlocal is_unanswered
+            try:
+                code, message = attempt()
+            except OSError as error:
+                is_unanswered |= not isinstance(error, ConnectionRefusedError)
+                return None
+            if code in _RETRIABLE:
+                is_unanswered |= code == ErrorCode.REQUEST_TIMED_OUT
+                return None
+            if is_unanswered and code == when_done:
+                return True
+            if code != ErrorCode.NONE:
+                detail = f" ({message.rstrip('.')})" if message else ""
+                raise KlammError(f"{problem}: {ErrorCode(code).name}{detail}.")
+            return True
+
+        self._ask(accepted, problem)
+
+
+def brokers_are(ids: Sequence[int]) -> str:
+    """`broker 1 is`, `brokers 1, 2 and 3 are`."""
+    *most, last = map(str, ids)
+    return f"brokers {', '.join(most)} and {last} are" if most else f"broker {last} is"

@@ -1,0 +1,49 @@
+"""How the processes of a local cluster are started, and how one sees that they answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from klamm.local.ports import LOOPBACK
+from klamm.local.processes import ChildProcess
+
+
+def zookeeper_process(data_dir: Path, port: int, *, is_temporary: bool) -> ChildProcess:
+    """The embedded server; data that goes with the cluster need not be forced to the disk."""
+    arguments = ["--data-dir", str(data_dir / "zookeeper"), "--host", LOOPBACK, "--port", str(port)]
+    arguments += ["--min-session-timeout-ms", "200", *(["--no-fsync"] if is_temporary else [])]
+    log_path = data_dir / "zookeeper.log"
+    return ChildProcess("ZooKeeper", "klamm.zk.server.main", arguments, log_path, lambda: _accepts_connections(port))
+
+
+def broker_process(broker_id: int, config_file: Path, ready_file: Path, log_path: Path) -> ChildProcess:
+    arguments = ["--config", str(config_file), "--ready-file", str(ready_file)]
+    return ChildProcess(f"Broker {broker_id}", "klamm.server", arguments, log_path, lambda: _is_json(ready_file))
+
+
+@contextlib.contextmanager
+def nothing_left_of(process: ChildProcess) -> Iterator[None]:
+    """A process that does not start as it should is ended."""
+    try:
+        yield
+    except BaseException:
+        process.discard()
+        raise
+
+
+def _accepts_connections(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), 1.0):
+        return True
+    return False
+
+
+def _is_json(path: Path) -> bool:
+    """Whether the file is there and written to its end."""
+    with contextlib.suppress(OSError, ValueError):
+        json.loads(path.read_text())
+        return True
+    return False

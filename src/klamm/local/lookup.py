@@ -1,0 +1,31 @@
+"""What ZooKeeper says of a topic that no broker knows: whether it is worth waiting for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from klamm.replica.topic_names import is_valid_topic_name
+from klamm.zk.client.blocking import BlockingSession
+from klamm.zk.model import paths
+from klamm.zk.model.ops import NoNode, ZkError
+from klamm.zk.model.znodes import decode_topic
+
+_TIMEOUT_S: Final = 5.0
+
+
+def why_unknown(hosts: str, topic: str, partition: int) -> str | None:
+    """Why a partition will not come by itself; None when it is on its way, or nobody can say."""
+    if not is_valid_topic_name(topic):
+        return f"{topic!r} is not a topic's name"
+    try:
+        with BlockingSession(hosts, _TIMEOUT_S) as session:
+            if session.exists(paths.delete_topic_path(topic)):
+                return f"topic {topic} is being deleted"
+            znode = decode_topic(topic, session.get(paths.topic_path(topic)) or b"")
+    except NoNode:
+        return f"there is no topic {topic}"
+    except ZkError:
+        return None
+    if partition in znode.assignment:
+        return None
+    return f"topic {topic} has {len(znode.assignment)} partitions, counted from 0"

@@ -1,0 +1,1 @@
+"""Sessions, Python workers and standalone clusters: the environment that Spark runs klamm in."""

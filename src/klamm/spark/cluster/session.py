@@ -1,0 +1,163 @@
+"""A SparkSession as klamm wants it: `session()` makes it, `settings()` tells what it sets, `WHY` tells why.
+
+Only what a streaming query over klamm gains from is set; anything can be overridden with `conf`. A SparkSession made
+elsewhere works as well, because `format("klamm")` is found by itself, but its micro-batches cost more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from klamm.errors import KlammError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL_ATTEMPTS: Final = 4
+"""How often a task is tried on a local master that does not say so itself; Spark would give it one attempt."""
+
+_LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\*|\d+)(?:\s*,\s*(?P<attempts>\d+))?\])?$")
+_LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(?P<workers>\d+)\s*,\s*(?P<cores>\d+)\s*,\s*\d+\s*\]$")
+_OLD_S: Final = 24 * 3600
+_SOCKET_DIRECTORY: Final = re.compile(r"klamm-spark-(\d+)$")
+
+WHY: Final[Mapping[str, str]] = {
+    "spark.master": "a task that fails is tried again, also on a local master",
+    "spark.pyspark.python": "executors run the Python that the driver runs",
+    "spark.pyspark.driver.python": "planner processes run the Python that the driver runs",
+    "spark.python.unix.domain.socket.enabled": "a Python task costs about 6 ms instead of 50",
+    "spark.python.unix.domain.socket.dir": "sockets that a killed process leaves behind are found and removed",
+    "spark.python.daemon.module": "Python workers are forked with pyarrow, numba and klamm loaded",
+    "spark.driver.host": "a local master listens on loopback only",
+    "spark.driver.bindAddress": "a local master listens on loopback only",
+    "spark.sql.streaming.checkpointFileManagerClass": "checkpoints in local files are written 50 ms faster",
+    "spark.sql.streaming.stateStore.providerClass": "state outside of the heap; transformWithState needs it",
+    "spark.sql.shuffle.partitions": "one a core: more would only cost time in every micro-batch",
+    "spark.sql.python.filterPushdown.enabled": "filters on offset, partition, time, topic and key reach the source",
+    "spark.speculation": "a second copy of a task would write its rows twice",
+    "spark.ui.showConsoleProgress": "klamm shows progress itself",
+}
+
+
+def session(
+    master: str = "local[*]", app_name: str = "klamm", conf: Mapping[str, object] | None = None
+) -> SparkSession:
+    """The running SparkSession or a new one on `master`, with klamm's settings; `conf` wins over them.
+
+    When a session runs already, Spark keeps what is fixed for its lifetime and takes the rest.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise KlammError("Spark is not installed: pip install 'klamm[spark]'.") from None
+    chosen = {**settings(master), **{name: _text(value) for name, value in (conf or {}).items()}}
+    os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
+    _prepare_socket_directory(chosen)
+    if "spark.driver.bindAddress" in settings(master):
+        # The web UI listens where this says, and else on every interface.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def settings(master: str = "local[*]") -> dict[str, str]:
+    """What `session` sets for this master. Reads nothing but this process's id and the number of its cores."""
+    chosen = {
+        "spark.master": _with_attempts(master),
+        "spark.pyspark.python": sys.executable,
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.speculation": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if (cores := _cores(master)) is not None:
+        chosen |= _on_this_machine(cores)
+    return chosen
+
+
+def _on_this_machine(cores: int) -> dict[str, str]:
+    """What can be said when driver and executors share a machine and its files."""
+    return {
+        "spark.python.unix.domain.socket.dir": str(_socket_directory(os.getpid())),
+        "spark.python.daemon.module": "klamm.spark.cluster.daemon",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
+        "spark.sql.shuffle.partitions": str(cores),
+    }
+
+
+def _with_attempts(master: str) -> str:
+    found = _LOCAL.match(master)
+    if found is None or found["attempts"] is not None:
+        return master
+    return f"local[{found['cores'] or '1'},{LOCAL_ATTEMPTS}]"
+
+
+def _cores(master: str) -> int | None:
+    """The cores of a master on this machine; None for a cluster."""
+    if (found := _LOCAL.match(master)) is not None:
+        cores = found["cores"] or "1"
+        return (os.cpu_count() or 1) if cores == "*" else max(1, int(cores))
+    if (found := _LOCAL_CLUSTER.match(master)) is not None:
+        return max(1, int(found["workers"]) * int(found["cores"]))
+    return None
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _socket_directory(pid: int) -> Path:
+    return Path(tempfile.gettempdir(), f"klamm-spark-{pid}")
+
+
+def _prepare_socket_directory(chosen: Mapping[str, str]) -> None:
+    """Makes this process's directory, for its user only, and removes old ones of processes that are gone.
+
+    Old, because a process that is not seen from here, in another container, may use the same temporary directory.
+    """
+    if (wanted := chosen.get("spark.python.unix.domain.socket.dir")) is None:
+        return
+    directory = Path(wanted)
+    for other in directory.parent.glob("klamm-spark-*"):
+        found = _SOCKET_DIRECTORY.search(other.name)
+        if found is not None and other != directory and not _is_alive(int(found[1])) and _is_old(other):
+            shutil.rmtree(other, ignore_errors=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory == _socket_directory(os.getpid()):
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+
+
+def _is_old(directory: Path) -> bool:
+    try:
+        return time.time() - directory.stat().st_mtime > _OLD_S
+    except OSError:
+        return False
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

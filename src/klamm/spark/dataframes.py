@@ -1,0 +1,100 @@
+"""Topics as DataFrames and DataFrames into topics, in one call each; the long way is `format("klamm")`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from klamm.errors import KlammError
+from klamm.spark.decode.value_schema import load
+from klamm.spark.query.triggers import Trigger, with_trigger
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+
+def topic(
+    spark: SparkSession,
+    name: str,
+    *,
+    bootstrap_servers: str,
+    format: str = "raw",
+    schema: StructType | str | None = None,
+    schema_file: str | Path | None = None,
+    message: str | None = None,
+    streaming: bool = True,
+    **options: object,
+) -> DataFrame:
+    """A topic, or several with commas between, as a DataFrame.
+
+    With `format` json, avro, protobuf or string the values are typed columns of `schema`; a schema in a file is read
+    here, on the driver. `options` are those of `format("klamm")`: `startingOffsets="earliest"`.
+    """
+    given: dict[str, Any] = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": name, **options}
+    given |= value_options(format, schema, schema_file, message)
+    reader: Any = spark.readStream if streaming else spark.read
+    frame: DataFrame = reader.format("klamm").options(**given).load()
+    return frame
+
+
+def value_options(
+    format: str, schema: StructType | str | None, schema_file: str | Path | None = None, message: str | None = None
+) -> dict[str, str]:
+    """The options of `format("klamm")` for typed values, with what is in the file instead of its name."""
+    if format == "raw" and schema is None and schema_file is None:
+        return {}
+    text = schema if schema is None or isinstance(schema, str) else schema.json()
+    loaded = load(format, schema=text, file=schema_file, message=message)
+    given = {"valueFormat": format, "valueSchema": loaded.text, "valueMessage": loaded.message}
+    return {name: value for name, value in given.items() if value}
+
+
+def to_topic(
+    df: DataFrame,
+    topic: str | None = None,
+    *,
+    bootstrap_servers: str,
+    checkpoint: str | Path,
+    trigger: Trigger = None,
+    mode: str = "append",
+    name: str | None = None,
+    **options: object,
+) -> StreamingQuery:
+    """Starts a query that writes a streaming DataFrame into `topic`, or each row into that of its column `topic`.
+
+    Columns are `value`, and if they are there `key`, `partition`, `headers`. At least once: rows of a batch that fails
+    half-way are there twice. `options` are those of `format("klamm")`.
+    """
+    if not df.isStreaming:
+        raise KlammError('to_topic() wants a streaming DataFrame; a batch is written with df.write.format("klamm").')
+    given: dict[str, Any] = {"kafka.bootstrap.servers": bootstrap_servers, **options}
+    if topic is not None:
+        given["topic"] = topic
+    texts = _texts(given)
+    if mode != "update":
+        return start(df.writeStream.format("klamm").outputMode(mode).options(**texts), checkpoint, trigger, name)
+
+    def append(frame: DataFrame, batch_id: int) -> None:
+        frame.write.format("klamm").mode("append").options(**texts).save()
+
+    # Spark refuses output mode update for every Python sink; a batch of changed rows is one to append all the same.
+    return start(df.writeStream.outputMode("update").foreachBatch(append), checkpoint, trigger, name)
+
+
+def start(writer: Any, checkpoint: str | Path, trigger: Trigger, name: str | None) -> StreamingQuery:
+    writer = with_trigger(writer.option("checkpointLocation", str(checkpoint)), trigger)
+    if name is not None:
+        writer = writer.queryName(name)
+    query: StreamingQuery = writer.start()
+    return query
+
+
+def _texts(options: Mapping[str, object]) -> dict[str, str]:
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }

@@ -1,0 +1,1 @@
+"""Record batches and values as Arrow columns."""

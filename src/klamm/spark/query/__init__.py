@@ -1,0 +1,1 @@
+"""A running streaming query: its triggers, checkpoints, progress and lag."""

@@ -1,0 +1,77 @@
+"""A streaming query as a consumer group: its offsets are committed after every batch, so Kafka's tools show its lag.
+
+The group is a label. Nobody joins it, Spark's checkpoint alone decides where the query goes on, and a commit that fails
+is told and tried again with the next batch. Reading with the option `commitGroup` does the same without a listener.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from klamm.errors import KlammError
+from klamm.model import TopicPartition
+from klamm.spark.client import ClusterClient
+from klamm.spark.query.progress import Progress, ProgressListener
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_log = logging.getLogger(__name__)
+_TIMEOUT_MS = 5000
+Commit = Callable[[str, Mapping[TopicPartition, int]], None]
+
+
+class GroupOffsets:
+    """A sink of progress that commits where each batch ended."""
+
+    def __init__(self, group: str, commit: Commit) -> None:
+        self._group = group
+        self._commit = commit
+        self._committed: Mapping[TopicPartition, int] = {}
+
+    def progress(self, progress: Progress) -> None:
+        if not progress.ended_at or progress.ended_at == self._committed:
+            return
+        try:
+            self._commit(self._group, progress.ended_at)
+            self._committed = progress.ended_at
+        except (KlammError, OSError) as error:
+            _log.warning("The offsets of group %s were not committed: %s", self._group, error)
+
+    def ended(self, query_id: str, reason: str | None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def commit_group_offsets(
+    query: StreamingQuery, group: str, *, bootstrap_servers: str, client_options: Mapping[str, str] | None = None
+) -> ProgressListener:
+    """Commits the offsets of `query` to `group` after each of its batches from now on.
+
+    Returns the listener; `spark.streams.removeListener` ends it.
+    """
+    if not group:
+        raise KlammError("The name of a consumer group cannot be empty.")
+
+    def commit(group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        # A connection a batch: batches are rare against what a connection costs, and nothing has to be closed later.
+        with ClusterClient(bootstrap_servers, client_options or {}) as client:
+            client.commit_offsets(group, offsets, timeout_ms=_TIMEOUT_MS)
+
+    sink = GroupOffsets(group, commit)
+    listener = ProgressListener([sink], str(query.id))
+    _session().streams.addListener(listener)
+    return listener
+
+
+def _session() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    active: Any = SparkSession.active()
+    found: SparkSession = active
+    return found

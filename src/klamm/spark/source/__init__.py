@@ -1,0 +1,1 @@
+"""Reading topics with Spark: options, planning on the driver, and reading in tasks."""

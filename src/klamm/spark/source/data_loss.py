@@ -1,0 +1,23 @@
+"""Records that are gone: an error, or a warning for those who can do without them."""
+
+from __future__ import annotations
+
+import logging
+
+from klamm.errors import KlammError
+from klamm.spark.source.read_options import ReadOptions
+from klamm.spark.source.source_offsets import OffsetRange
+
+_log = logging.getLogger(__name__)
+
+
+class DataLossError(KlammError):
+    """Records that the query needs are gone."""
+
+
+def loss(range_: OffsetRange, why: str, options: ReadOptions) -> None:
+    """Raises DataLossError, or warns when the query has said that it can live with it."""
+    lost = f"{range_.tp}: the offsets {range_.start} to {range_.end - 1} are gone: {why}."
+    if options.fail_on_data_loss:
+        raise DataLossError(f"{lost} Set failOnDataLoss=false to go on without them.")
+    _log.warning("%s The query goes on without them.", lost)

@@ -1,0 +1,86 @@
+"""`format("klamm")`: topics as a Python data source of Spark, for reading and writing, batch and streaming."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from klamm.spark.source.option_names import warn_of_unknown
+from klamm.spark.source.read_options import ReadOptions, parse_read_options
+
+if TYPE_CHECKING:
+    from klamm.spark.decode.value_schema import ValueSchema
+
+
+class KlammDataSource(DataSource):
+    """Options are parsed when it is known what for: reading, as a stream or not, or writing."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "klamm"
+
+    def schema(self) -> StructType:
+        from klamm.spark.decode.topic_schema import read_schema
+        from klamm.spark.decode.value_format import load_value_schema
+
+        options = self._any_read_options()
+        return read_schema(options, _full_schema(options, load_value_schema(options)))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from klamm.spark.source.reader import batch_reader
+
+        warn_of_unknown(self.options)
+        options = parse_read_options(self.options, streaming=False)
+        return batch_reader(options, schema, _checked_value_schema(options, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from klamm.spark.source.stream_reader import KlammStreamReader
+
+        warn_of_unknown(self.options)
+        options = parse_read_options(self.options, streaming=True)
+        return KlammStreamReader(options, schema, _checked_value_schema(options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from klamm.spark.sink.writer import batch_writer
+
+        warn_of_unknown(self.options)
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from klamm.spark.sink.writer import stream_writer
+
+        warn_of_unknown(self.options)
+        return stream_writer(self.options, schema, overwrite)
+
+    def _any_read_options(self) -> ReadOptions:
+        """Spark asks for the schema before it says whether the query is a stream, whose rules differ in the offsets."""
+        given = {
+            key: value for key, value in self.options.items() if not key.lower().startswith(("starting", "ending"))
+        }
+        return parse_read_options(given, streaming=True)
+
+
+def _full_schema(options: ReadOptions, value_schema: ValueSchema | None) -> StructType:
+    from klamm.spark.decode.topic_schema import full_schema
+    from klamm.spark.decode.value_format import value_decoder
+
+    decoder = value_decoder(value_schema, options)
+    return full_schema(options, decoder.arrow_fields if decoder is not None else ())
+
+
+def _checked_value_schema(options: ReadOptions, schema: StructType) -> ValueSchema | None:
+    """The schema of the values, when the columns that Spark wants can be read with it."""
+    from klamm.spark.decode.topic_schema import check_user_schema
+    from klamm.spark.decode.value_format import load_value_schema
+
+    value_schema = load_value_schema(options)
+    check_user_schema(schema, _full_schema(options, value_schema))
+    return value_schema

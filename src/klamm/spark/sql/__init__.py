@@ -1,0 +1,1 @@
+"""Topics as tables of a SQL query."""

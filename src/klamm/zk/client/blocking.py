@@ -1,0 +1,88 @@
+"""A session for a few questions, asked from any thread and without an event loop."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+from klamm.zk.client.batches import path_batches
+from klamm.zk.client.chroot import Chroot, split_hosts
+from klamm.zk.client.client_connection import ConnectionState
+from klamm.zk.client.client_requests import MultiRead, Read, Request
+from klamm.zk.client.predecessor import SessionCredentials
+from klamm.zk.client.socket_connection import SocketConnection
+from klamm.zk.model.ops import Code, ConnectionLoss, Exists, GetData, MarshallingError, ReadOp
+
+
+class BlockingSession:
+    """`with` opens and ends it. With `credentials` it goes on with that session, if there still is one."""
+
+    def __init__(self, hosts: str, timeout_s: float, credentials: SessionCredentials | None = None) -> None:
+        hosts, prefix = split_hosts(hosts)
+        self._chroot = Chroot(prefix)
+        self._timeout_s = timeout_s
+        self._states: queue.SimpleQueue[ConnectionState] = queue.SimpleQueue()
+        self._connection = SocketConnection(hosts, int(timeout_s * 1000), self._states.put, credentials)
+        self.is_known = False
+        """Whether ZooKeeper still knew the session of `credentials`."""
+        self.is_ended = False
+        """After the end: whether no session is left, as far as ZooKeeper has said."""
+
+    def __enter__(self) -> Self:
+        """Raises ConnectionLoss when no server answers in time."""
+        self._connection.start()
+        try:
+            self.is_known = self._states.get(timeout=self._timeout_s) is ConnectionState.CONNECTED
+        except queue.Empty:
+            self._connection.stop()
+            raise ConnectionLoss(message="no ZooKeeper answers") from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.is_ended = self._connection.stop() or not self.is_known
+
+    def get(self, path: str) -> bytes | None:
+        """Raises NoNode, ConnectionLoss."""
+        data: bytes | None = self._read(GetData(path))[0]
+        return data
+
+    def read_many(self, paths: Sequence[str]) -> list[bytes | None]:
+        """The data of each znode, None for one that is missing. Raises ConnectionLoss."""
+        batches = path_batches([self._chroot.full(path) for path in paths])
+        return [each for batch in batches for each in self._read_batch(batch)]
+
+    def _read_batch(self, full_paths: list[str]) -> list[bytes | None]:
+        try:
+            answers = self._ask(MultiRead(full_paths))
+        except MarshallingError:
+            if len(full_paths) == 1:
+                raise
+            # The answer would exceed the server's limit.
+            half = len(full_paths) // 2
+            return self._read_batch(full_paths[:half]) + self._read_batch(full_paths[half:])
+        return [None if isinstance(answer, Code) else answer[0] or b"" for answer in answers]
+
+    def exists(self, path: str) -> bool:
+        return self._read(Exists(path)) is not None
+
+    def _read(self, op: ReadOp) -> Any:
+        return self._ask(Read(self._chroot.enter(op)))
+
+    def _ask(self, request: Request) -> Any:
+        answer: Future[Any] = Future()
+        self._connection.submit(request, _Answer(answer))
+        try:
+            return answer.result(self._timeout_s)
+        except TimeoutError:
+            raise ConnectionLoss(message="ZooKeeper does not answer") from None
+
+
+class _Answer:
+    def __init__(self, future: Future[Any]) -> None:
+        self.set = future.set_result
+        self.set_exception = future.set_exception

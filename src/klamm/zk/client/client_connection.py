@@ -1,0 +1,55 @@
+"""What a session needs of its connection with ZooKeeper: `SocketConnection`, or a simulator's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+from klamm.zk.client.client_requests import Request, Watcher
+from klamm.zk.client.loop_pulse import LoopPulse
+from klamm.zk.model.ops import ZkError
+
+
+class ConnectionState(Enum):
+    """What a connection tells of itself. LOST: the session has expired, or the connection is closed for good."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+class Result(Protocol):
+    """Where a reply goes. Called on the connection's thread, or by `submit` when nothing can be sent any more."""
+
+    def set(self, value: Any) -> None: ...
+    def set_exception(self, exception: ZkError) -> None: ...
+
+
+class Connection(Protocol):
+    @property
+    def session_id(self) -> int: ...
+    @property
+    def password(self) -> bytes: ...
+    @property
+    def has_expired(self) -> bool: ...
+    def start(self) -> None: ...
+    def stop(self) -> bool: ...
+    def submit(self, request: Request, result: Result) -> None: ...
+    def fail_pending(self) -> None: ...
+    def drop_connection(self) -> None: ...
+    def watch_loop(self, pulse: LoopPulse) -> None: ...
+    def watch_data(self, paths: Sequence[str], on_data: Watcher) -> None: ...
+    def restore_watches(
+        self,
+        data: Sequence[str],
+        exist: Sequence[str],
+        child: Sequence[str],
+        on_data: Watcher,
+        on_child: Watcher,
+    ) -> None: ...
+
+
+OnState = Callable[[ConnectionState], None]
+Connect = Callable[[str, int, OnState], Connection]
+"""Makes the connection of a session out of hosts, timeout in ms, and who hears of its state."""

@@ -1,0 +1,94 @@
+"""From the connection's thread to an event loop: calls in order, replies into futures, callbacks run to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future as ThreadFuture
+from typing import Any, Final
+
+from klamm.zk.model.ops import ZkError
+
+log = logging.getLogger(__name__)
+
+
+class Inbox:
+    """Calls from the connection's thread to a loop, in order; many of them wake the loop once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._is_awake = False
+
+    def post(self, call: Callable[..., object], *args: Any) -> None:
+        self._calls.append((call, args))
+        if not self._is_awake:
+            self._is_awake = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._is_awake = False
+        try:
+            while self._calls:
+                call, args = self._calls.popleft()
+                call(*args)
+        finally:
+            if self._calls:  # one failed, which the loop is told; the others have nothing to do with it
+                self._loop.call_soon(self._drain)
+
+
+class Reply:
+    """Takes one reply on the connection's thread for a future of a loop; `note` sees it first, on that thread."""
+
+    __slots__ = ("_inbox", "_note", "future")
+
+    def __init__(self, inbox: Inbox, future: asyncio.Future[Any], note: Callable[[Any], None] | None) -> None:
+        self.future = future
+        self._inbox = inbox
+        self._note = note
+
+    def set(self, value: Any) -> None:
+        if self._note is not None:
+            self._note(value)
+        self._inbox.post(resolve, self.future, value)
+
+    def set_exception(self, exception: ZkError) -> None:
+        self._inbox.post(_fail, self.future, exception)
+
+
+def resolve(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[Any], exception: ZkError) -> None:
+    if not future.done():
+        future.set_exception(exception)
+
+
+_RUNNING: Final[set[asyncio.Task[None]]] = set()
+
+
+def start_callback(
+    loop: asyncio.AbstractEventLoop, callback: Callable[[], Awaitable[None] | None], done: ThreadFuture[None]
+) -> None:
+    """On the listener's loop: runs a callback to its end, then says so. A failure of it is logged, no more."""
+
+    async def run() -> None:
+        try:
+            outcome = callback()
+            if inspect.isawaitable(outcome):
+                await outcome
+        except Exception:
+            log.exception("a listener of the ZooKeeper session failed")
+        finally:
+            done.set_result(None)
+
+    task = loop.create_task(run())
+    _RUNNING.add(task)
+    task.add_done_callback(_RUNNING.discard)

@@ -1,0 +1,113 @@
+"""Ending the session of a broker that is known to be dead, so that its successor need not wait for the time-out.
+
+The id and password of a session are what ZooKeeper asks of whoever wants to go on with it. A broker keeps them in a
+file in its directories while it runs; the next process that holds the lock of the same directory goes on with the
+session for a moment and closes it, and all ephemeral znodes of the dead broker (its registration, /controller) go at
+once. The file also says which process wrote it and where, because directories are copied: the copy must not end the
+session of a broker that lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+log = logging.getLogger(__name__)
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_START_TIME_FIELD: Final = 19
+"""Of /proc/PID/stat, counted from the state, which comes first after the name in brackets."""
+_INT64: Final = struct.Struct(">q")
+_UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error)
+"""Everything that a damaged session file may raise. A broker must start in spite of it."""
+
+
+class SessionCredentials(NamedTuple):
+    session_id: int
+    password: bytes
+
+
+def save(path: Path, credentials: SessionCredentials) -> None:
+    """Only the broker's user may read it: with it one can end the broker's session."""
+    aside = path.with_name(path.name + ".tmp")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    session = {"session_id": credentials.session_id, "password": credentials.password.hex()}
+    process = {"pid": os.getpid(), "started": _start_time(os.getpid())}
+    with os.fdopen(descriptor, "w") as out:
+        json.dump({**session, **_place(path.parent), **process}, out)
+    aside.replace(path)
+
+
+def load(path: Path) -> SessionCredentials | None:
+    """None when there is no predecessor, or its file cannot be understood: then its session times out."""
+    with contextlib.suppress(*_UNREADABLE):
+        found = json.loads(path.read_text())
+        session_id = int(found["session_id"])
+        _INT64.pack(session_id)
+        return SessionCredentials(session_id, bytes.fromhex(found["password"]))
+    return None
+
+
+def is_of_dead_process(path: Path) -> bool:
+    """Whether the file was written here, in this directory, since the machine was started, by a process that ended.
+
+    Everything else may be the copy of a directory whose broker lives, on this machine or on one that was cloned.
+    """
+    with contextlib.suppress(*_UNREADABLE):
+        found = json.loads(path.read_text())
+        here = _place(path.parent)
+        return {key: found[key] for key in here} == here and not _is_running(int(found["pid"]), found["started"])
+    return False
+
+
+def _place(directory: Path) -> dict[str, Any]:
+    stat = directory.stat()
+    return {"host": socket.gethostname(), "boot": _boot_id(), "device": stat.st_dev, "inode": stat.st_ino}
+
+
+def _boot_id() -> str | None:
+    """None where the system does not say; machine and directory have to do then."""
+    with contextlib.suppress(OSError):
+        return _BOOT_ID.read_text().strip()
+    return None
+
+
+def _is_running(pid: int, started: int | None) -> bool:
+    """A process id is used again; with its start time it means one process. Where that is not known: any process."""
+    if started is not None and Path("/proc/self/stat").exists():
+        return _start_time(pid) == started
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _start_time(pid: int) -> int | None:
+    """In ticks since the machine was started; None when there is no such process, or it only waits to be reaped."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[_START_TIME_FIELD])
+    return None
+
+
+def end_session(hosts: str, credentials: SessionCredentials, timeout_ms: int) -> bool:
+    """Closes the session if it still exists; blocks. False when ZooKeeper could not be asked."""
+    from klamm.zk.client.blocking import BlockingSession
+    from klamm.zk.model.ops import ConnectionLoss
+
+    session = BlockingSession(hosts, timeout_ms / 1000, credentials)
+    try:
+        with session:
+            pass
+    except ConnectionLoss:
+        return False
+    return session.is_ended

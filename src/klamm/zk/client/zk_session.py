@@ -1,0 +1,449 @@
+"""`ZkSession`: the broker's session with ZooKeeper, awaitable from any event loop.
+
+Reads that lose their connection are repeated until they are answered or the session ends. A write that loses it raises
+`ConnectionLoss`: it may have happened, and only a read can tell. When a session expires, listeners hear
+`before_new_session` (awaited before the next session is made) and then `after_new_session`.
+
+Watches follow Kafka's rule: a handler is registered for a path and stays; the one-shot watch underneath is armed by a
+read with `watch=True` and by nothing else. An event without a handler is dropped. After a reconnect within the session
+the watches are set again, so no change is missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future as ThreadFuture
+from enum import Enum
+from typing import Any, Final, TypeVar, cast, overload
+
+from klamm.frozen import dataclass
+from klamm.zk.client.answers import about, read_result
+from klamm.zk.client.batches import levels_of, path_batches
+from klamm.zk.client.chroot import Chroot, split_hosts
+from klamm.zk.client.client_connection import Connect, ConnectionState
+from klamm.zk.client.client_requests import Multi, MultiRead, Read, Request, SetWatches, Sync, Write
+from klamm.zk.client.loop_pulse import LoopPulse
+from klamm.zk.client.posting import Inbox, Reply, resolve, start_callback
+from klamm.zk.client.predecessor import SessionCredentials
+from klamm.zk.client.request_limit import check_size
+from klamm.zk.client.socket_connection import SocketConnection
+from klamm.zk.client.watch_handlers import WatchHandlers
+from klamm.zk.model import ops
+from klamm.zk.model.ops import (
+    Code,
+    ConnectionLoss,
+    Create,
+    CreateResult,
+    Delete,
+    Exists,
+    ExistsResult,
+    GetChildren,
+    GetChildrenResult,
+    GetData,
+    GetDataResult,
+    MarshallingError,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    ReadOp,
+    ReadResult,
+    SetData,
+    SetDataResult,
+    Stat,
+    Unimplemented,
+    WatchEvent,
+    WriteOp,
+    WriteResult,
+    ZkError,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT: Final = 10
+_END_OF_TIME: Final = (1 << 63) - 1
+"""After every zxid."""
+T = TypeVar("T")
+Running = tuple[asyncio.AbstractEventLoop, ThreadFuture[None]]
+"""A listener that was called: where it runs, and what says that it has ended."""
+
+
+class SessionState(Enum):
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    EXPIRED = "expired"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionListener:
+    """Callbacks on the loop they were added from; those that return an awaitable are awaited."""
+
+    on_state: Callable[[SessionState], object] | None = None
+    before_new_session: Callable[[], Awaitable[None] | None] | None = None
+    after_new_session: Callable[[], Awaitable[None] | None] | None = None
+
+
+class ZkSession:
+    """One session at a time. `hosts` is `host:port,host:port/chroot`; the chroot is created when it is missing."""
+
+    def __init__(self, hosts: str, session_timeout_ms: int = 18_000, connect: Connect = SocketConnection) -> None:
+        self.hosts, prefix = split_hosts(hosts)
+        self._chroot = Chroot(prefix)
+        self._timeout_ms = session_timeout_ms
+        self._connection = connect(self.hosts, session_timeout_ms, self._on_connection_state)
+        self.state = SessionState.SUSPENDED
+        self.session_id = 0
+        self.previous_session_id = 0
+        self._has_multi_read = True
+        self._closing = False
+        self._inboxes: dict[asyncio.AbstractEventLoop, Inbox] = {}
+        self._listeners: list[tuple[asyncio.AbstractEventLoop, SessionListener]] = []
+        self._watches = WatchHandlers(self._chroot)
+        self._first_connect: asyncio.Future[None] | None = None
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self, timeout_ms: int | None = None) -> ZkSession:
+        """Connects and creates the chroot. Raises ConnectionLoss when no server answers within the time."""
+        loop = asyncio.get_running_loop()
+        self._first_connect = loop.create_future()
+        self._inbox(loop)
+        self._connection.start()
+        try:
+            async with asyncio.timeout((timeout_ms or self._timeout_ms) / 1_000):
+                await self._first_connect
+            await self._create_chroot()
+        except TimeoutError:
+            await self.close()
+            raise ConnectionLoss(message=f"no ZooKeeper answers at {self.hosts}") from None
+        return self
+
+    async def _create_chroot(self) -> None:
+        for path in self._chroot.levels():
+            while True:
+                try:
+                    await self._submit(Write(Create(path, b"")))
+                except ConnectionLoss:
+                    if self._closing:
+                        raise
+                    continue
+                except NodeExists:
+                    pass
+                break
+
+    async def close(self) -> bool:
+        """Ends the session: its ephemeral znodes go at once. False when no server confirmed it, so they may stay."""
+        self._closing = True
+        is_confirmed = await asyncio.get_running_loop().run_in_executor(None, self._connection.stop)
+        self.state = SessionState.CLOSED
+        return is_confirmed
+
+    def drop_connection(self) -> None:
+        """Cuts the TCP connection, as a fault would; the session goes on when a server answers in time."""
+        self._connection.drop_connection()
+
+    def watch_loop(self, pulse: LoopPulse) -> None:
+        """Gives the session up if that loop stands still; the next one begins when it turns again."""
+        self._connection.watch_loop(pulse)
+
+    @property
+    def credentials(self) -> SessionCredentials:
+        """What proves that this session is ours: a successor of a killed process ends it with them."""
+        return SessionCredentials(self.session_id, self._connection.password)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _inbox(self, loop: asyncio.AbstractEventLoop) -> Inbox:
+        inbox = self._inboxes.get(loop)
+        if inbox is None:
+            inbox = self._inboxes[loop] = Inbox(loop)
+        return inbox
+
+    def _submit(self, request: Request, note: Callable[[Any], None] | None = None) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        reply = Reply(self._inbox(loop), loop.create_future(), note)
+        self._connection.submit(request, reply)
+        return reply.future
+
+    async def _retry_read(self, make: Callable[[], asyncio.Future[T]]) -> T:
+        """Asks again after each lost connection: the request waits for a connection, or the session's end."""
+        while True:
+            try:
+                return await make()
+            except ConnectionLoss:
+                if self._closing:
+                    raise
+
+    @overload
+    async def read(self, op: GetData) -> GetDataResult: ...
+    @overload
+    async def read(self, op: Exists) -> ExistsResult: ...
+    @overload
+    async def read(self, op: GetChildren) -> GetChildrenResult: ...
+    @overload
+    async def read(self, op: ReadOp) -> ReadResult: ...
+    async def read(self, op: ReadOp) -> ReadResult:
+        """One read. Raises NoNode (not for Exists) or SessionExpired. `watch=True` arms the watch of its path."""
+        full = self._chroot.enter(op)
+        request = Read(full, self._watches.watcher(full) if op.watch else None)
+        note = (lambda answer: self._watches.arm(full, answer)) if op.watch else None
+        try:
+            answer = await self._retry_read(lambda: self._submit(request, note))
+        except ZkError as error:
+            raise about(error, op.path) from None
+        return read_result(op, answer)
+
+    async def get_children(self, path: str, *, watch: bool = False) -> tuple[str, ...]:
+        return (await self.read(GetChildren(path, watch))).children
+
+    async def read_many(self, paths: Iterable[str], *, watch: bool = False) -> list[tuple[bytes | None, Stat] | None]:
+        """Data and stat of many znodes, None for those that are not there. Raises NoAuth, SessionExpired.
+
+        With `watch` those that are there are watched from before they were read.
+        At most `MAX_IN_FLIGHT` batches are under way at once: ZooKeeper holds every answer in memory until it is sent.
+        """
+        batches = path_batches([self._chroot.full(path) for path in paths])
+        if len(batches) == 1:
+            return await (self._read_watched(batches[0]) if watch else self._read_batch(batches[0]))
+        found: list[list[tuple[bytes | None, Stat] | None]] = [[] for _ in batches]
+        left = iter(enumerate(batches))
+
+        async def read_some() -> None:
+            for index, batch in left:
+                found[index] = await (self._read_watched(batch) if watch else self._read_batch(batch))
+
+        await asyncio.gather(*(read_some() for _ in range(min(MAX_IN_FLIGHT, len(batches)))))
+        return [each for batch in found for each in batch]
+
+    async def read_latest(self, paths: Sequence[str]) -> list[tuple[bytes | None, Stat] | None]:
+        """`read_many` of what the ensemble has committed by now, in one round trip: a server may lag behind."""
+        while True:
+            syncing = self._submit(Sync(self._chroot.full(paths[0])))
+            syncing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            found = await self.read_many(paths)
+            try:
+                await syncing  # a read that was repeated is as fresh: a server that knows less refuses this client
+            except ConnectionLoss:
+                if self._closing:
+                    raise
+                continue
+            return found
+
+    async def _read_watched(self, full_paths: list[str]) -> list[tuple[bytes | None, Stat] | None]:
+        """The watches of a batch are set by one request, ahead of the read: no change is between them.
+
+        It is the request that sets watches again after a reconnect. No znode has changed since the end of time, so the
+        server tells nothing at once, but that a znode is missing; nobody listens to that.
+        """
+        request = SetWatches(_END_OF_TIME, full_paths, (), ())
+        while True:
+            setting = self._submit(request, lambda _: self._watches.arm_all(self._connection, full_paths))
+            setting.add_done_callback(lambda done: done.cancelled() or done.exception())
+            found = await self._read_batch(full_paths)
+            try:
+                await setting
+            except ConnectionLoss:
+                if self._closing:
+                    raise
+                continue
+            return found
+
+    async def _read_batch(self, full_paths: list[str]) -> list[tuple[bytes | None, Stat] | None]:
+        if self._has_multi_read:
+            try:
+                answers = await self._retry_read(lambda: self._submit(MultiRead(full_paths)))
+            except Unimplemented:
+                log.info("this ZooKeeper has no multiRead; znodes are read one by one")
+                self._has_multi_read = False
+            except MarshallingError:
+                if len(full_paths) == 1:
+                    raise
+                # The answer would exceed the server's limit.
+                half = len(full_paths) // 2
+                return await self._read_batch(full_paths[:half]) + await self._read_batch(full_paths[half:])
+            else:
+                return [self._found(path, answer) for path, answer in zip(full_paths, answers, strict=True)]
+        return list(await asyncio.gather(*map(self._read_one, full_paths)))
+
+    def _found(self, full_path: str, answer: tuple[bytes | None, Stat] | Code) -> tuple[bytes | None, Stat] | None:
+        if isinstance(answer, Code):
+            if answer != Code.NO_NODE:
+                raise ops.error_for(answer, self._chroot.leave(full_path))
+            return None
+        return answer
+
+    async def _read_one(self, full_path: str) -> tuple[bytes | None, Stat] | None:
+        request = Read(GetData(full_path))
+        try:
+            data, stat = await self._retry_read(lambda: self._submit(request))
+        except NoNode:
+            return None
+        return data, Stat._make(stat)
+
+    async def multi(self, operations: Sequence[WriteOp]) -> tuple[WriteResult, ...]:
+        """All or nothing. Raises MultiFailed naming the operation that failed, ConnectionLoss, SessionExpired.
+
+        One that is too large for ZooKeeper raises RequestTooLarge, and nothing is sent.
+        """
+        full = [self._chroot.enter(op) for op in operations]
+        check_size(full)
+        results = tuple(map(self._chroot.leave_result, await self._submit(Multi(full))))
+        failure = ops.multi_failure(operations, results)
+        if failure is not None:
+            raise MultiFailed(failure)
+        return cast(tuple[WriteResult, ...], results)
+
+    async def create(self, op: Create) -> CreateResult:
+        path, stat = await self._write(op)
+        return CreateResult(self._chroot.leave(path), Stat._make(stat))
+
+    async def set(self, op: SetData) -> SetDataResult:
+        return SetDataResult(Stat._make(await self._write(op)))
+
+    async def delete(self, op: Delete) -> None:
+        await self._write(op)
+
+    async def _write(self, op: Create | SetData | Delete) -> Any:
+        full = self._chroot.enter(op)
+        check_size([full])
+        try:
+            return await self._submit(Write(full))
+        except ZkError as error:
+            raise about(error, op.path) from None
+
+    async def ensure_paths(self, paths: Iterable[str]) -> None:
+        """Creates persistent znodes without data unless they are there; those of a depth together, parents first."""
+        levels = levels_of(paths)
+        present = await self.read_many(levels)
+        missing = [path for path, found in zip(levels, present, strict=True) if found is None]
+        for depth in sorted({path.count("/") for path in missing}):
+            await asyncio.gather(*(self._create_unless_there(path) for path in missing if path.count("/") == depth))
+
+    async def _create_unless_there(self, path: str) -> None:
+        while True:
+            try:
+                await self.create(Create(path))
+            except ConnectionLoss:
+                if self._closing:
+                    raise
+                continue
+            except NodeExists:
+                pass
+            return
+
+    async def register_ephemeral(self, path: str, data: bytes) -> Stat:
+        """Creates an ephemeral znode as Kafka's brokers do: its data version becomes 1, its czxid is the epoch.
+
+        One that this session made already is taken as it is; one left by this client's previous session is replaced;
+        one of another session raises NodeExists.
+        """
+        while True:
+            try:
+                results = await self.multi([Create(path, None, ephemeral=True), SetData(path, data, 0)])
+            except ConnectionLoss:
+                if self._closing:
+                    raise
+                continue
+            except MultiFailed as failed:
+                if not isinstance(failed.error, NodeExists):
+                    raise failed.error from None
+            else:
+                return cast(SetDataResult, results[1]).stat
+            stat = (await self.read(Exists(path))).stat
+            if stat is not None and stat.ephemeral_owner == self.session_id:
+                return stat
+            if stat is not None:
+                await self._remove_leftover(path, stat)
+
+    async def _remove_leftover(self, path: str, stat: Stat) -> None:
+        if stat.ephemeral_owner != self.previous_session_id or not self.previous_session_id:
+            raise NodeExists(path, f"{path} belongs to the session {stat.ephemeral_owner:#x} of another broker")
+        with contextlib.suppress(NoNode, ConnectionLoss):
+            await self.delete(Delete(path))
+
+    # --- watches -----------------------------------------------------------------------------------------------------
+
+    def on_change(self, path: str, handler: Callable[[WatchEvent], object]) -> None:
+        """`handler` hears on this loop of creation, change and deletion of `path`, while a read has armed its watch."""
+        self._watches.change_handlers[path] = (self._inbox(asyncio.get_running_loop()), handler)
+
+    def on_children(self, path: str, handler: Callable[[WatchEvent], object]) -> None:
+        """`handler` hears on this loop of added and removed children, while a GetChildren has armed its watch."""
+        self._watches.child_handlers[path] = (self._inbox(asyncio.get_running_loop()), handler)
+
+    def forget_change(self, path: str) -> None:
+        self._watches.change_handlers.pop(path, None)
+
+    def forget_children(self, path: str) -> None:
+        self._watches.child_handlers.pop(path, None)
+
+    # --- session state, on the connection's thread -------------------------------------------------------------------
+
+    def add_listener(self, listener: SessionListener) -> None:
+        loop = asyncio.get_running_loop()
+        self._inbox(loop)
+        self._listeners.append((loop, listener))
+
+    def _on_connection_state(self, state: ConnectionState) -> None:
+        if state is ConnectionState.CONNECTED:
+            self._on_connected()
+        elif state is ConnectionState.SUSPENDED:
+            if not self._closing:
+                log.warning("the connection to ZooKeeper at %s is lost", self.hosts)
+            self._set_state(SessionState.SUSPENDED)
+        elif self._connection.has_expired and not self._closing:
+            self._on_expired()
+        else:
+            self._set_state(SessionState.CLOSED)
+
+    def _on_connected(self) -> None:
+        is_same = self._connection.session_id == self.session_id
+        is_first = self.session_id == 0 and self.previous_session_id == 0
+        self.session_id = self._connection.session_id
+        if is_same:
+            self._watches.restore(self._connection)
+        if not is_first:
+            log.info("connected to ZooKeeper again, in session %#x", self.session_id)
+        self._set_state(SessionState.CONNECTED)
+        if is_first and self._first_connect is not None:
+            self._inbox(self._first_connect.get_loop()).post(resolve, self._first_connect, None)
+        elif not is_same:
+            self._run_listeners([(loop, each.after_new_session) for loop, each in self._listeners])
+
+    def _on_expired(self) -> None:
+        """Nothing of the old session may still be under way when listeners prepare for the next one."""
+        log.warning("session %#x with ZooKeeper has expired", self.session_id)
+        self.previous_session_id, self.session_id = self.session_id, 0
+        self._watches.disarm()
+        self._connection.fail_pending()
+        self._set_state(SessionState.EXPIRED)
+        self._wait_for(self._run_listeners([(loop, each.before_new_session) for loop, each in self._listeners]))
+
+    def _set_state(self, state: SessionState) -> None:
+        self.state = state
+        for loop, listener in list(self._listeners):
+            if listener.on_state is not None:
+                self._inbox(loop).post(listener.on_state, state)
+
+    def _run_listeners(
+        self, callbacks: list[tuple[asyncio.AbstractEventLoop, Callable[[], Awaitable[None] | None] | None]]
+    ) -> list[Running]:
+        """Starts them all, each on its loop; they are under way."""
+        running = []
+        for loop, callback in callbacks:
+            if callback is not None:
+                done: ThreadFuture[None] = ThreadFuture()
+                self._inbox(loop).post(start_callback, loop, callback, done)
+                running.append((loop, done))
+        return running
+
+    def _wait_for(self, running: list[Running]) -> None:
+        """Blocks the connection's thread, which makes no new session meanwhile."""
+        for loop, done in running:
+            while not self._closing and not loop.is_closed():
+                with contextlib.suppress(TimeoutError):
+                    done.result(0.1)
+                    break

@@ -1,0 +1,211 @@
+"""Every znode of the cluster: its path and its one writer. `klamm.zk.model.znodes` holds what is inside them.
+
+Paths are those of Kafka in ZooKeeper mode, so that klamm's brokers and JVM brokers can share a cluster. A chroot is the
+business of the session, never of a path here.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+CONTROLLER: Final = "/controller"
+CONTROLLER_EPOCH: Final = "/controller_epoch"
+BROKERS: Final = "/brokers"
+BROKER_IDS: Final = "/brokers/ids"
+BROKER_SEQUENCE_ID: Final = "/brokers/seqid"
+TOPICS: Final = "/brokers/topics"
+CLUSTER_ID: Final = "/cluster/id"
+ADMIN: Final = "/admin"
+DELETE_TOPICS: Final = "/admin/delete_topics"
+REASSIGN_PARTITIONS: Final = "/admin/reassign_partitions"
+PREFERRED_REPLICA_ELECTION: Final = "/admin/preferred_replica_election"
+ISR_CHANGE_NOTIFICATION: Final = "/isr_change_notification"
+ISR_CHANGE_PREFIX: Final = "isr_change_"
+LOG_DIR_EVENT_NOTIFICATION: Final = "/log_dir_event_notification"
+LOG_DIR_EVENT_PREFIX: Final = "log_dir_event_"
+CONFIG: Final = "/config"
+CONFIG_CHANGES: Final = "/config/changes"
+CONFIG_CHANGE_PREFIX: Final = "config_change_"
+PRODUCER_ID_BLOCK: Final = "/latest_producer_id_block"
+FEATURE: Final = "/feature"
+MIGRATION: Final = "/migration"
+CONSUMERS: Final = "/consumers"
+DEFAULT_ENTITY: Final = "<default>"
+_INT32_MAX: Final = 0x7FFFFFFF
+_INT32_DIGITS: Final = 10
+
+PERSISTENT_PATHS: Final = (
+    CONSUMERS,
+    BROKER_IDS,
+    TOPICS,
+    CONFIG_CHANGES,
+    DELETE_TOPICS,
+    BROKER_SEQUENCE_ID,
+    ISR_CHANGE_NOTIFICATION,
+    PRODUCER_ID_BLOCK,
+    LOG_DIR_EVENT_NOTIFICATION,
+    "/config/topics",
+    "/config/clients",
+    "/config/users",
+    "/config/brokers",
+    "/config/ips",
+)
+"""What a broker creates at its start, with parents, when it is not there."""
+
+
+class Mode(Enum):
+    PERSISTENT = "persistent"
+    EPHEMERAL = "ephemeral"
+    SEQUENTIAL = "persistent, sequential"
+
+
+class ZnodeRule(NamedTuple):
+    """`codec` names the encode/decode pair in `klamm.zk.model.znodes`; "null" and "text" need none."""
+
+    pattern: str
+    mode: Mode
+    codec: str
+    writer: str
+    fenced: bool = False
+
+
+ZNODES: Final = (
+    ZnodeRule(
+        CONTROLLER, Mode.EPHEMERAL, "controller", "the broker that wins the election, in one multi with the epoch"
+    ),
+    ZnodeRule(CONTROLLER_EPOCH, Mode.PERSISTENT, "controller_epoch", "the broker that wins the election"),
+    ZnodeRule(
+        "/brokers/ids/{broker}",
+        Mode.EPHEMERAL,
+        "broker",
+        "that broker; the controller removes its report of an unclean shutdown",
+    ),
+    ZnodeRule(BROKER_SEQUENCE_ID, Mode.PERSISTENT, "null", "a broker without an id: it takes the new version"),
+    ZnodeRule("/brokers/topics/{topic}", Mode.PERSISTENT, "topic", "the controller", fenced=True),
+    ZnodeRule("/brokers/topics/{topic}/partitions", Mode.PERSISTENT, "null", "the controller", fenced=True),
+    ZnodeRule("/brokers/topics/{topic}/partitions/{partition}", Mode.PERSISTENT, "null", "the controller", fenced=True),
+    ZnodeRule(
+        "/brokers/topics/{topic}/partitions/{partition}/state",
+        Mode.PERSISTENT,
+        "partition_state",
+        "the controller; leaders ask it by AlterPartition, or before 2.7 write the ISR themselves, unfenced",
+        fenced=True,
+    ),
+    ZnodeRule(CLUSTER_ID, Mode.PERSISTENT, "cluster_id", "the first broker of the cluster"),
+    ZnodeRule(
+        "/admin/delete_topics/{topic}", Mode.PERSISTENT, "null", "DeleteTopics, tools; the controller removes it"
+    ),
+    ZnodeRule(
+        REASSIGN_PARTITIONS, Mode.PERSISTENT, "reassignment", "tools; the controller shrinks and removes it", True
+    ),
+    ZnodeRule(PREFERRED_REPLICA_ELECTION, Mode.PERSISTENT, "partitions", "tools; the controller removes it", True),
+    ZnodeRule("/isr_change_notification/isr_change_", Mode.SEQUENTIAL, "partitions", "leaders before 2.7, after it"),
+    ZnodeRule(
+        "/log_dir_event_notification/log_dir_event_",
+        Mode.SEQUENTIAL,
+        "log_dir_event",
+        "a broker that lost a log directory",
+    ),
+    ZnodeRule("/config/{entity_type}/{entity}", Mode.PERSISTENT, "config", "the config APIs and tools"),
+    ZnodeRule(
+        "/config/changes/config_change_", Mode.SEQUENTIAL, "config_change", "whoever changed a config, after writing it"
+    ),
+    ZnodeRule(
+        PRODUCER_ID_BLOCK, Mode.PERSISTENT, "producer_id_block", "the controller, compare-and-set on its version"
+    ),
+    ZnodeRule(FEATURE, Mode.PERSISTENT, "feature", "the controller"),
+    ZnodeRule(MIGRATION, Mode.PERSISTENT, "none", "a migration to KRaft; klamm neither reads nor writes it"),
+    ZnodeRule(
+        "/kafka-acl/{type}/{name}", Mode.PERSISTENT, "none", "JVM authorizers; klamm neither reads nor writes it"
+    ),
+    ZnodeRule(
+        "/delegation_token/tokens/{id}", Mode.PERSISTENT, "none", "JVM brokers; klamm neither reads nor writes it"
+    ),
+    ZnodeRule("/consumers/{group}/offsets/{topic}/{partition}", Mode.PERSISTENT, "none", "consumers of the old kind"),
+)
+"""One row a kind of znode. `fenced`: written only in a multi that checks the version of /controller_epoch."""
+
+
+def broker_path(broker_id: int) -> str:
+    return f"{BROKER_IDS}/{broker_id}"
+
+
+def topic_path(topic: str) -> str:
+    return f"{TOPICS}/{topic}"
+
+
+def topic_partitions_path(topic: str) -> str:
+    return f"{TOPICS}/{topic}/partitions"
+
+
+def partition_path(topic: str, partition: int) -> str:
+    return f"{TOPICS}/{topic}/partitions/{partition}"
+
+
+def partition_state_path(topic: str, partition: int) -> str:
+    return f"{TOPICS}/{topic}/partitions/{partition}/state"
+
+
+def delete_topic_path(topic: str) -> str:
+    return f"{DELETE_TOPICS}/{topic}"
+
+
+def isr_change_path(name: str = ISR_CHANGE_PREFIX) -> str:
+    """Without a name: what a sequential create takes."""
+    return f"{ISR_CHANGE_NOTIFICATION}/{name}"
+
+
+def log_dir_event_path(name: str = LOG_DIR_EVENT_PREFIX) -> str:
+    return f"{LOG_DIR_EVENT_NOTIFICATION}/{name}"
+
+
+def config_change_path(name: str = CONFIG_CHANGE_PREFIX) -> str:
+    return f"{CONFIG_CHANGES}/{name}"
+
+
+def config_entity_type_path(entity_type: str) -> str:
+    return f"{CONFIG}/{entity_type}"
+
+
+def config_entity_path(entity_type: str, entity: str) -> str:
+    """`entity_type` is topics, brokers, clients, users or ips; names of clients and users come sanitized."""
+    return f"{CONFIG}/{entity_type}/{entity}"
+
+
+def config_path_of(entity_path: str) -> str:
+    """The config znode that a change notification names, such as `topics/orders` or `users/a/clients/b`."""
+    return f"{CONFIG}/{entity_path}"
+
+
+def sequence_number(name: str) -> int:
+    """The ten digits behind a sequential znode's name or path. Raises ValueError when they are not there."""
+    digits = name[-10:]
+    if len(digits) < 10 or not digits.isdecimal():
+        raise ValueError(f"{name!r} does not end in the ten digits of a sequential znode")
+    return int(digits)
+
+
+def number_of(name: str) -> int | None:
+    """The id of a broker or partition that is a znode's name; None if Kafka would not write the number that way.
+
+    Anybody can create such a name. Numbers beyond int32 fit into no message, and Python refuses to read very long ones.
+    """
+    if not (name.isascii() and name.isdecimal() and len(name) <= _INT32_DIGITS):
+        return None
+    number = int(name)
+    return number if number <= _INT32_MAX and str(number) == name else None
+
+
+_UNRESERVED: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_")
+
+
+def sanitize(name: str) -> str:
+    """A user or client name as Kafka writes it into a path: percent-encoded, the asterisk and the blank too."""
+    return "".join(chr(b) if b in _UNRESERVED else f"%{b:02X}" for b in name.encode())
+
+
+def desanitize(name: str) -> str:
+    from urllib.parse import unquote  # seldom needed, and slow to import
+
+    return unquote(name, errors="strict")

@@ -1,0 +1,135 @@
+"""One-shot watches: who asked to be told about a path, and what they are owed. A watcher is a connection's number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from klamm.zk.model.acl import SUPER, is_allowed
+from klamm.zk.model.limits import WatchBudget, path_bytes
+from klamm.zk.model.nodes import Znode
+from klamm.zk.model.ops import EventType, Id, Perms, WatchEvent
+
+
+class WatchTable:
+    """Watchers by path, in the order in which they asked; a trigger forgets those it names."""
+
+    __slots__ = ("_budget", "_by_path", "_by_watcher")
+
+    def __init__(self, budget: WatchBudget) -> None:
+        self._budget = budget
+        self._by_path: dict[str, dict[int, None]] = {}
+        self._by_watcher: dict[int, dict[str, None]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_path.values()))
+
+    def add(self, path: str, watcher: int) -> None:
+        """Raises ThrottledOp when there are too many already."""
+        if watcher in self._by_path.get(path, ()):
+            return
+        self._budget.take(watcher, path)
+        self._by_path.setdefault(path, {})[watcher] = None
+        self._by_watcher.setdefault(watcher, {})[path] = None
+
+    def trigger(self, path: str) -> list[int]:
+        """Those who watch `path`; they watch it no more."""
+        watchers = self._by_path.pop(path, None)
+        if watchers is None:
+            return []
+        size = path_bytes(path)
+        for watcher in watchers:
+            self._budget.release(watcher, 1, size)
+            paths = self._by_watcher[watcher]
+            del paths[path]
+            if not paths:
+                del self._by_watcher[watcher]
+        return list(watchers)
+
+    def remove_watcher(self, watcher: int) -> None:
+        for path in self._by_watcher.pop(watcher, ()):
+            watchers = self._by_path[path]
+            del watchers[watcher]
+            if not watchers:
+                del self._by_path[path]
+
+
+class Watches:
+    """Watches of data (and of missing znodes) and of children, and the events that were not taken yet."""
+
+    def __init__(self) -> None:
+        self._budget = WatchBudget()
+        self.data = WatchTable(self._budget)
+        self.child = WatchTable(self._budget)
+        self._events: list[tuple[int, WatchEvent]] = []
+        self._identities: dict[int, Sequence[Id]] = {}
+
+    def __len__(self) -> int:
+        return self._budget.count
+
+    def identify(self, watcher: int, auth: Sequence[Id]) -> None:
+        self._identities[watcher] = auth
+
+    def remove(self, watcher: int) -> None:
+        self.data.remove_watcher(watcher)
+        self.child.remove_watcher(watcher)
+        self._budget.drop(watcher)
+        self._identities.pop(watcher, None)
+
+    def take_events(self) -> list[tuple[int, WatchEvent]]:
+        events, self._events = self._events, []
+        return events
+
+    def fire(self, event: EventType, path: str, node: Znode, nodes: Mapping[str, Znode]) -> None:
+        """One change of a znode: first those who watch it, then those who watch its parent's children."""
+        told = self.data.trigger(path)
+        if event is EventType.DELETED:
+            told = list(dict.fromkeys(told + self.child.trigger(path)))
+        self._tell_readers(told, event, path, node)
+        if event is not EventType.DATA_CHANGED:
+            parent = path[: path.rfind("/")] or "/"
+            watchers = self.child.trigger(parent)
+            if watchers:
+                self._tell_readers(watchers, EventType.CHILDREN_CHANGED, parent, nodes.get(parent, node))
+
+    def _tell_readers(self, watchers: list[int], event: EventType, path: str, node: Znode) -> None:
+        for watcher in watchers:
+            if is_allowed(node.acl, Perms.READ, self._identities.get(watcher, SUPER)):
+                self._tell(watcher, event, path)
+
+    def _tell(self, watcher: int, event: EventType, path: str) -> None:
+        self._events.append((watcher, WatchEvent(event, path)))
+
+    def restore(
+        self,
+        watcher: int,
+        relative_zxid: int,
+        wanted: tuple[Sequence[str], Sequence[str], Sequence[str]],
+        nodes: Mapping[str, Znode],
+    ) -> None:
+        """Sets the data, exist and child watches of a client again; what changed since `relative_zxid` is told.
+
+        Sets all of them or, when there are too many, none.
+        """
+        data, exist, child = wanted
+        self._budget.check(watcher, [*data, *exist, *child])
+        for path in data:
+            node = nodes.get(path)
+            if node is None:
+                self._tell(watcher, EventType.DELETED, path)
+            elif node.mzxid > relative_zxid:
+                self._tell(watcher, EventType.DATA_CHANGED, path)
+            else:
+                self.data.add(path, watcher)
+        for path in exist:
+            if path in nodes:
+                self._tell(watcher, EventType.CREATED, path)
+            else:
+                self.data.add(path, watcher)
+        for path in child:
+            node = nodes.get(path)
+            if node is None:
+                self._tell(watcher, EventType.DELETED, path)
+            elif node.pzxid > relative_zxid:
+                self._tell(watcher, EventType.CHILDREN_CHANGED, path)
+            else:
+                self.child.add(path, watcher)

@@ -1,0 +1,1 @@
+"""The embedded ZooKeeper server: connections, requests, the transaction log and snapshots."""

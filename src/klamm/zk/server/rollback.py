@@ -1,0 +1,80 @@
+"""Makes a state of ZooKeeper that is older than the brokers' logs safe to start from.
+
+Brokers keep what ZooKeeper forgets: records of producer ids that would be handed out again, so that new records look
+like duplicates, and leader epochs that would be used twice. A lost change raises such a number by one step at most, so
+each is raised by the number of lost changes. Sessions end: their brokers are stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
+from klamm.zk.model import paths
+from klamm.zk.model.tree import ZnodeTree
+from klamm.zk.model.znodes import (
+    ProducerIdBlock,
+    ZnodeFormatError,
+    decode_controller_epoch,
+    decode_partition_state,
+    decode_producer_id_block,
+    encode_controller_epoch,
+    encode_partition_state,
+    encode_producer_id_block,
+)
+
+MAX_EPOCH: Final = 0x7FFFFFFF - 1
+_STATE: Final = re.compile(r"/brokers/topics/([^/]+)/partitions/(\d+)/state$")
+Advance = Callable[[bytes], bytes]
+
+
+def advance(tree: ZnodeTree, lost_changes: int, now_ms: int) -> None:
+    """Ends all sessions, and raises epochs and producer ids beyond those that the lost changes may have used."""
+    for session_id in tuple(tree.sessions):
+        tree.close_session(session_id, now_ms)
+    if not lost_changes:
+        return
+    for path, node in tree.nodes.items():
+        change = _change_of(path, lost_changes)
+        if change is None or node.data is None:
+            continue
+        with suppress(ZnodeFormatError):  # garbage stays as it is: the brokers name it
+            node.data = change(node.data)
+            node.version += 1
+            node.mzxid, node.mtime = tree.last_zxid, now_ms
+
+
+def _change_of(path: str, by: int) -> Advance | None:
+    """How to change the znode, which may be below a chroot; None for the others."""
+    if path.endswith(paths.CONTROLLER_EPOCH):
+        return lambda data: encode_controller_epoch(_raised(decode_controller_epoch(data), by))
+    if path.endswith(paths.PRODUCER_ID_BLOCK):
+        return lambda data: _raise_block(data, by)
+    found = _STATE.search(path)
+    if found is None:
+        return None
+    tp = TopicPartition(found[1], int(found[2]))
+    return lambda data: _raise_state(tp, data, by)
+
+
+def _raise_state(tp: TopicPartition, data: bytes, by: int) -> bytes:
+    state = decode_partition_state(tp, data, 0)
+    it = state.leader_and_isr
+    epoch = _raised(it.leader_epoch, by)
+    raised = LeaderAndIsr(it.leader, epoch, it.isr, it.partition_epoch, it.leader_recovery_state)
+    return encode_partition_state(LeaderIsrAndControllerEpoch(raised, state.controller_epoch))
+
+
+def _raise_block(data: bytes, by: int) -> bytes:
+    block = decode_producer_id_block(data)
+    if block is None:
+        return data
+    step = by * (block.block_end - block.block_start + 1)
+    return encode_producer_id_block(ProducerIdBlock(block.broker_id, block.block_start + step, block.block_end + step))
+
+
+def _raised(epoch: int, by: int) -> int:
+    return min(epoch + by, MAX_EPOCH) if epoch >= 0 else epoch

@@ -1,0 +1,398 @@
+"""The embedded ZooKeeper: `ZnodeTree` behind ZooKeeper's own protocol, durable, in one event loop.
+
+Clients such as kazoo cannot tell it from a ZooKeeper 3.9 in standalone mode, except that container and TTL znodes,
+quotas, persistent watches and reconfiguration are not there (UNIMPLEMENTED), and that a server which was itself paused
+does not blame its clients: their sessions are extended by the pause.
+
+    python -m klamm.zk.server.server --data-dir D --port P
+
+Requests of a connection are answered in order, and a watch event comes before any reply that shows the change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import sys
+from base64 import b64encode
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from klamm.clock import Clock, SystemClock
+from klamm.zk.model import jute
+from klamm.zk.model.jute import OpCode
+from klamm.zk.model.limits import MAX_CREDENTIAL_BYTES, MAX_CREDENTIALS, MAX_SESSIONS
+from klamm.zk.model.ops import AuthFailed, Code, Id, ThrottledOp, ZkError
+from klamm.zk.model.tree import ZnodeTree
+from klamm.zk.server.admission import Admission
+from klamm.zk.server.committer import Committer
+from klamm.zk.server.database import LoggedTree
+from klamm.zk.server.four_letters import four_letter_words
+from klamm.zk.server.request_processor import WRITES, execute_read
+from klamm.zk.server.server_connection import Connection
+from klamm.zk.server.snapshot_process import Compaction
+from klamm.zk.server.txnlog import DataDir, sync_dir
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TICK_MS: Final = 2_000
+MAX_UNSYNCED_BYTES: Final = 64 << 20
+"""Changes that may wait for the disk before no further request is read."""
+MAX_HELD_BYTES: Final = 256 << 20
+"""Unread requests and unsent answers of all connections; beyond it, the connection with the most of them ends."""
+_HELD_CHECK_BYTES: Final = 8 << 20
+_EXPIRED_PER_TURN: Final = 200
+_NO_TOKEN: Final = b"\xff\xff\xff\xff"
+
+
+class EmbeddedZooKeeper:
+    """One server. `start` recovers the data directory and listens; `stop` keeps sessions for the next start.
+
+    `fsync=False` is for tests: a crash of the machine may then lose acknowledged changes, a crash of the process not.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        min_session_timeout_ms: int = 2 * DEFAULT_TICK_MS,
+        max_session_timeout_ms: int = 20 * DEFAULT_TICK_MS,
+        fsync: bool = True,
+        max_connections_per_host: int = 1_000,
+        max_frame_bytes: int = 0xFFFFF,
+        roll_bytes: int = 64 << 20,
+        clock: Clock | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.max_frame_bytes = max_frame_bytes
+        self.failed = asyncio.Event()
+        self.failure: OSError | None = None
+        self.received = self.sent = 0
+        self.connections: dict[int, Connection] = {}
+        self._path = Path(data_dir)
+        self._min_timeout_ms, self._max_timeout_ms = min_session_timeout_ms, max_session_timeout_ms
+        self._tick_ms = max(10, min(DEFAULT_TICK_MS, min_session_timeout_ms // 2))
+        self._fsync = fsync
+        self._admission = Admission(max_connections_per_host)
+        self._roll_bytes = roll_bytes
+        self._clock = clock or SystemClock()
+        self.tree = ZnodeTree(tick_ms=self._tick_ms)
+        self.commands = four_letter_words(self)
+        self._by_session: dict[int, Connection] = {}
+        self._dirty: dict[int, Connection] = {}
+        self._next_session_id = self._next_connection = 1
+        self._moved_bytes = 0
+        self._awaiting_disk: dict[int, Connection] = {}
+        self._has_ended = False
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> EmbeddedZooKeeper:
+        """Raises DataDirError when the directory cannot be used, OSError when the port cannot."""
+        self._loop = asyncio.get_running_loop()
+        self._data_dir = DataDir(self._path)
+        try:
+            self._data_dir.recover(self.tree)
+            self._begin_log()
+            self._server = await self._loop.create_server(self._accept, self.host, self.port, backlog=512)
+        except BaseException:
+            self._data_dir.close()
+            raise
+        self.port = self._server.sockets[0].getsockname()[1]
+        now_ms = self._monotonic_ms()
+        for session_id in self.tree.sessions:
+            self.tree.touch_session(session_id, now_ms)
+        epoch = (self._clock.now_ms() << 24 & (1 << 64) - 1) >> 8
+        self._next_session_id = max(epoch, *self.tree.sessions, 1) + 1 if self.tree.sessions else epoch
+        self._tick_due_ms = now_ms + self._tick_ms
+        self._timer = self._loop.call_later(self._tick_ms / 1_000, self._tick)
+        self._compaction.start_after_recovery()
+        return self
+
+    def _begin_log(self) -> None:
+        fd = self._data_dir.new_log(self.tree.last_zxid + 1)
+        if self._fsync:
+            os.fsync(fd)
+            sync_dir(self._path)
+        self._committer = Committer(
+            fd, self._path, fsync=self._fsync, on_released=self._on_released, on_failure=self._on_log_failure
+        )
+        self._logged = LoggedTree(self.tree, self._committer)
+        self._compaction = Compaction(self._data_dir, self.tree, self._committer, self._roll_bytes, self._monotonic_ms)
+
+    async def stop(self) -> None:
+        """Answers what is written, closes connections and files. Sessions go on when the server comes back in time."""
+        self._has_ended = True
+        self._timer.cancel()
+        self._server.close()
+        await self._compaction.stop(log_failed=self.failed.is_set())
+        await self._committer.close()
+        self.flush()
+        for connection in list(self.connections.values()):
+            connection.close()
+        self._data_dir.close()
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def outstanding(self) -> int:
+        return self._committer.outstanding
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether so many changes wait for the disk that no further request is read."""
+        return self._committer.pending_bytes > MAX_UNSYNCED_BYTES
+
+    def await_disk(self, connection: Connection) -> None:
+        """Lets a connection go on when the server is no longer congested."""
+        self._awaiting_disk[connection.number] = connection
+
+    def _on_released(self) -> None:
+        self.flush()
+        if self._awaiting_disk and not self.is_congested:
+            awaiting, self._awaiting_disk = self._awaiting_disk, {}
+            for connection in awaiting.values():
+                connection.update_reading()
+
+    def _on_log_failure(self, error: OSError) -> None:
+        """Nothing can be promised any more: clients are cut off and look for another server."""
+        self.failure = error
+        self._has_ended = True
+        self._timer.cancel()
+        self._server.close()
+        for connection in list(self.connections.values()):
+            connection.abort()
+        self.failed.set()
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> Connection:
+        self._next_connection += 1
+        return Connection(self, self._next_connection)
+
+    def on_connected(self, connection: Connection) -> bool:
+        """False when the client's host has too many connections already."""
+        self.connections[connection.number] = connection
+        self.tree.identify_watcher(connection.number, connection.auth)
+        return self._admission.admit(connection, self._monotonic_ms())
+
+    def on_closing(self, connection: Connection) -> None:
+        self._admission.on_closing(connection, self._monotonic_ms())
+
+    def on_disconnected(self, connection: Connection) -> None:
+        """Watches end with the connection, the session does not."""
+        self.connections.pop(connection.number, None)
+        self._admission.remove(connection)
+        self.tree.remove_watcher(connection.number)
+        if connection.session_id is not None and self._by_session.get(connection.session_id) is connection:
+            del self._by_session[connection.session_id]
+
+    def on_frame(self, connection: Connection, frame: bytes) -> None:
+        self.received += 1
+        try:
+            if connection.session_id is None:
+                self._admission.on_handshake(connection)
+                self._connect(connection, jute.read_connect(frame))
+                return
+            xid, opcode, body = jute.read_header(frame)
+        except ZkError as error:
+            log.warning("closing the connection from %s: %s", connection.host, error)
+            connection.close()
+            return
+        if not self.tree.touch_session(connection.session_id, self._monotonic_ms()):
+            self._committer.when_safe(connection.close)
+            return
+        self._execute(connection, connection.session_id, xid, opcode, body)
+
+    def on_bytes(self, size: int) -> None:
+        """Counts bytes that came in or go out, and looks now and then at how much the connections hold."""
+        self._moved_bytes += size
+        if self._moved_bytes < _HELD_CHECK_BYTES:
+            return
+        self._moved_bytes = 0
+        held = sorted((c.held_bytes, c.number) for c in self.connections.values())
+        excess = sum(size for size, _ in held) - MAX_HELD_BYTES
+        while excess > 0:
+            size, number = held.pop()
+            excess -= size
+            greedy = self.connections[number]
+            log.warning("closing the connection from %s: it holds %d bytes of requests and answers", greedy.host, size)
+            greedy.abort()
+
+    def _send(self, connection: Connection, frame: bytes) -> None:
+        self.sent += 1
+        self.on_bytes(len(frame))
+        if self._committer.is_safe:
+            connection.write(frame)
+            self._dirty[connection.number] = connection
+        else:
+            connection.wait_one(frame)
+            self._committer.when_safe(partial(self._deliver, connection, frame))
+
+    def _deliver(self, connection: Connection, frame: bytes) -> None:
+        connection.deliver(frame)
+        self._dirty[connection.number] = connection
+
+    def flush(self) -> None:
+        """Hands what was written to the sockets, once a turn."""
+        dirty, self._dirty = self._dirty, {}
+        for connection in dirty.values():
+            connection.flush()
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    def _connect(self, connection: Connection, request: jute.ConnectRequest) -> None:
+        if request.last_zxid_seen > self.tree.last_zxid:
+            log.warning(
+                "refusing %s: it has seen %#x, we are at %#x",
+                connection.host,
+                request.last_zxid_seen,
+                self.tree.last_zxid,
+            )
+            connection.close()
+            return
+        timeout_ms = min(max(request.timeout_ms, self._min_timeout_ms), self._max_timeout_ms)
+        if request.session_id == 0:
+            session_id, password = self._new_session(timeout_ms)
+        else:
+            session_id, password = request.session_id, request.password
+            if not self._resume_session(session_id, password, timeout_ms):
+                connection.session_id = 0
+                self._send(connection, jute.connect_response(0, 0, bytes(16)))
+                self._committer.when_safe(connection.close)
+                return
+        connection.session_id = session_id
+        self._by_session[session_id] = connection
+        self._send(connection, jute.connect_response(timeout_ms, session_id, password))
+
+    def _new_session(self, timeout_ms: int) -> tuple[int, bytes]:
+        if len(self.tree.sessions) >= MAX_SESSIONS:
+            raise ThrottledOp(message=f"there are {MAX_SESSIONS} sessions already")
+        session_id, password = self._next_session_id, os.urandom(16)
+        self._next_session_id += 1
+        self._logged.create_session(session_id, timeout_ms, self._monotonic_ms(), password)
+        return session_id, password
+
+    def _resume_session(self, session_id: int, password: bytes, timeout_ms: int) -> bool:
+        session = self.tree.sessions.get(session_id)
+        if session is None or session.password != password:
+            return False
+        self.tree.touch_session(session_id, self._monotonic_ms(), timeout_ms)
+        old = self._by_session.pop(session_id, None)
+        if old is not None:
+            old.close()
+        return True
+
+    def _close_session(self, session_id: int) -> None:
+        self._logged.close_session(session_id, self._clock.now_ms())
+        self._notify()
+
+    def _tick(self) -> None:
+        """Ends overdue sessions and silent connections, and has large logs compacted."""
+        now_ms = self._monotonic_ms()
+        late_ms = now_ms - self._tick_due_ms
+        if late_ms > self._tick_ms:
+            log.warning("the server stood still for %d ms; sessions are extended by that", late_ms)
+            for session in self.tree.sessions.values():
+                session.deadline_ms += late_ms
+        self._expire_sessions(now_ms)
+        for connection in self._admission.overdue(now_ms):
+            log.info("closing the connection from %s: it sent no handshake, or does not read", connection.host)
+            connection.abort()
+        if self._has_ended:
+            return
+        self._compaction.start_if_due()
+        self._tick_due_ms = now_ms + self._tick_ms
+        self._timer = self._loop.call_later(self._tick_ms / 1_000, self._tick)
+
+    def _expire_sessions(self, now_ms: int) -> None:
+        """Ends sessions that were overdue at `now_ms`, in slices: other clients are served in between."""
+        overdue = [] if self._has_ended else self.tree.overdue_sessions(now_ms)
+        for session_id in overdue[:_EXPIRED_PER_TURN]:
+            self.expire_session(session_id)
+        if len(overdue) > _EXPIRED_PER_TURN:
+            self._loop.call_soon(self._expire_sessions, now_ms)
+
+    def expire_session(self, session_id: int) -> None:
+        """Ends a session as if its client had been silent for too long; faults of tests come in here too."""
+        log.info("session %#x has expired", session_id)
+        self._close_session(session_id)
+        connection = self._by_session.pop(session_id, None)
+        if connection is not None:
+            self._committer.when_safe(connection.close)
+        self.flush()
+
+    def _monotonic_ms(self) -> int:
+        return int(self._clock.monotonic() * 1_000)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _execute(self, connection: Connection, session_id: int, xid: int, opcode: int, body: bytes) -> None:
+        tree = self.tree
+        if opcode == OpCode.PING:
+            self._send(connection, jute.reply(jute.PING_XID, tree.last_zxid, 0))
+            return
+        answer, code = b"", 0
+        try:
+            if opcode in WRITES:
+                answer = self._logged.write(session_id, opcode, body, self._clock.now_ms(), connection.auth)
+            elif opcode == OpCode.CLOSE_SESSION:
+                self._close_session(session_id)
+                self._by_session.pop(session_id, None)
+            elif opcode == OpCode.AUTH:
+                self._authenticate(connection, *jute.read_auth(body))
+            elif opcode == OpCode.SASL:
+                answer, code = _NO_TOKEN, Code.AUTH_FAILED
+            else:
+                answer = execute_read(tree, opcode, body, connection.number, connection.auth)
+        except ZkError as error:
+            code = error.code
+        self._notify()
+        self._send(connection, jute.reply(xid, tree.last_zxid, code, answer))
+        if opcode == OpCode.CLOSE_SESSION or code == Code.AUTH_FAILED:
+            connection.end()
+            self._committer.when_safe(connection.close)
+
+    def _notify(self) -> None:
+        """Sends the events of one change. Restored watches have thousands for one connection: they leave together."""
+        events = self.tree.take_events()
+        if not events:
+            return
+        owed: dict[int, list[bytes]] = {}
+        for watcher, event in events:
+            owed.setdefault(watcher, []).append(jute.notification(event))
+        for watcher, frames in owed.items():
+            connection = self.connections.get(watcher)
+            if connection is not None:
+                self.sent += len(frames) - 1
+                self._send(connection, frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def _authenticate(self, connection: Connection, scheme: str, credential: bytes) -> None:
+        if scheme == "ip":
+            return
+        if scheme != "digest":
+            raise AuthFailed(message=f"authentication scheme {scheme!r} is not supported")
+        user = credential.decode(errors="replace").split(":", 1)[0]
+        digest = b64encode(hashlib.sha1(credential).digest()).decode()
+        who = Id("digest", f"{user}:{digest}")
+        if who not in connection.auth:
+            known = connection.auth
+            size = sum(len(each.id.encode()) for each in (*known, who))
+            if len(known) > MAX_CREDENTIALS or size > MAX_CREDENTIAL_BYTES:
+                raise AuthFailed(message=f"more than {MAX_CREDENTIALS} identities, or {MAX_CREDENTIAL_BYTES} bytes")
+            connection.auth = (*known, who)
+            self.tree.identify_watcher(connection.number, connection.auth)
+
+
+if __name__ == "__main__":
+    from klamm.zk.server.main import main
+
+    sys.exit(main())
