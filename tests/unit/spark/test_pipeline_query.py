@@ -40,7 +40,7 @@ def test_a_query_that_waits_for_records_is_in_no_batch(is_active: bool, message:
     ("text", "permanent"),
     [
         (
-            "Traceback (most recent call last):\n  ...\nklamm.spark.source.range_fetch.DataLossError: orders-0: offsets",
+            "Traceback (most recent call last):\n  ...\nklamm.spark.source.range_fetch.DataLossError: orders-0",
             True,
         ),
         ("[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] ...", True),
