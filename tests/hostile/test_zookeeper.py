@@ -20,8 +20,9 @@ import pytest
 from klamm.zk.model import limits
 from klamm.zk.model.jute import NOTIFICATION_XID, OpCode, buffer_bytes, string_bytes
 from klamm.zk.model.ops import Code
+from klamm.zk.server import admission
 from klamm.zk.server.main import EmbeddedZooKeeperThread
-from klamm.zk.server.server import EmbeddedZooKeeper, admission
+from klamm.zk.server.server import EmbeddedZooKeeper
 from klamm.zk.server.server_connection import FRAMES_PER_TURN
 from tests.unit.zk.raw_client import RawClient, create_body, set_watches_body
 

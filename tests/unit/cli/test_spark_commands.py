@@ -14,8 +14,8 @@ from klamm.cli.spark_session import require_spark
 from klamm.cli.table import create, sync
 from klamm.errors import KlammError
 from klamm.spark.cluster import doctor
+from klamm.spark.cluster import standalone as cluster
 from klamm.spark.cluster.shipping import source_archive
-from klamm.spark.cluster.standalone import standalone as cluster
 from klamm.spark.cluster.warmup import warmup
 from klamm.spark.pipeline.state import CheckpointLock
 from klamm.spark.tables.definition import TableDefinition, checkpoint_of, create_table, load_definition

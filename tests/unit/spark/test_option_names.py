@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from klamm.spark.source.data_source import option_names
-from klamm.spark.source.data_source import read_options as options
+from klamm.spark.source import option_names
+from klamm.spark.source import read_options as options
 from klamm.spark.source.option_names import READ, did_you_mean, unknown, warn_of_unknown
 
 BASE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}

@@ -29,7 +29,7 @@ def test_the_heap_is_frozen_again_when_modules_were_loaded(monkeypatch: pytest.M
 
 KEEPS_ONE = """
 from types import SimpleNamespace
-from klamm.spark.source.data_source import worker
+from klamm.spark.source import worker
 worker._kept["somewhere"] = [SimpleNamespace(close=lambda: print("closed"))]
 """
 
