@@ -35,7 +35,7 @@ _HOME: Final = {
     "topic": "klamm.spark.dataframes",
     "watch": "klamm.spark.query.progress",
 }
-"""Where each public name is."""
+"""The module of each public name."""
 
 
 def __getattr__(name: str) -> Any:

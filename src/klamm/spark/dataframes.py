@@ -1,4 +1,4 @@
-"""Topics as DataFrames and DataFrames into topics, in one call each; the long way is `format("klamm")`."""
+"""Topics as DataFrames and DataFrames into topics, in one call each. The full interface is `format("klamm")`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def topic(
     streaming: bool = True,
     **options: object,
 ) -> DataFrame:
-    """A topic, or several with commas between, as a DataFrame.
+    """Return a topic, or several separated by commas, as a DataFrame.
 
     With `format` json, avro, protobuf or string the values are typed columns of `schema`; a schema in a file is read
     here, on the driver. `options` are those of `format("klamm")`: `startingOffsets="earliest"`.
@@ -43,7 +43,7 @@ def topic(
 def value_options(
     format: str, schema: StructType | str | None, schema_file: str | Path | None = None, message: str | None = None
 ) -> dict[str, str]:
-    """The options of `format("klamm")` for typed values, with what is in the file instead of its name."""
+    """Return the options of `format("klamm")` for typed values, with the file's content in place of its name."""
     if format == "raw" and schema is None and schema_file is None:
         return {}
     text = schema if schema is None or isinstance(schema, str) else schema.json()
@@ -63,13 +63,13 @@ def to_topic(
     name: str | None = None,
     **options: object,
 ) -> StreamingQuery:
-    """Starts a query that writes a streaming DataFrame into `topic`, or each row into that of its column `topic`.
+    """Start a query that writes a streaming DataFrame to `topic`, or each row to the topic in its column `topic`.
 
-    Columns are `value`, and if they are there `key`, `partition`, `headers`. At least once: rows of a batch that fails
-    half-way are there twice. `options` are those of `format("klamm")`.
+    Columns are `value` and optionally `key`, `partition`, `headers`. At least once: a batch that fails half-way is
+    written again. `options` are those of `format("klamm")`.
     """
     if not df.isStreaming:
-        raise KlammError('to_topic() wants a streaming DataFrame; a batch is written with df.write.format("klamm").')
+        raise KlammError('to_topic() requires a streaming DataFrame; write a batch with df.write.format("klamm").')
     given: dict[str, Any] = {"kafka.bootstrap.servers": bootstrap_servers, **options}
     if topic is not None:
         given["topic"] = topic
@@ -80,7 +80,7 @@ def to_topic(
     def append(frame: DataFrame, batch_id: int) -> None:
         frame.write.format("klamm").mode("append").options(**texts).save()
 
-    # Spark refuses output mode update for every Python sink; a batch of changed rows is one to append all the same.
+    # Spark refuses output mode update for every Python sink; changed rows are appended like any others.
     return start(df.writeStream.outputMode("update").foreachBatch(append), checkpoint, trigger, name)
 
 

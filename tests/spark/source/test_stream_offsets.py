@@ -222,7 +222,7 @@ def test_a_topic_created_anew_is_noticed(cluster: LocalCluster, topic: TopicFact
     cluster.delete_topic(name)
     create_anew(cluster, name)
     produce(cluster, name, 30)
-    with pytest.raises(DataLossError, match="created anew"):
+    with pytest.raises(DataLossError, match="created again"):
         while True:
             next_end(readers[0], ends[0])
     end = next_end(readers[1], ends[1])
@@ -243,9 +243,9 @@ def test_a_topic_created_anew_while_the_query_is_down_is_noticed(cluster: LocalC
     create_anew(cluster, name)
     produce(cluster, name, 30)  # longer than before: offsets alone tell nothing
     strict = stream(cluster, subscribe=name)
-    with pytest.raises(DataLossError, match=f"{name}-0: the offsets 15 to 19 are gone.*created anew"):
+    with pytest.raises(DataLossError, match=f"{name}-0: the offsets 15 to 19 are gone.*created again"):
         strict.partitions(done, planned)  # a batch that was planned before, and is run again
-    with pytest.raises(DataLossError, match=f"{name}-0.*created anew"):
+    with pytest.raises(DataLossError, match=f"{name}-0.*created again"):
         next_end(stream(cluster, subscribe=name), planned)
     relaxed = stream(cluster, subscribe=name, failOnDataLoss=False)
     assert ranges(relaxed, done, planned) == []

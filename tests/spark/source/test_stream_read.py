@@ -124,7 +124,7 @@ def test_a_topic_created_anew_between_two_runs_ends_the_query(
     cluster.delete_topic(name)
     create_anew(cluster, name)
     send(producer(cluster), name, 25, 1)
-    with pytest.raises(StreamingQueryException, match=f"{name}-0.*the topic was deleted and created anew"):
+    with pytest.raises(StreamingQueryException, match=f"{name}-0.*the topic was deleted and created again"):
         start(spark, cluster, name, tmp_path / "ck", sink, available_now=True).awaitTermination(LIMIT_S)
     sink = Collected()
     query = start(spark, cluster, name, tmp_path / "ck", sink, available_now=True, failOnDataLoss=False)

@@ -174,7 +174,7 @@ def test_a_checkpoint_that_does_not_fit_the_table_is_refused(sync: Sync, tmp_pat
         sync.run()
     assert ids(sync.path) == [*range(8)]
     shutil.rmtree(sync.checkpoint)
-    with pytest.raises(KlammError, match=r"is gone or new.* append_to_existing"):
+    with pytest.raises(KlammError, match=r"is missing or new.* append_to_existing"):
         sync.run()
     newest.rename(sync.checkpoint)
     sync.run()

@@ -36,7 +36,10 @@ class Dead(Jvm):
     [
         (Py4JNetworkError("Answer from Java side is empty"), ""),
         (ConnectionRefusedError(111, "Connection refused"), ""),
-        (SparkEndedError("The next run goes on from the checkpoint."), " The next run goes on from the checkpoint."),
+        (
+            SparkEndedError("The next run continues from the checkpoint."),
+            " The next run continues from the checkpoint.",
+        ),
     ],
 )
 def test_the_end_of_the_jvm_is_one_sentence(

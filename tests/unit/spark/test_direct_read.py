@@ -227,7 +227,7 @@ def test_a_leader_that_moves_before_it_tells_its_watermark(folder: Path) -> None
         return said(tps, isolation)
 
     client.latest = moved  # type: ignore[method-assign]
-    with pytest.raises(DirectReadError, match="Broker 1 has ceased to lead orders-0"):
+    with pytest.raises(DirectReadError, match="Broker 1 no longer leads orders-0"):
         offsets(client, 0, 10)
 
 
@@ -396,7 +396,7 @@ def _missing(client: FakeClient, folder: Path) -> None:
         (_other_topic, "older topic"),
         (_other_broker, "belongs to broker 2"),
         (_other_cluster, "belongs to cluster another"),
-        (_missing, "not there"),
+        (_missing, "does not exist"),
     ],
 )
 def test_files_that_are_not_the_leaders_are_refused(

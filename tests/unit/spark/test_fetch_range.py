@@ -196,7 +196,7 @@ def test_a_topic_created_anew_or_deleted() -> None:
     time = Time()
     recreated = ScriptedClient(time, lambda *_: OffsetOutOfRangeError("?"))
     recreated.topic_ids = {"orders": UUID(int=2)}
-    with pytest.raises(DataLossError, match="created anew"):
+    with pytest.raises(DataLossError, match="created again"):
         list(offsets(recreated, time, 0, 10))
     deleted = ScriptedClient(time, lambda *_: UnknownTopicError("?"))
     with pytest.raises(DataLossError, match="deleted"):
@@ -210,7 +210,7 @@ def test_no_record_comes_of_a_longer_topic_with_the_same_name(has_fetch_by_id: b
     recreated = ScriptedClient(time, ten)
     recreated.topic_ids = {"orders": UUID(int=2)}
     recreated.has_fetch_by_id = has_fetch_by_id
-    with pytest.raises(DataLossError, match="0 to 29 are gone: topic orders was deleted and created anew"):
+    with pytest.raises(DataLossError, match="0 to 29 are gone: topic orders was deleted and created again"):
         list(offsets(recreated, time, 0, 30))
     assert list(offsets(recreated, time, 0, 30, failOnDataLoss="false")) == []
 

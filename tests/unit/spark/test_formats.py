@@ -365,7 +365,7 @@ def test_protobuf_schemas_that_cannot_be_used() -> None:
         ("id", "ends too early"),
         ("id lon", "'lon' is not a type"),
         ("id long name string", "expected ',', not 'name'"),
-        ("id long, ID string", "'ID' is there twice"),
+        ("id long, ID string", "'ID' appears twice"),
         ("a array<int", "ends too early"),
         ("a decimal(40,2)", "at most 38 digits"),
         ("a int NOT", "ends too early"),

@@ -75,7 +75,7 @@ def test_mistakes_have_a_line_and_a_reason(tmp_path: Path, old: str, new: str, l
 
 
 def test_one_file_is_one_pipeline(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="makes no"):
+    with pytest.raises(PipelineError, match="does not create"):
         loaded(tmp_path, "x = 1")
     with pytest.raises(PipelineError, match="2 pipelines"):
         loaded(tmp_path, GOOD + '\nother = Pipeline("b", checkpoint="c")\n')

@@ -123,10 +123,10 @@ def test_the_shape_of_a_query() -> None:
     other = replace(lake, operators=("aggregate by [user] of [count(1)]",))
     assert changes(counted, other) == [
         "it had: aggregate by [page] of [count(1)]",
-        "it has now: aggregate by [user] of [count(1)]",
+        "it now has: aggregate by [user] of [count(1)]",
     ]
     two = replace(lake, operators=("x", "y"))
-    assert "another order" in changes(two, replace(lake, operators=("y", "x")))[0]
+    assert "a different order" in changes(two, replace(lake, operators=("y", "x")))[0]
 
 
 def test_a_changed_query_is_refused_once_it_has_run(tmp_path: Path) -> None:

@@ -66,22 +66,27 @@ def refused(text: str) -> list[tuple[int, str]]:
     [
         ("trigger: 5s", "triger: 5s", 4, "no key 'triger'. Did you mean 'trigger'?"),
         ("trigger: 5s", "trigger: 5 parsecs", 4, "a duration like 5s"),
-        ("trigger: 5s", "trigger: 5s\ntrigger: 6s", 5, "'trigger' is there twice, first in line 4"),
-        ("${BASE}", "${HOME_BASE}", 3, "the environment has no HOME_BASE"),
+        ("trigger: 5s", "trigger: 5s\ntrigger: 6s", 5, "'trigger' appears twice, first in line 4"),
+        ("${BASE}", "${HOME_BASE}", 3, "HOME_BASE is not set"),
         ("    schema: user", "    shema: user", 9, "Did you mean 'schema'?"),
         ("    schema: user string, page string, at timestamp\n", "", 8, "needs a 'schema'"),
         ("delay: 10 minutes", "delay: soon", 10, "'soon' is not a duration"),
         ("delay: 10 minutes", "delay: 10 moons", 10, "'moons' is no unit"),
         ("watermark: {column: at, delay: 10 minutes}", "watermark: at", 10, "{column: at, delay: 10 minutes}"),
         ("    watermark: {column: at, delay: 10 minutes}\n", "", 10, "'deduplicate' needs a 'watermark'"),
-        ("{maxOffsetsPerTrigger: 1000, includeHeaders: true}", "{subscribe: x}", 12, "is written as 'topic'"),
-        ("maxOffsetsPerTrigger: 1000", "maxOffsetsPerTrigger: many", 12, "'maxOffsetsPerTrigger' is a whole number"),
+        ("{maxOffsetsPerTrigger: 1000, includeHeaders: true}", "{subscribe: x}", 12, "must be written as 'topic'"),
+        (
+            "maxOffsetsPerTrigger: 1000",
+            "maxOffsetsPerTrigger: many",
+            12,
+            "'maxOffsetsPerTrigger' must be a whole number",
+        ),
         ("includeHeaders: true", "kafka.auto.offset.reset: latest", 12, "say where to begin with 'startingOffsets'"),
         (
             "    watermark:",
             "    starting_offsets: erliest\n    watermark:",
             10,
-            "is earliest, latest or JSON, not 'erliest'",
+            "must be earliest, latest or JSON, not 'erliest'",
         ),
         ("at timestamp", "at timestmp", 9, "timestmp"),
         ("{column: at,", "{column: ta,", 10, "no column 'ta' for 'watermark'. There are: "),
@@ -92,26 +97,26 @@ def refused(text: str) -> list[tuple[int, str]]:
         ("table: /lake/pages", "table: s3://lake/pages", 22, "s3:// is not supported"),
         ("format: string", "format: strng", 13, "Did you mean 'string'?"),
         ("FROM known", "FROM knwon", 17, "'knwon', which is neither a source nor a view. Did you mean 'known'?"),
-        ("FROM Clicks JOIN users", "FROM Clicks JOIN counted", 16, "in a circle: counted -> known -> counted"),
+        ("FROM Clicks JOIN users", "FROM Clicks JOIN counted", 16, "in a cycle: counted -> known -> counted"),
         ("GROUP BY 1, 2", "GROUP BY (1, 2", 18, "never closed"),
         ("from: counted", "from: cuonted", 22, "Did you mean 'counted'?"),
         ("topic: alerts, key", "key", 23, "either a 'topic' or a 'table'"),
         ("compact_every: 20", "compact_every: -1", 22, "whole number of at least 0"),
-        ("compact_every: 20", "key: page", 22, "goes to a table, which has no 'key'"),
-        ("partition_by_date: page", "mode: complete", 22, "append only"),
+        ("compact_every: 20", "key: page", 22, "writes to a table, which has no 'key'"),
+        ("partition_by_date: page", "mode: complete", 22, "only mode append"),
         ("topic: alerts, key: user, mode: update", "table: /lake/pages/", 23, "writes the table of sink 'pages'"),
         ("static: true", "static: maybe", 13, "true or false"),
-        ("  alerts:", "  al-erts:", 23, "letters, digits and underscores only"),
+        ("  alerts:", "  al-erts:", 23, "letters, digits and underscores and does not"),
         (
             "name: clicks",
             "name: web/clicks",
             1,
-            "pipeline 'web/clicks': a name has letters, digits, underscores and da",
+            "pipeline 'web/clicks': a name consists of letters, digits, underscores and da",
         ),
         ("maxOffsetsPerTrigger: 1000", "maxOffsetsPerTriger: 10", 12, "Did you mean 'maxOffsetsPerTrigger'?"),
         ("options: {max", "options:\n      pushdown: true\n      colums: user\n    # {", 14, "Did you mean 'columns'?"),
         ("mode: update", "options: {garantee: at_least_once}", 23, "'garantee'. Did you mean 'guarantee'?"),
-        ("compact_every: 20", "options: {partitionByDate: at}", 22, "is written as 'partition_by_date'"),
+        ("compact_every: 20", "options: {partitionByDate: at}", 22, "must be written as 'partition_by_date'"),
         ("from: counted", "from: clicks", 22, "'partition_by_date' needs a timestamp or a date, and 'page' is string"),
         ("from: known, topic: alerts, key: user", "from: clicks, topic: a, key: usr", 23, "no column 'usr' for 'key'"),
         ("attempts: 3", "attempts: lots", 5, "whole number"),
@@ -171,7 +176,7 @@ def test_two_steps_of_one_name() -> None:
         .replace("FROM known", "FROM clicks")
         .replace("from: known", "from: users")
     )
-    assert any("'users' is the name of two steps, first in line 13" in told for _, told in refused(text))
+    assert any("'users' names two steps; the first is in line 13" in told for _, told in refused(text))
 
 
 def test_durations() -> None:

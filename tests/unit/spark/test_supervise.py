@@ -135,7 +135,7 @@ def test_the_same_mistake_at_the_same_batch_is_not_tried_for_ever() -> None:
         world.tick()
         world.tick(1)
     assert world.supervisor.failed is not None
-    assert world.supervisor.failed[1].startswith("TypeError: ... (3 times in the same batch: it would come again")
+    assert world.supervisor.failed[1].startswith("TypeError: ... (3 times in the same batch: it would recur")
     assert world.supervisor.queries[0].last_failure == world.supervisor.failed[1]
     assert len(world.runs["a"]) == 4
 
@@ -175,7 +175,7 @@ def test_a_signal_asks_no_query_anything() -> None:
 
 def test_the_end_of_spark_is_not_the_failure_of_a_query() -> None:
     world = World()
-    world.refusal = SparkEndedError("The next run goes on from the checkpoint.")
+    world.refusal = SparkEndedError("The next run continues from the checkpoint.")
     with pytest.raises(SparkEndedError):
         world.tick()
     assert not any("restart" in line for line in world.told)
@@ -184,7 +184,7 @@ def test_the_end_of_spark_is_not_the_failure_of_a_query() -> None:
 def test_a_call_that_the_end_of_the_jvm_breaks_off_says_that_spark_has_ended() -> None:
     """Py4J logs the broken connection of a running call, and raises an error that does not name it."""
     for error in (Py4JError("An error occurred while calling o42.start"), Py4JNetworkError("no"), ConnectionError()):
-        with pytest.raises(SparkEndedError, match="goes on from the checkpoint"), told_if_ended():
+        with pytest.raises(SparkEndedError, match="continues from the checkpoint"), told_if_ended():
             raise error
     of_java = Py4JJavaError.__new__(Py4JJavaError)
     with pytest.raises(Py4JJavaError), told_if_ended():

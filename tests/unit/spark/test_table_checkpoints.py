@@ -135,7 +135,7 @@ def test_commits_without_offsets_are_known_by_their_number(tmp_path: Path) -> No
 
 def test_an_older_checkpoint_is_refused_with_the_way_out(tmp_path: Path) -> None:
     query = two_batches(tmp_path)
-    with pytest.raises(CheckpointError, match=r"has batch 1 .* goes on with batch 0.*'\{\"orders\":\{\"0\":3\}\}'"):
+    with pytest.raises(CheckpointError, match=r"has batch 1 .* continues with batch 0.*'\{\"orders\":\{\"0\":3\}\}'"):
         query.run(0, [0])
 
 
@@ -166,7 +166,7 @@ def test_a_new_checkpoint_for_a_table_with_rows_is_refused(tmp_path: Path) -> No
     query = two_batches(tmp_path)
     refuse_new_query(query.table, query.checkpoint)
     shutil.rmtree(query.checkpoint)
-    with pytest.raises(CheckpointError, match=r"is gone or new.* pass --append-to-existing"):
+    with pytest.raises(CheckpointError, match=r"is missing or new.* pass --append-to-existing"):
         refuse_new_query(query.table, query.checkpoint)
     again = Query(tmp_path, "another")
     again.log(0, end(3))
@@ -204,7 +204,7 @@ def test_a_pipeline_is_refused_before_spark_starts_and_a_reset_is_a_wish(
     query = two_batches(tmp_path)
     text = PIPELINE.format(base=tmp_path, more="")
     spec = read_yaml(text, "p.yaml")
-    with pytest.raises(CheckpointError, match="gone or new"):
+    with pytest.raises(CheckpointError, match="missing or new"):
         check_checkpoint(spec)
     check_checkpoint(spec, append_to_existing=True)
     check_checkpoint(read_yaml(PIPELINE.format(base=tmp_path, more=", append_to_existing: true"), "p.yaml"))

@@ -138,7 +138,7 @@ def test_what_a_table_does_not_take(tmp_path: Path) -> None:
     [
         ({}, "'path' must be specified"),
         ({"path": "s3://bucket/t"}, "s3:// is not supported"),
-        ({"path": "t", "compactEvery": "often"}, "'compactEvery' is a number"),
+        ({"path": "t", "compactEvery": "often"}, "'compactEvery' must be a number"),
         ({"path": "/lake/t", "badRecords": "/lake/t/bad"}, "bad records cannot be in /lake/t, at /lake/t/bad"),
         ({"path": "/lake/t", "badRecords": "/lake/t"}, "cannot be in /lake/t"),
         ({"path": "/lake/t", "badRecords": "/lake"}, "The table cannot be in /lake"),
@@ -208,7 +208,9 @@ def test_a_checkpoint_older_than_the_table_is_refused(tmp_path: Path) -> None:
     """A batch of an older number need not hold the same records: to pass over it could lose some."""
     for batch in range(3):
         put(tmp_path, batch, [batch])
-    with pytest.raises(KlammError, match="has batch 2 of this query already, and the checkpoint goes on with batch 1"):
+    with pytest.raises(
+        KlammError, match="has batch 2 of this query already, and the checkpoint continues with batch 1"
+    ):
         put(tmp_path, 1, [1, 7])
     assert ids(tmp_path) == [0, 1, 2]
 

@@ -1,7 +1,7 @@
-"""Spark's daemon of Python workers, with everything loaded that klamm's tasks need: `spark.python.daemon.module`.
+"""Spark's Python worker daemon, with the modules of klamm's tasks preloaded: `spark.python.daemon.module`.
 
-The daemon forks a worker per task slot. Without this every worker imports pyarrow, numba and klamm by itself, and loads
-the compiled decoders, which takes more than four seconds of CPU each; forked from here, it has them.
+The daemon forks a worker per task slot. Without it, every worker imports pyarrow, numba and klamm and loads the
+compiled decoders: more than four seconds of CPU each. A worker forked from this daemon has them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _NO_THREADS: Final = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "ARROW_IO_THREADS": "1",
 }
-"""A thread does not survive a fork, and a lock that it holds then is never released: numpy and Arrow may start none."""
+"""A thread does not survive a fork, and a lock that it holds is never released: numpy and Arrow must not start any."""
 
 
 def preload() -> None:
-    """Loads the modules, and keeps the collector from walking through them in every worker."""
+    """Load the modules, and freeze them so that workers do not collect them."""
     for variable, value in _NO_THREADS.items():
         os.environ.setdefault(variable, value)
     for name in PRELOADED:
         with suppress(ImportError):
             import_module(name)
-    with suppress(Exception):  # a worker that needs the decoders tells why they cannot be compiled
+    with suppress(Exception):  # a worker that needs the decoders reports why they cannot be compiled
         from klamm.spark.cluster.warmup import warmup
 
         warmup()

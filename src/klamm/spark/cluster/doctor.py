@@ -1,4 +1,4 @@
-"""What Spark needs on this machine, what is there, and what klamm sets: the findings behind `klamm spark doctor`."""
+"""Checks Spark's requirements on this machine and klamm's settings: behind `klamm spark doctor`."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ def environment() -> Iterator[Finding]:
         yield Finding("PYSPARK_PYTHON", "warning", python, f"klamm.spark.session() sets it to {sys.executable}.")
     home = os.environ.get("SPARK_HOME")
     if home and "site-packages/pyspark" not in home:
-        yield Finding(
-            "SPARK_HOME", "warning", home, "Another Spark than the pip package's runs; unset it, or mind its version."
-        )
+        yield Finding("SPARK_HOME", "warning", home, "Spark is not the pip package's; unset it, or check its version.")
 
 
 def data_source() -> Finding:
@@ -97,5 +95,5 @@ def kernel_cache() -> Finding:
     if os.access(where, os.W_OK) or not Path(where).exists():
         return Finding("kernel cache", "ok", where)
     return Finding(
-        "kernel cache", "warning", f"{where} cannot be written", "Set NUMBA_CACHE_DIR, or every worker compiles anew."
+        "kernel cache", "warning", f"{where} cannot be written", "Set NUMBA_CACHE_DIR, or every worker compiles again."
     )

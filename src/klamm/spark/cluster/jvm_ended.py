@@ -1,4 +1,4 @@
-"""The error of a command whose Spark is gone; in a module of its own, since commands are loaded without Spark."""
+"""The error of a command whose JVM has ended. A separate module, because commands are loaded without Spark."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from klamm.errors import KlammError
 
 
 class SparkEndedError(KlammError):
-    """Spark's process is gone, and all queries with it."""
+    """Spark's process has ended, and all queries with it."""

@@ -1,7 +1,7 @@
-"""A SparkSession as klamm wants it: `session()` makes it, `settings()` tells what it sets, `WHY` tells why.
+"""SparkSessions with klamm's settings: `session()` creates one, `settings()` returns them, `WHY` explains them.
 
-Only what a streaming query over klamm gains from is set; anything can be overridden with `conf`. A SparkSession made
-elsewhere works as well, because `format("klamm")` is found by itself, but its micro-batches cost more.
+Only settings that help streaming queries over klamm are set; `conf` overrides each. Any other SparkSession works too,
+because Spark finds `format("klamm")` by itself, but its micro-batches cost more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL_ATTEMPTS: Final = 4
-"""How often a task is tried on a local master that does not say so itself; Spark would give it one attempt."""
+"""Attempts per task on a local master that does not set them; Spark's default is one."""
 
 _LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\*|\d+)(?:\s*,\s*(?P<attempts>\d+))?\])?$")
 _LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(?P<workers>\d+)\s*,\s*(?P<cores>\d+)\s*,\s*\d+\s*\]$")
@@ -41,7 +41,7 @@ WHY: Final[Mapping[str, str]] = {
     "spark.driver.bindAddress": "a local master listens on loopback only",
     "spark.sql.streaming.checkpointFileManagerClass": "checkpoints in local files are written 50 ms faster",
     "spark.sql.streaming.stateStore.providerClass": "state outside of the heap; transformWithState needs it",
-    "spark.sql.shuffle.partitions": "one a core: more would only cost time in every micro-batch",
+    "spark.sql.shuffle.partitions": "one per core: more would only cost time in every micro-batch",
     "spark.sql.python.filterPushdown.enabled": "filters on offset, partition, time, topic and key reach the source",
     "spark.speculation": "a second copy of a task would write its rows twice",
     "spark.ui.showConsoleProgress": "klamm shows progress itself",
@@ -51,7 +51,7 @@ WHY: Final[Mapping[str, str]] = {
 def session(
     master: str = "local[*]", app_name: str = "klamm", conf: Mapping[str, object] | None = None
 ) -> SparkSession:
-    """The running SparkSession or a new one on `master`, with klamm's settings; `conf` wins over them.
+    """Return the running SparkSession or a new one on `master`, with klamm's settings; `conf` overrides them.
 
     When a session runs already, Spark keeps what is fixed for its lifetime and takes the rest.
     """
@@ -63,7 +63,7 @@ def session(
     os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
     _prepare_socket_directory(chosen)
     if "spark.driver.bindAddress" in settings(master):
-        # The web UI listens where this says, and else on every interface.
+        # Without this, the web UI listens on every interface.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(app_name)
     for name, value in chosen.items():
@@ -72,7 +72,7 @@ def session(
 
 
 def settings(master: str = "local[*]") -> dict[str, str]:
-    """What `session` sets for this master. Reads nothing but this process's id and the number of its cores."""
+    """Return the settings of `session` for this master. Depends only on the process id and the number of cores."""
     chosen = {
         "spark.master": _with_attempts(master),
         "spark.pyspark.python": sys.executable,
@@ -91,7 +91,7 @@ def settings(master: str = "local[*]") -> dict[str, str]:
 
 
 def _on_this_machine(cores: int) -> dict[str, str]:
-    """What can be said when driver and executors share a machine and its files."""
+    """Settings for a driver and executors that share a machine and its files."""
     return {
         "spark.python.unix.domain.socket.dir": str(_socket_directory(os.getpid())),
         "spark.python.daemon.module": "klamm.spark.cluster.daemon",
@@ -112,7 +112,7 @@ def _with_attempts(master: str) -> str:
 
 
 def _cores(master: str) -> int | None:
-    """The cores of a master on this machine; None for a cluster."""
+    """Return the cores of a local master; None for a cluster."""
     if (found := _LOCAL.match(master)) is not None:
         cores = found["cores"] or "1"
         return (os.cpu_count() or 1) if cores == "*" else max(1, int(cores))
@@ -130,9 +130,9 @@ def _socket_directory(pid: int) -> Path:
 
 
 def _prepare_socket_directory(chosen: Mapping[str, str]) -> None:
-    """Makes this process's directory, for its user only, and removes old ones of processes that are gone.
+    """Create this process's private directory, and remove old ones of ended processes.
 
-    Old, because a process that is not seen from here, in another container, may use the same temporary directory.
+    Only old ones, because an invisible process in another container may use the same temporary directory.
     """
     if (wanted := chosen.get("spark.python.unix.domain.socket.dir")) is None:
         return

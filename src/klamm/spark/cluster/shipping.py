@@ -13,7 +13,7 @@ _PACKAGES = ("klamm", "pyspark_klamm")
 
 
 def source_archive(directory: Path | None = None) -> Path:
-    """A zip of both packages, named by what it holds and made once."""
+    """Return a zip of both packages, named by its content and created once."""
     root = Path(klamm.__file__).parents[1]
     files = sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py"))
     digest = hashlib.sha256()

@@ -1,6 +1,7 @@
 """A standalone Spark cluster from the pip package: a master and workers as processes of this machine, on loopback.
 
-Its directory holds `cluster.json` with the processes and addresses, a log file a process, and the workers' directories.
+Its directory holds `cluster.json` with the processes and addresses, one log file per process, and the workers'
+directories.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class SparkCluster:
 
 
 def up(directory: Path, workers: int, cores: int, memory: str, port: int = 0) -> SparkCluster:
-    """Starts the cluster and returns when the master knows all workers."""
+    """Start the cluster and return when the master knows all workers."""
     if (known := read(directory)) is not None and known.alive():
         raise KlammError(f"A Spark cluster of {directory} runs already on {known.master}.")
     directory.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,7 @@ def up(directory: Path, workers: int, cores: int, memory: str, port: int = 0) ->
 
 
 def down(directory: Path) -> list[Node]:
-    """Ends the processes that are left and forgets the cluster; logs and work directories stay."""
+    """Stop the remaining processes and remove the cluster's state; logs and work directories stay."""
     if (cluster := read(directory)) is None:
         raise KlammError(f"There is no Spark cluster in {directory}.")
     nodes = cluster.alive()
@@ -91,7 +92,7 @@ def read(directory: Path) -> SparkCluster | None:
 
 
 def master_state(cluster: SparkCluster, timeout_s: float = 5.0) -> dict[str, Any] | None:
-    """What the master tells of itself: workers, cores, applications; None while it does not answer."""
+    """Return the master's state: workers, cores, applications; None while it does not answer."""
     try:
         with urllib.request.urlopen(f"{cluster.web}/json/", timeout=timeout_s) as answer:
             state: dict[str, Any] = json.load(answer)
@@ -141,7 +142,7 @@ def _start(directory: Path, role: str, main_class: str, arguments: list[str]) ->
 
 
 def _start_time(pid: int) -> str | None:
-    """When the process began, by the kernel; None when it is gone or only its exit code is left."""
+    """Return the kernel's start time of the process; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -157,7 +158,7 @@ def _without_proc(pid: int) -> str | None:
 
 
 def _end(nodes: list[Node]) -> None:
-    """Workers first; who does not go by itself is killed. Each is the head of a process group with its executors."""
+    """Stop workers first, and kill processes that do not stop. Each leads a process group with its executors."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for node in reversed(nodes):
             if _start_time(node.pid) == node.started:
@@ -195,5 +196,5 @@ def _free_port() -> int:
 
 
 def clear(directory: Path) -> None:
-    """Removes what a cluster that is down has left."""
+    """Remove the files of a stopped cluster."""
     shutil.rmtree(directory, ignore_errors=True)

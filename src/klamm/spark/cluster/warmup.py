@@ -1,10 +1,10 @@
-"""Compiles what numba would otherwise compile in an executor's first task; the result is cached on disk."""
+"""Compiles the numba kernels before an executor's first task needs them; the result is cached on disk."""
 
 from __future__ import annotations
 
 
 def warmup() -> int:
-    """Decodes a few records with every column, so that every kernel is compiled. Returns how many there were."""
+    """Decode a few records with every column, so that every kernel is compiled. Returns the number of records."""
     import pyarrow as pa
 
     from klamm.model import TopicPartition

@@ -1,4 +1,4 @@
-"""The batches of a piece of a log: found, checked, and whether a transaction that failed wrote them."""
+"""Finds and checks the record batches in a piece of a log, and tells which belong to aborted transactions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SCAN_ROWS: Final = 4096
 _SPECIAL: Final = COMPRESSION_MASK | TRANSACTIONAL_BIT | CONTROL_BIT
 _ABORT_MARKER: Final = b"\x00\x00\x00\x00"
 PROBLEMS: Final = {
-    k.OLD_FORMAT: "has a format that is not known",
+    k.OLD_FORMAT: "has an unknown format",
     k.BAD_LENGTH: "has an impossible header",
     k.BAD_RECORD: "holds records that are not what its header promises",
     k.BAD_TIMESTAMP: "holds a timestamp that Spark cannot hold",
@@ -37,11 +37,11 @@ PROBLEMS: Final = {
 
 
 class CorruptBatchError(KlammError):
-    """Bytes that are no record batch, or not the one that was written."""
+    """Bytes are not a valid record batch."""
 
 
 class Aborted(Protocol):
-    """Decides, for batch after batch in the order of the log, whether a transaction that failed wrote it."""
+    """Decides for each batch, in log order, whether an aborted transaction wrote it."""
 
     def skips(self, batch: ScannedBatch, data: memoryview) -> bool: ...
 
@@ -62,7 +62,7 @@ class ScannedBatch(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Whole batches, one after the other, checked: a row each in the table of `scan_batches`."""
+    """Consecutive whole batches, checked: one row each in the table of `scan_batches`."""
 
     data: memoryview
     table: NDArray[np.int64]
@@ -74,12 +74,12 @@ class Chunk(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last batch, which may be greater than that of its last record."""
+        """Offset after the last batch; it may be greater than the offset after its last record."""
         return int(self.table[-1, k.LAST_OFFSET]) + 1
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is compressed, transactional or a marker, so that all batches are decoded where they are."""
+        """Whether nothing is compressed, transactional or a marker, so that all batches are decoded in place."""
         return not (self.table[:, k.ATTRIBUTES] & _SPECIAL).any()
 
     def batches(self) -> Iterator[ScannedBatch]:
@@ -87,9 +87,9 @@ class Chunk(NamedTuple):
 
 
 def scan(data: memoryview, tp: TopicPartition, *, check_crcs: bool = True) -> Chunk:
-    """The whole batches of `data`; an unfinished one at the end is left out. Raises CorruptBatchError.
+    """Return the whole batches of `data`, without an incomplete one at the end. Raises CorruptBatchError.
 
-    Messages of the formats before 2 are rewritten; they come in chunks of their own.
+    Messages of formats 0 and 1 are rewritten and returned in separate chunks.
     """
     array = readonly(data)
     found: list[NDArray[np.int64]] = []
@@ -190,7 +190,7 @@ class AbortedIntervals:
 
 
 def readonly(data: Any) -> NDArray[np.uint8]:
-    """One type for the kernels, whatever the bytes are in: they are compiled once."""
+    """One array type for all kinds of buffers, so that the kernels are compiled once."""
     array = np.frombuffer(data, np.uint8)
     array.flags.writeable = False
     return array

@@ -1,7 +1,7 @@
 """Spark's way to write a schema as text, `id long, amount decimal(10,2), tags array<string>`, without a JVM.
 
-Spark parses it in the JVM, which neither an executor's Python nor a command that only checks a file has. NOT NULL is
-kept for the decoder, which refuses records without the field; COMMENT is read and not kept.
+Spark parses it in the JVM, which executors' Python processes and checking commands do not have. NOT NULL is kept for
+the decoder, which rejects records without the field. COMMENT is parsed and dropped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ATOMIC: Final[Mapping[str, t.DataType]] = {
 
 
 def parse_ddl(text: str) -> t.StructType:
-    """The columns that `text` names. Raises KlammError that says where it is wrong."""
+    """Return the columns of `text`. Raises KlammError with the position of an error."""
     parser = _Parser(text)
     fields = parser.columns(closing=None)
     if not fields:
@@ -49,7 +49,7 @@ def parse_ddl(text: str) -> t.StructType:
 
 
 def to_ddl(schema: t.StructType) -> str:
-    """The text that `parse_ddl` reads."""
+    """Return the text that `parse_ddl` parses."""
     return ", ".join(f"{_name(field.name)} {_field_text(field)}" for field in schema.fields)
 
 
@@ -86,7 +86,7 @@ class _Parser:
                 self._next()
             kind = self._type()
             if any(name.lower() == other.name.lower() for other in fields):
-                self._fail(f"column {name!r} is there twice")
+                self._fail(f"column {name!r} appears twice")
             fields.append(t.StructField(name, kind, nullable=self._attributes()))
             if self._peek() == closing:
                 return fields
@@ -142,7 +142,7 @@ class _Parser:
             scale = self._number()
         self._expect(")")
         if not 1 <= precision <= 38 or scale > precision:
-            self._fail(f"decimal({precision},{scale}) cannot be: at most 38 digits, the scale among them")
+            self._fail(f"decimal({precision},{scale}) is invalid: at most 38 digits, including the scale")
         return t.DecimalType(precision, scale)
 
     def _number(self) -> int:
@@ -173,7 +173,7 @@ class _Parser:
     def _next(self) -> str:
         token = self._take()
         if token is None:
-            self._fail("it ends too early")
+            self._fail("the text ends too early")
             raise AssertionError
         return token
 

@@ -1,7 +1,7 @@
 """Values of records as typed columns: `decoder(format, schema)`, used by the reader on executors.
 
-A record that cannot be decoded is no failure of the query: its columns are null, and a text says why. A record without
-a value (a tombstone) has null columns and no error.
+A record that cannot be decoded does not fail the query: its columns are null, and an error text gives the reason. A
+record without a value (a tombstone) has null columns and no error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from klamm.errors import KlammError
 from klamm.spark.decode.value_schema import ValueSchema, load
 
 _UNFIT: Final = (pa.ArrowException, ValueError, OverflowError, TypeError)
-"""What Arrow raises for a Python value that a column of its type cannot hold."""
+"""Exceptions of Arrow for a Python value that does not fit its column."""
 
 
 class Decoder(Protocol):
@@ -24,11 +24,11 @@ class Decoder(Protocol):
     arrow_fields: list[pa.Field]
 
     def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.StringArray]:
-        """A column a field, and for each row null or why it could not be decoded."""
+        """Return one column per field, and for each row null or the error."""
 
 
 def decoder(value_format: str, value_schema: ValueSchema | str | None = None, message: str | None = None) -> Decoder:
-    """The decoder of a format other than raw. Raises KlammError for a schema that cannot be used."""
+    """Return the decoder of a format other than raw. Raises KlammError for an unusable schema."""
     if not isinstance(value_schema, ValueSchema):
         value_schema = load(value_format, schema=value_schema, message=message)
     if value_format == "json":
@@ -49,12 +49,12 @@ def decoder(value_format: str, value_schema: ValueSchema | str | None = None, me
 
 
 class RowDecoder:
-    """A decoder that looks at one value after the other: `row` makes a row of it, or says why it cannot."""
+    """A decoder that handles one value at a time: `row` returns a row or an error."""
 
     arrow_fields: list[pa.Field]
 
     def row(self, value: bytes) -> tuple[list[object] | None, str | None]:
-        """The values of the columns, or None and what is wrong."""
+        """Return the values of the columns, or None and the error."""
         raise NotImplementedError
 
     def decode(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.StringArray]:
@@ -94,7 +94,8 @@ def no_errors(count: int) -> pa.StringArray:
 def assemble(
     fields: Sequence[pa.Field], rows: Sequence[Sequence[object] | None], errors: Sequence[str | None]
 ) -> tuple[list[pa.Array], pa.StringArray]:
-    """Columns of rows; None is a row of nulls. What its column cannot hold makes its row an error, and no other."""
+    """Build columns from rows; None is a row of nulls. A value that does not fit its column is an error of its row
+    only."""
     arrays = _columns(fields, rows)
     if wrong := {place: text for array in arrays if isinstance(array, _Unfit) for place, text in array.items()}:
         rows = [None if place in wrong else row for place, row in enumerate(rows)]
@@ -104,12 +105,12 @@ def assemble(
 
 
 def _texts(errors: Sequence[str | None]) -> pa.StringArray:
-    """An error may show a part of its value that is no text: half of a surrogate pair."""
+    """An error text may contain half of a surrogate pair, which is not valid text."""
     return pa.array([e if e is None else e.encode(errors="backslashreplace").decode() for e in errors], pa.string())
 
 
 class _Unfit(dict[int, str]):
-    """Of a column: which rows have a value that it cannot hold, and why."""
+    """Return the rows whose value does not fit the column, with the reason."""
 
 
 def _columns(fields: Sequence[pa.Field], rows: Sequence[Sequence[object] | None]) -> list[Any]:

@@ -35,11 +35,11 @@ _LOGICAL: Final[Mapping[str, pa.DataType]] = {
     "uuid": pa.string(),
 }
 _LONG_NUMBER: Final = re.compile(rb"[\x80-\xff]{9}[\x02-\xff]")
-"""In every record with a number of more than 64 bits; also in others, such as those with text that is not Latin."""
+"""Present in every record with a number of more than 64 bits, and in some others, such as non-Latin text."""
 
 
 class AvroDecoder(RowDecoder):
-    """A column a field of the record that the schema describes."""
+    """One column per field of the record that the schema describes."""
 
     def __init__(self, schema: ValueSchema) -> None:
         try:
@@ -61,7 +61,7 @@ class AvroDecoder(RowDecoder):
             record: Any = read(data, self._schema, None)
         except EOFError:
             return None, f"not this Avro record: its {len(value)} bytes end too early"
-        except Exception as error:  # fastavro raises what it meets while it reads foreign bytes
+        except Exception as error:  # fastavro raises many kinds of errors for foreign bytes
             return None, f"not this Avro record: {error or type(error).__name__}"
         if (left := len(value) - data.tell()) > 0:
             return None, f"not this Avro record: {left} bytes are left after it"
@@ -69,7 +69,7 @@ class AvroDecoder(RowDecoder):
 
 
 def _plain(value: Any) -> Any:
-    """What Arrow takes: UUIDs as text, maps as pairs stay dictionaries."""
+    """Convert to what Arrow accepts: UUIDs as text."""
     if value is None or isinstance(value, (int, float, str, bytes, Decimal)):
         return value
     if isinstance(value, dict):
@@ -80,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Types:
-    """Arrow's types of Avro's; a record that holds itself cannot be columns."""
+    """Map Avro's types to Arrow's. A recursive record cannot become columns."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named

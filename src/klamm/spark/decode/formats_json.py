@@ -1,15 +1,15 @@
 """JSON values as typed columns: whole batches through Arrow's parser, single rows through Python where Arrow refuses.
 
-Arrow parses all rows of a batch as one text of lines. That the lines stay rows is made sure of: every row begins with
-`{` and ends with `}`, and Arrow found as many objects as there are rows. Since `}` and `{` can only meet between two
-objects, each row then is exactly one object. A batch that Arrow refuses is halved until what is left is a few rows,
-and those are decoded one by one, so an error belongs to exactly its row. What a row becomes does not depend on the
-way it goes: a batch with values that Arrow takes and a row alone does not have is refused too.
+Arrow parses all rows of a batch as one text of lines. Two checks keep lines and rows equal: every row begins with `{`
+and ends with `}`, and Arrow found as many objects as there are rows. Since `}` and `{` can only meet between two
+objects, each row then is exactly one object. A batch that Arrow refuses is halved until what is left is a few rows, and
+those are decoded one by one, so an error belongs to exactly its row. Both ways give the same result: a batch with
+values that Arrow accepts and the row decoder rejects is refused too.
 
 Values fit the schema as in Spark's from_json: names are matched exactly, fields that the schema does not name are left
-out, missing ones are null (an error of the row where the schema says NOT NULL), whatever stands where a string is
-expected becomes its JSON text, and a whole number where a timestamp is expected is seconds since 1970. What does not
-fit makes the whole row an error, and so does a number that is too large for its column.
+out, missing ones are null (an error of the row where the schema says NOT NULL), any value where a string is expected
+becomes its JSON text, and a whole number where a timestamp is expected is seconds since 1970. A value that does not
+fit, or a number too large for its column, makes the whole row an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from klamm.spark.decode.value_schema import ValueSchema, struct_type
 FEW_ROWS: Final = 256
 """Below this many rows, one by one is cheaper than halving further."""
 MAX_REFUSED: Final = 64
-"""After so many parts of a batch that Arrow refused, wrong rows are no exception, and halving no longer pays."""
+"""After this many refused parts of a batch, wrong rows are common, and halving no longer pays."""
 _SHOWN: Final = 60
 _DECIMAL: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -91,7 +91,7 @@ class JsonDecoder:
         return parts
 
     def _parse(self, values: pa.BinaryArray) -> Decoded | None:
-        """The rows as Arrow reads them; None when one of them may be wrong."""
+        """Return the rows as parsed by Arrow; None if one of them may be wrong."""
         lines = _lines(values)
         if lines is None:
             return None
@@ -137,7 +137,7 @@ def _in_braces(values: pa.StringArray) -> pa.BooleanArray:
 
 
 def _lines(values: pa.BinaryArray) -> pa.Buffer | None:
-    """The rows as lines of text, or None when a row is not UTF-8 or not in braces."""
+    """Return the rows as lines of text; None if a row is not UTF-8 or not in braces."""
     try:
         texts = values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -158,7 +158,7 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array:
 
 
 def _fits(column: pa.Array) -> bool:
-    """Whether each row by itself would be taken too: Arrow has years that Python has not, and counts no digits."""
+    """Whether each row alone would be accepted too: Arrow has years that Python lacks, and does not count digits."""
     kind = column.type
     if pa.types.is_struct(kind):
         return all(_fits(child) for child in column.flatten())
@@ -174,7 +174,7 @@ def _fits(column: pa.Array) -> bool:
 
 
 def _misses(column: pa.Array, field: pa.Field) -> bool:
-    """Whether a value is null that may not be, in the column or within it."""
+    """Whether a non-nullable value is null, in the column or nested in it."""
     if not field.nullable and column.null_count:
         return True
     if pa.types.is_struct(field.type):
@@ -184,7 +184,7 @@ def _misses(column: pa.Array, field: pa.Field) -> bool:
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """The type without NOT NULL: a row that cannot be decoded has null everywhere."""
+    """Return the type without NOT NULL: a row that cannot be decoded has nulls everywhere."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(inner.name, _nullable(inner.type)) for inner in kind])
     if pa.types.is_list(kind):
@@ -205,7 +205,7 @@ def _parsed_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_parsed_by_arrow(kind: pa.DataType, *, is_top: bool = False) -> bool:
-    """Arrow's parser has no maps, takes bytes as they stand, and dates as numbers; a column of dates can be cast."""
+    """Arrow's parser has no maps, takes bytes unchanged, and reads dates as numbers; a column of dates can be cast."""
     if pa.types.is_struct(kind):
         return all(_is_parsed_by_arrow(kind.field(index).type) for index in range(kind.num_fields))
     if pa.types.is_list(kind):
@@ -220,14 +220,14 @@ class _WrongValue(Exception):
 
 
 class _Number(float):
-    """A number with its text, so that a decimal or a string is exactly what stood there."""
+    """A number with its text, so that a decimal or a string is exact."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 class _MinusZero(int):
-    """`-0`, which is a whole number, and as a real one has its sign."""
+    """`-0`: a whole number that keeps its sign as a float."""
 
 
 Convert = Callable[[Any], object]

@@ -33,7 +33,7 @@ Convert = Callable[[Any], Any]
 
 
 class ProtobufDecoder(RowDecoder):
-    """A column a field of the message. A field with presence that is not set is null; others have their default."""
+    """One column per field of the message. An unset field with presence is null; others have their default."""
 
     def __init__(self, schema: ValueSchema) -> None:
         message = _message(descriptor_set(schema), schema.message or "")

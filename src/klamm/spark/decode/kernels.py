@@ -1,9 +1,9 @@
 """Record batches of format 2 into the buffers of Arrow columns, compiled by numba.
 
 `scan_batches` walks over headers, `measure_records` counts what headers of records need, `decode_records` writes
-columns. They trust nothing: every length is checked against its record, every record against its batch, every batch
-against the data, and no output is written beyond its array. What is wrong comes back as a status, never as an
-exception. Module level and cached, so that a new worker process loads machine code from the disk.
+columns. Every length is checked against its record, every record against its batch, every batch against the data, and
+no output is written beyond its array. Errors are returned as a status, never raised. Module level and cached, so that a
+new worker process loads machine code from the disk.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Bytes = NDArray[np.uint8]
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
 
-# columns of the table that `scan_batches` fills, a row a batch
+# columns of the table that `scan_batches` fills, one row per batch
 POSITION, SIZE, BASE_OFFSET, LAST_OFFSET, CRC, ATTRIBUTES, BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID, COUNT = range(10)
 SCAN_COLUMNS: Final = 10
 
-# columns of the table that tells `decode_records` where bodies are, a row a batch
+# columns of the table with the positions of bodies for `decode_records`, one row per batch
 BODY_START, BODY_END, BODY_BASE_OFFSET, BODY_LAST_OFFSET = range(4)
 BODY_BASE_TIMESTAMP, BODY_APPEND_TIMESTAMP, BODY_IS_APPEND, BODY_COUNT = range(4, 8)
 BODY_COLUMNS: Final = 8
 
-# what the counters hold after a run
+# the counters after a run
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, FAILED_BATCH = range(7)
 COUNTERS: Final = 7
 
@@ -39,7 +39,7 @@ OK, OLD_FORMAT, BAD_LENGTH, BAD_RECORD, BAD_TIMESTAMP, NO_ROOM = range(6)
 _HEADER_BYTES: Final = 61
 _INT32_MAX: Final = 0x7FFFFFFF
 _SHORT_BYTES: Final = 16
-"""More than a record takes up to its key when none of its numbers has more than two bytes."""
+"""An upper bound of a record's size before its key if none of its numbers has more than two bytes."""
 _MAX_MS: Final = 9_223_372_036_854_775
 """The most milliseconds that still fit into 64 bits as microseconds."""
 
@@ -49,7 +49,7 @@ def _jit(function: Any) -> Any:
 
 
 def _inline(function: Any) -> Any:
-    """For what is called for every record: a call that returns several numbers costs more than the work."""
+    """For functions called per record: a call that returns several numbers costs more than the work."""
     return numba.njit(cache=True, nogil=True, inline="always")(function)
 
 
@@ -162,7 +162,7 @@ def _field(data, at, end):  # type: ignore[no-untyped-def]
 
 @_jit
 def _any_record(data, at, end):  # type: ignore[no-untyped-def]
-    """What `_record` gives, for records of every size."""
+    """Like `_record`, for records of every size."""
     none = np.int64(0)
     length, at = _varint(data, at, end)
     if at < 0 or length < 1 or length > end - at:
@@ -201,8 +201,8 @@ def _short(data, at):  # type: ignore[no-untyped-def]
 def _record(data, at, end):  # type: ignore[no-untyped-def]
     """(end, timestamp delta, offset delta, key length, key start, value length, value start, header count, headers).
 
-    The first is -1 when the record is broken. Most records have no number of more than two bytes: those are read here
-    without a branch for each, and whatever looks odd is left to `_any_record`, which decides.
+    The first is -1 when the record is broken. Most records have no number of more than two bytes: these are read
+    without a branch per number. All other records go to `_any_record`.
     """
     odd = np.int64(1)
     record_end = key_start = value_start = headers = np.int64(0)
@@ -325,8 +325,8 @@ def decode_records(  # type: ignore[no-untyped-def]  # noqa: C901 - one loop, so
 ):
     """Writes the records with offsets from `first` up to `last` into the columns; headers are checked only.
 
-    The offsets of a batch rise from record to record and end at its last one at the latest: a batch that says
-    otherwise would give records that are in another batch, or the same offset twice.
+    Offsets must rise within a batch and must not exceed its last offset: otherwise a record would repeat an offset or
+    belong to another batch.
 
     `*_ends` have a zero in front. Columns that are not wanted may be empty arrays. Keys and values are put in place
     here: a function that takes five arrays for each of them counts references, which took most of the time.

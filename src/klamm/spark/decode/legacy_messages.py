@@ -1,7 +1,7 @@
 """Message sets of the formats 0 and 1, from before Kafka 0.11, as batches of format 2.
 
-Brokers before Kafka 4 hand them out as they lie in old segments. They are rare, so they are rewritten here by plain
-Python and go the way of all other batches. A message of format 0 has no time: its timestamp is -1.
+Brokers before Kafka 4 return them unchanged from old segments. They are rare, so plain Python rewrites them, and they
+are then decoded like all other batches. A message of format 0 has no time: its timestamp is -1.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MIN_MESSAGE_BYTES: Final = 14
 
 
 def to_batches(data: memoryview) -> tuple[bytes, int]:
-    """(batches, how many bytes of `data` they stand for), up to the first that is of format 2 or unfinished.
+    """Return (batches, bytes of `data` consumed), up to the first batch of format 2 or an incomplete one.
 
-    Raises ProtocolError when the messages are not what they say.
+    Raises ProtocolError for invalid messages.
     """
     out = bytearray()
     at = 0
@@ -66,7 +66,7 @@ def _batch(offset: int, message: memoryview) -> bytes:
 
 
 def _inner(last_offset: int, magic: int, data: bytes | memoryview) -> list[Record]:
-    """The messages in a wrapper: format 1 numbers them from 0, and the wrapper has the offset of the last."""
+    """Return the messages in a wrapper: format 1 numbers them from 0, and the wrapper has the offset of the last."""
     view = memoryview(data)
     found: list[Record] = []
     at = 0

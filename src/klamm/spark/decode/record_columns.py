@@ -1,4 +1,4 @@
-"""Record batches into Arrow batches: what belongs together and compression here, the records by `kernels`."""
+"""Converts record batches to Arrow batches: grouping and decompression here, records in `kernels`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from klamm.spark.decode.batch_scan import PROBLEMS, Aborted, Chunk, CorruptBatch
 
 _MIN_RECORD_BYTES: Final = 7
 _ROW_BYTES: Final = 48
-"""About what a row takes beside its key and value."""
+"""Approximate size of a row without its key and value."""
 Bodies = NDArray[np.int64] | list[tuple[int, ...]]
-"""Where the records of batches are: a row of `BODY_COLUMNS` numbers each."""
+"""Positions of the batches' records: one row of `BODY_COLUMNS` numbers each."""
 
 
 class ValueDecoder(Protocol):
-    """What `formats.decoder` gives."""
+    """The interface of the objects that `formats.decoder` returns."""
 
     @property
     def arrow_fields(self) -> Sequence[pa.Field]: ...
 
     def decode(self, values: pa.BinaryArray) -> tuple[Sequence[pa.Array], pa.StringArray]:
-        """(columns, text of the error or null), a row a value."""
+        """Return (columns, error text or null), one row per value."""
 
 
 class RecordDecoder:
@@ -61,7 +61,7 @@ class RecordDecoder:
         self._constants: tuple[pa.Array, pa.Array] | None = None
 
     def decode(self, chunk: Chunk, first: int, last: int, aborted: Aborted) -> Iterator[pa.RecordBatch]:
-        """The records with offsets from `first` up to `last`."""
+        """Yield the records with offsets from `first` up to `last`."""
         if chunk.is_plain:
             groups = _plain_groups(chunk, first, last, self._batch_bytes, self._tp)
         else:
@@ -153,7 +153,7 @@ class RecordDecoder:
 def _plain_groups(
     chunk: Chunk, first: int, last: int, batch_bytes: int, tp: TopicPartition
 ) -> Iterator[tuple[memoryview | bytes, Bodies]]:
-    """What `_Groups` gives for batches that need no look at each: all at once."""
+    """Return all batches as one group: none of them needs individual handling."""
     table = chunk.table
     wanted = (table[:, k.LAST_OFFSET] >= first) & (table[:, k.BASE_OFFSET] < last) & (table[:, k.COUNT] != 0)
     if not wanted.all():
@@ -184,7 +184,7 @@ def _plain_groups(
 
 
 class _Groups:
-    """Puts neighbouring batches together until there is enough for an Arrow batch."""
+    """Groups neighbouring batches until there is enough for an Arrow batch."""
 
     def __init__(self, batch_bytes: int, max_unpacked_bytes: int, chunk: Chunk, first: int, last: int) -> None:
         self._first, self._last = first, last
@@ -262,7 +262,7 @@ def _body(batch: ScannedBatch, start: int, end: int) -> tuple[int, ...]:
 
 
 class _Column:
-    """Memory of Arrow's pool, seen by numpy: what the pool gets back it gives out again without new pages."""
+    """Memory of Arrow's pool as a numpy array: the pool reuses freed memory without new pages."""
 
     __slots__ = ("array", "buffer")
 
@@ -302,7 +302,7 @@ def _validity(valid: NDArray[np.uint8]) -> tuple[int, pa.Buffer | None]:
 
 
 def _as_strings(keys: pa.Array) -> pa.Array:
-    """Keys of headers as text; what is no UTF-8 is shown as Java shows it, with replacement characters."""
+    """Header keys as text; invalid UTF-8 becomes replacement characters, as in Java."""
     text = keys.view(pa.string())
     try:
         text.validate(full=True)

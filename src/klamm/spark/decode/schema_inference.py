@@ -1,4 +1,4 @@
-"""A schema from a sample of JSON values: found once, looked at by a person, stored, and used from then on."""
+"""Infers a schema from a sample of JSON values. A person reviews it once and stores it for later use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Inferred:
     rows: int
     skipped: int
     left_out: tuple[str, ...] = ()
-    """Fields that differ from an earlier one in case only, which no table tells apart."""
+    """Fields that differ from an earlier one in case only; tables do not distinguish them."""
 
 
 def infer_json(values: Iterable[bytes | None]) -> Inferred:
@@ -57,7 +57,7 @@ def infer_json(values: Iterable[bytes | None]) -> Inferred:
 
 
 def merge(one: t.DataType, other: t.DataType) -> t.DataType:
-    """The type that holds both."""
+    """Return the type that holds both."""
     if one == other or isinstance(other, t.NullType):
         return one
     if isinstance(one, t.NullType):
@@ -93,7 +93,7 @@ def _type_of(value: Any) -> t.DataType:
 
 
 def _settled(kind: t.DataType) -> t.DataType:
-    """What was only ever null is a string; an object that was always empty, too, because a column has fields."""
+    """A field that was always null becomes a string, and so does an object that was always empty."""
     if isinstance(kind, t.NullType):
         return t.StringType()
     if isinstance(kind, t.ArrayType):

@@ -41,7 +41,7 @@ TYPED_COLUMNS: Final[Mapping[str, DataType]] = {
     "_error": StringType(),
     "_raw": BinaryType(),
 }
-"""What stands after the typed columns; `_raw` is the value of a record that could not be decoded."""
+"""The columns after the typed ones; `_raw` is the value of a record that could not be decoded."""
 
 ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
     "key": pa.binary(),
@@ -56,7 +56,7 @@ ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
 
 
 def full_schema(options: ReadOptions, value_fields: Iterable[pa.Field] = ()) -> StructType:
-    """Every column that a read with these options can give."""
+    """Return every column that a read with these options can return."""
     if options.value_format == RAW:
         fields = [StructField(name, kind) for name, kind in RAW_COLUMNS.items()]
     else:
@@ -70,7 +70,7 @@ def full_schema(options: ReadOptions, value_fields: Iterable[pa.Field] = ()) -> 
 
 
 def read_schema(options: ReadOptions, full: StructType) -> StructType:
-    """The columns of option `columns`, in its order, or all of them."""
+    """Return the columns of option `columns`, in its order, or all columns."""
     if not options.columns:
         return full
     by_name = {f.name.lower(): f for f in full}
@@ -81,7 +81,7 @@ def read_schema(options: ReadOptions, full: StructType) -> StructType:
 
 
 def check_user_schema(schema: StructType, full: StructType) -> None:
-    """A schema given by the user may leave columns out and order them; names and types are ours."""
+    """A schema given by the user may omit and reorder columns; names and types are fixed."""
     by_name = {f.name.lower(): f for f in full}
     for field in schema:
         known = by_name.get(field.name.lower())
@@ -97,4 +97,4 @@ def _refuse_twice(names: list[str]) -> None:
     lower = [name.lower() for name in names]
     twice = [name for name in names if lower.count(name.lower()) > 1]
     if twice:
-        raise OptionError(f"Column {twice[0]!r} would be there twice.")
+        raise OptionError(f"Column {twice[0]!r} would appear twice.")

@@ -1,4 +1,4 @@
-"""The schema and the decoder of option `valueFormat`, where one is asked for."""
+"""The schema and the decoder of option `valueFormat`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load_value_schema(options: ReadOptions) -> ValueSchema | None:
-    """None for raw values. To be called on the driver: a file of the schema need not be anywhere else."""
+    """Return the schema; None for raw values. Call it on the driver: only the driver needs the schema file."""
     if options.value_format == RAW:
         return None
     from klamm.spark.decode.value_schema import load

@@ -1,10 +1,10 @@
-"""The schema of a topic's values: given as text, read from a file once, on the driver, and sent to executors as text.
+"""The schema of a topic's values: given as text, or read from a file on the driver and sent to executors as text.
 
 | format | text | file |
 |---|---|---|
-| json | DDL, or a StructType as JSON | the same, or what `klamm schema infer` wrote |
+| json | DDL, or a StructType as JSON | the same, or the output of `klamm schema infer` |
 | avro | an Avro schema (JSON) | .avsc |
-| protobuf | a FileDescriptorSet in base64 | what `protoc --descriptor_set_out --include_imports` wrote |
+| protobuf | a FileDescriptorSet in base64 | the output of `protoc --descriptor_set_out --include_imports` |
 | string, raw | none | none |
 """
 
@@ -38,7 +38,7 @@ class ValueSchema:
 def load(
     value_format: str, *, schema: str | None = None, file: str | Path | None = None, message: str | None = None
 ) -> ValueSchema:
-    """The schema given as text or in a file. Raises KlammError when it is missing, not needed, or cannot be read."""
+    """Return the schema from text or a file. Raises KlammError if it is missing, not needed, or unreadable."""
     if value_format not in FORMATS:
         raise KlammError(f"{value_format!r} is not a format of values: expected one of {', '.join(FORMATS)}.")
     if value_format in WITHOUT_SCHEMA:
@@ -85,7 +85,7 @@ def struct_type(schema: ValueSchema) -> StructType:
 
 
 def _refuse_same_names(kind: Any, place: str) -> None:
-    """Spark and Delta do not tell columns apart that differ in case only."""
+    """Spark and Delta do not distinguish columns that differ in case only."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, ArrayType):
@@ -104,7 +104,7 @@ def _refuse_same_names(kind: Any, place: str) -> None:
 
 
 def descriptor_set(schema: ValueSchema) -> bytes:
-    """The bytes of a protobuf schema."""
+    """Return the bytes of a protobuf schema."""
     try:
         return base64.b64decode(schema.text, validate=True)
     except binascii.Error as error:

@@ -1,4 +1,4 @@
-"""A pipeline in Python: functions from DataFrames to a DataFrame, whose parameters name what they are given."""
+"""Pipelines in Python: functions from DataFrames to a DataFrame, whose parameters name their inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Pipeline:
-    """Collects sources, views and sinks; `klamm pipeline run FILE.py` runs the one that the file makes.
+    """Collects sources, views and sinks. `klamm pipeline run FILE.py` runs the pipeline that the file creates.
 
     `view` decorates a function: its name is the view's, its parameters are the sources and views it reads.
     """
@@ -52,7 +52,7 @@ class Pipeline:
         deduplicate: tuple[str, ...] = (),
         **keys: Any,
     ) -> None:
-        """A topic as a view; without `topic` and `pattern` it is the topic of that name. Keys as in YAML."""
+        """Add a topic as a view; without `topic` and `pattern` it is the topic of that name. Keys as in YAML."""
         line = _caller_line()
         topic = name if topic is None and pattern is None else topic
         mark = self._watermark(watermark, line, f"source {name!r}")
@@ -91,7 +91,7 @@ class Pipeline:
             mark = self._watermark(watermark, line, f"view {name!r}")
             inputs = tuple(inspect.signature(function).parameters)
             if not inputs:
-                self._problems.append(Problem(line, f"view {name!r} has no parameter: it reads nothing."))
+                self._problems.append(Problem(line, f"view {name!r} has no parameters, so it reads nothing."))
             self._views.append(
                 View(
                     name,
@@ -109,18 +109,18 @@ class Pipeline:
         return add if function is None else add(function)
 
     def sql(self, name: str, query: str, **keys: Any) -> None:
-        """A view in SQL."""
+        """Add a view in SQL."""
         line = _caller_line()
         mark = self._watermark(keys.pop("watermark", None), line, f"view {name!r}")
         self._add(self._views, View, dict(name=name, line=line, sql=query, watermark=mark), keys)
 
     def sink(self, name: str, view: str, **keys: Any) -> None:
-        """Where `view` goes: `topic=` or `table=`, and the keys of YAML."""
+        """Add the sink of `view`: `topic=` or `table=`, and the keys of YAML."""
         keys.setdefault("format", "json" if keys.get("table") is None else "delta")
         self._add(self._sinks, Sink, dict(name=name, line=_caller_line(), view=view), keys)
 
     def spec(self, file: str) -> PipelineSpec:
-        """The checked pipeline, or a PipelineError with everything that is wrong."""
+        """Return the checked pipeline. Raises PipelineError with all problems."""
         spec = PipelineSpec(
             name=self.name,
             file=file,
@@ -166,7 +166,7 @@ class Pipeline:
             return Trigger(interval_ms=duration_ms(text))
         except ValueError:
             self._problems.append(
-                Problem(_caller_line(3), f"'trigger' is a duration like 5s, or available_now: {text!r}.")
+                Problem(_caller_line(3), f"'trigger' must be a duration like 5s, or available_now: {text!r}.")
             )
             return Trigger()
 

@@ -1,4 +1,4 @@
-"""What must hold between the parts of a pipeline, whether it was written in YAML or in Python."""
+"""Checks between the parts of a pipeline, for YAML and Python alike."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TOPIC_ONLY: Final = ("key", "value")
 
 
 def checked(spec: PipelineSpec, problems: list[Problem]) -> PipelineSpec:
-    """The pipeline with its views in order; raises with `problems` and what is found here, if there is any."""
+    """Return the pipeline with its views in order. Raises PipelineError with `problems` and those found here."""
     problems = list(problems)
     names = {step.name for step in spec.steps}
     views = tuple(_with_inputs(view, names, problems) for view in spec.views)
@@ -43,7 +43,7 @@ def checked(spec: PipelineSpec, problems: list[Problem]) -> PipelineSpec:
     problems += _parts_that_are_missing(spec)
     if cycle := find_cycle({view.name: view.inputs for view in views}):
         line = next(view.line for view in views if view.name == cycle[0])
-        problems.append(Problem(line, f"views need each other in a circle: {' -> '.join(cycle)}."))
+        problems.append(Problem(line, f"views depend on each other in a cycle: {' -> '.join(cycle)}."))
     if problems:
         raise PipelineError(spec.file, problems)
     spec = replace(spec, views=in_order(views))
@@ -54,7 +54,7 @@ def checked(spec: PipelineSpec, problems: list[Problem]) -> PipelineSpec:
 
 
 def _with_inputs(view: View, names: set[str], problems: list[Problem]) -> View:
-    """The view with what it reads; names in SQL are compared as Spark does, without regard to case."""
+    """Return the view with its inputs; names in SQL are case-insensitive, as in Spark."""
     by_lower = {name.lower(): name for name in names}
     if view.sql is None:
         for name in view.inputs:
@@ -96,7 +96,7 @@ def _names(spec: PipelineSpec) -> Iterator[Problem]:
     for step in spec.steps:
         earlier = first.setdefault(step.name.lower(), step)
         if earlier is not step:
-            yield Problem(step.line, f"{step.name!r} is the name of two steps, first in line {earlier.line}.")
+            yield Problem(step.line, f"{step.name!r} names two steps; the first is in line {earlier.line}.")
     counts = Counter(sink.name for sink in spec.sinks)
     yield from (
         Problem(sink.line, f"{sink.name!r} is the name of two sinks.") for sink in spec.sinks if counts[sink.name] > 1
@@ -118,7 +118,7 @@ def _source(source: Source) -> Iterator[Problem]:
         yield Problem(line, f"{what} of format {source.format} takes no schema.")
     if source.deduplicate and source.watermark is None:
         line = source.line_of("deduplicate")
-        yield Problem(line, f"{what}: 'deduplicate' needs a 'watermark', or its state would grow for ever.")
+        yield Problem(line, f"{what}: 'deduplicate' needs a 'watermark', or its state would grow forever.")
     if source.static and (source.watermark is not None or source.deduplicate):
         yield Problem(source.line_of("static"), f"{what} is static: it has no watermark and no deduplication.")
     yield from _options(source, what, READ)
@@ -128,7 +128,7 @@ def _options(part: Source | Sink, what: str, known: Iterable[str]) -> Iterator[P
     elsewhere = {name.lower(): key for name, key in SET_ELSEWHERE.items()}
     for name in part.options:
         if (key := elsewhere.get(name.lower())) is not None:
-            yield Problem(part.line_of(f"options.{name}"), f"{what}: option {name!r} is written as {key!r}.")
+            yield Problem(part.line_of(f"options.{name}"), f"{what}: option {name!r} must be written as {key!r}.")
     wanted = [name for name in known if name not in SET_ELSEWHERE]
     for name in unknown(part.options, (*known, *SET_ELSEWHERE)):
         reason = f"{what} has no option {name!r}.{did_you_mean(name, wanted)}"
@@ -146,12 +146,12 @@ def _sink(sink: Sink, names: set[str]) -> Iterator[Problem]:
     for key in wrong:
         if getattr(sink, key) is not None:
             kind = "topic" if sink.topic is not None else "table"
-            yield Problem(sink.line_of(key), f"{what} goes to a {kind}, which has no {key!r}.")
+            yield Problem(sink.line_of(key), f"{what} writes to a {kind}, which has no {key!r}.")
     if sink.table is not None and sink.mode != "append":
-        yield Problem(sink.line_of("mode"), f"{what}: a table takes mode append only; {sink.mode} goes to a topic.")
+        yield Problem(sink.line_of("mode"), f"{what}: a table accepts only mode append, not {sink.mode}.")
     if sink.topic is not None:
         yield from _options(sink, what, WRITE)
-    elif sink.format == "delta":  # Parquet is Spark's own, with options that are its business
+    elif sink.format == "delta":  # Parquet is Spark's own sink, which checks its options itself
         yield from _options(sink, what, TABLE)
 
 
@@ -188,7 +188,7 @@ def _dead_letters(spec: PipelineSpec) -> Iterator[Problem]:
 
 
 def _locations(source: Source, what: str) -> Iterator[Problem]:
-    """A record of the dead letters is left out by its topic, partition and offset."""
+    """Dead letters are identified by topic, partition and offset."""
     for name, value in source.options.items():
         if name.lower() == "columns":
             found = {column.strip() for column in value.split(",")}
@@ -198,7 +198,7 @@ def _locations(source: Source, what: str) -> Iterator[Problem]:
 
 
 def _watermarks(spec: PipelineSpec) -> Iterator[Problem]:
-    """A view can deduplicate when it, or something it is made of, has a watermark."""
+    """A view can deduplicate if it or one of its inputs has a watermark."""
     marked = {step.name for step in spec.steps if step.watermark is not None}
     for view in spec.views:
         if view.deduplicate and not marked & set(spec.upstream(view.name)):

@@ -1,8 +1,7 @@
 """The dead letters of a view: a Delta table of the records on which it fails, each with the reason.
 
-The table is also the list of records that the query leaves out when it runs the batch again: a record is either in the
-table or in the query, whenever the process ends. Rows carry the id of the query, so a pipeline that was reset tries
-every record again.
+The table is also the list of records that the query skips when it repeats the batch: at any time, a record is either in
+the table or in the query. Rows carry the id of the query, so a reset pipeline retries every record.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Location = tuple[TopicPartition, int]
 
 
 def query_id_of(checkpoint: str) -> str:
-    """The id of the query that runs on a checkpoint of this machine; empty where it has not started yet."""
+    """Return the id of the query on a local checkpoint; empty if it has not started yet."""
     root = local_path(checkpoint)
     try:
         return str(json.loads((root / "metadata").read_text())["id"]) if root is not None else ""
@@ -52,13 +51,13 @@ def query_id_of(checkpoint: str) -> str:
 
 
 class DeadLetters:
-    """The table of one view."""
+    """The dead-letter table of one view."""
 
     def __init__(self, spec: PipelineSpec, view: View) -> None:
         self.path: Path = table_path(dead_letters_of(spec, view))
 
     def locations(self, query_id: str) -> set[Location]:
-        """The records that this query leaves out."""
+        """Return the records that this query skips."""
         from deltalake import DeltaTable
 
         if not query_id or not DeltaTable.is_deltatable(str(self.path)):
@@ -69,7 +68,7 @@ class DeadLetters:
         return {(TopicPartition(row["_topic"], row["_partition"]), row["_offset"]) for row in rows.to_pylist()}
 
     def add(self, rows: pa.Table) -> None:
-        """Appends rows of SCHEMA, on the disk when this returns."""
+        """Append rows of SCHEMA; they are on disk when this returns."""
         from klamm.spark.tables.commits import BatchOfFiles, commit
         from klamm.spark.tables.files import ParquetFiles
 
@@ -83,7 +82,7 @@ class DeadLetters:
 def letters(
     spark: SparkSession, servers: str, records: Sequence[PoisonRecord], *, sink: str, query_id: str
 ) -> pa.Table:
-    """The rows for records that fail: key, value and timestamp are read again from the topics."""
+    """Return the rows of failing records: key, value and timestamp are read again from the topics."""
     reasons = {(record.at.tp, record.at.start): record.reason for record in records}
     rows: list[dict[str, Any]] = []
     for tp in sorted({tp for tp, _ in reasons}):
@@ -110,7 +109,7 @@ def _read(spark: SparkSession, servers: str, tp: TopicPartition, offsets: list[i
 
 
 def is_none_of(source: Source, locations: Iterable[Location]) -> Any:
-    """The condition that a row of the source is none of these records."""
+    """Return the condition that excludes these records from a source."""
     from pyspark.sql import functions as F
 
     topic, partition, offset = (F.col(name) for name in source.location_columns)

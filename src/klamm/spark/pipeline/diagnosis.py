@@ -1,7 +1,7 @@
-"""Why a batch of a pipeline fails: the view, and the records, found by running the view on parts of the batch.
+"""Finds why a batch fails: the view and the records, by running the view on parts of the batch.
 
-The view is run as a batch query over the records of the failed micro-batch, which the checkpoint names. That works for
-any SQL and any function that a batch DataFrame takes. Where it does not, the offsets of the batch are told.
+The view is run as a batch query over the records of the failed micro-batch, which the checkpoint names. This works for
+any SQL and any function that accepts a batch DataFrame. Otherwise the offsets of the batch are reported.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 MAX_BATCH: Final = 5_000_000
 """Batches with more offsets are not searched: their records are kept in memory and on disk meanwhile."""
 MAX_RECORDS: Final = 100
-"""So many records go to the dead letters at a time; the restarted query finds the next ones."""
+"""Maximum number of records moved to the dead letters at once; the restarted query finds the next ones."""
 MAX_SECONDS: Final = 60.0
-"""How long one batch is searched: meanwhile nobody looks after the other queries of the pipeline."""
+"""Maximum search time per batch: meanwhile the other queries of the pipeline are not supervised."""
 _BATCH_ONLY: Final = ("starting", "ending", "maxoffsets", "minoffsets", "maxtrigger", "failondataloss", "pushdown")
-"""Options of the source that say where and how much a stream reads."""
+"""Options of the source that limit what a stream reads."""
 
 Frames = Mapping[str, Any]
 Assemble = Callable[[str, Frames], Any]
@@ -42,7 +42,7 @@ Assemble = Callable[[str, Frames], Any]
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """`view` fails on these records. Without any, `within` says where they are, as far as that is known."""
+    """`view` fails on these records. If none were found, `within` is the range that contains them, if known."""
 
     view: View | None
     records: tuple[PoisonRecord, ...]
@@ -56,7 +56,7 @@ class Diagnosis:
 
 
 def failed_ranges(checkpoint: str) -> list[tuple[OffsetRange, ...]] | None:
-    """What the newest batch of a checkpoint reads, per source of the query; None where that is not known."""
+    """Return what the newest batch of a checkpoint reads, per source of the query; None if unknown."""
     root = local_path(checkpoint)
     newest = _newest_batch(root) if root is not None else None
     found = batch_offsets(checkpoint, newest) if newest is not None else None
@@ -78,7 +78,7 @@ def _newest_batch(root: Path) -> int | None:
 
 
 def ranges_of(source: Source, queries: Sequence[tuple[OffsetRange, ...]]) -> list[OffsetRange]:
-    """What a pipeline's source contributes to a batch. A topic that is read twice counts from its first record."""
+    """Return the part of a batch that comes from a source. A topic that is read twice counts from its first record."""
     found: dict[TopicPartition, OffsetRange] = {}
     for one in (r for ranges in queries for r in ranges if reads(source, r.tp.topic)):
         other = found.get(one.tp, one)
@@ -93,7 +93,7 @@ def reads(source: Source, topic: str) -> bool:
 
 
 def within(source: Source, ranges: Ranges) -> Any:
-    """The condition that a row comes from these ranges."""
+    """Return the condition that a row belongs to these ranges."""
     from pyspark.sql import functions as F
 
     topic, partition, offset = (F.col(name) for name in source.location_columns)
@@ -104,7 +104,7 @@ def within(source: Source, ranges: Ranges) -> Any:
 
 
 class Diagnostician:
-    """Looks into one failed batch of one sink's query, which leaves out the records `aside`, until `is_over`."""
+    """Examines one failed batch of a sink's query, which skips the records `aside`, until `is_over`."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Diagnostician:
             finally:
                 trial.close()
         except Exception:
-            return unknown  # a view that is not for batches, or brokers that are away: the failure itself is told
+            return unknown  # the view does not support batches, or brokers are unreachable: report the failure itself
 
     def _search(
         self,
@@ -157,7 +157,7 @@ class Diagnostician:
         inputs = self._spec.upstream(failing.name)
         streams = [source for source in sources if source.name in inputs and not source.static]
         records: list[PoisonRecord] = []
-        # First with nothing from the other sources: what fails then needs no second record.
+        # First without the other sources: a failure then needs no second record.
         for others_empty in (True, False) if len(streams) > 1 else (False,):
             for source in streams:
                 others: dict[str, Any] = {s.name: within(s, ()) for s in streams if s is not source and others_empty}
@@ -173,7 +173,7 @@ class Diagnostician:
         return Diagnosis(failing, tuple(records), told([r for ranges in batch for r in ranges if r.size > 0]))
 
     def _frame(self, source: Source, ranges: Ranges) -> DataFrame:
-        """The records of the batch, as a batch DataFrame that is read once; a static source as the query has it."""
+        """Return the records of the batch as a DataFrame that is read once; a static source as in the query."""
         given = reading_options(source, self._servers)
         if source.static:
             return self._spark.read.format("klamm").options(**given).load()
@@ -182,7 +182,7 @@ class Diagnostician:
         ends = to_json({r.tp: r.end for r in ranges})
         reader = self._spark.read.format("klamm").options(**kept)
         frame = reader.options(startingOffsets=starts, endingOffsets=ends, failOnDataLoss="false").load()
-        # The search would find the records of the dead letters again, and none of those after them.
+        # Otherwise the search would find the dead letters again, and none of the later records.
         if here := [location for location in self._aside if reads(source, location[0].topic)]:
             frame = frame.where(is_none_of(source, here))
         return frame.persist()
@@ -196,7 +196,8 @@ class _Trial:
         self._frames = frames
 
     def run(self, view: str, conditions: Mapping[str, Any]) -> str | None:
-        """Why the view fails on the rows that meet the conditions; None where it does not. Other errors are raised."""
+        """Return why the view fails on the rows that meet the conditions; None if it does not. Other errors are
+        raised."""
         frames = {
             name: frame.where(conditions[name]) if name in conditions else frame for name, frame in self._frames.items()
         }

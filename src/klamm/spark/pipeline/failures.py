@@ -1,4 +1,4 @@
-"""Why a query ended, in a sentence, from the pages that Spark says about it; and whether it would end so again."""
+"""Reduces Spark's long error of an ended query to one sentence, and decides whether a restart would fail again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FRAME: Final = re.compile(r'\s+File "([^"]+)", line (\d+)')
 _OBJECT: Final = re.compile(r"@[0-9a-f]+\b")
 _OFFSETS: Final = re.compile(r"^Current (?:Committed|Available) Offsets: .*$", re.M)
 _BATCH_ERROR: Final = re.compile(r"SQLSTATE: 22\w{3}")
-"""The class of SQL's conditions that speak of data: a division by zero, text that is no number."""
+"""SQL's error class for data: division by zero, text that is not a number."""
 _MISTAKES: Final = frozenset(
     {
         "ArithmeticError",
@@ -50,7 +50,7 @@ _MISTAKES: Final = frozenset(
         "ZeroDivisionError",
     }
 )
-"""Errors of code that meets data. A broker or a disk that is away raises others, and may come back."""
+"""Errors of code or data. Unavailable brokers and disks raise others, and may come back."""
 
 _OUTSIDE: Final = frozenset(
     {
@@ -71,9 +71,9 @@ _OUTSIDE: Final = frozenset(
 
 
 def spark_sentence(error: BaseException, file: str = "") -> str:
-    """What Spark says, without its stack and plan: the Python exception at the bottom of it, or condition and text.
+    """Return Spark's error without stack and plan: the Python root exception, or condition and text.
 
-    `file` is the pipeline's: an exception that went through it is told with its line there.
+    `file` is the pipeline's: an exception that passed through it is reported with its line.
     """
     text = str(error).strip() or type(error).__name__
     text = text.split(_PLAN)[0]
@@ -84,7 +84,7 @@ def spark_sentence(error: BaseException, file: str = "") -> str:
 
 
 def python_exception(text: str, file: str = "") -> str | None:
-    """The exception of the last traceback within `text`, which is the one that the others were caused by."""
+    """Return the exception of the last traceback in `text`, the root cause of the others."""
     found = None
     for block in text.split(_TRACEBACK)[1:]:
         lines = iter(block.splitlines()[1:])
@@ -103,7 +103,7 @@ def _exception(line: str, following: Iterator[str]) -> str:
     kind, colon, told = line.partition(":")
     kind = kind.rpartition(".")[2]
     if kind == "Py4JJavaError":
-        # What happened in the JVM stands in the next line: `: java.io.IOException: No space left on device`.
+        # The JVM's error is in the next line: `: java.io.IOException: No space left on device`.
         return next(following, line).lstrip(": ").strip()
     return f"{kind}{colon}{told}".strip()
 
@@ -114,15 +114,15 @@ def _is_same(path: str, file: str) -> bool:
 
 
 def failure_of(error: BaseException, file: str, sink: str) -> Failure:
-    """What the supervisor is told of a query that ended with `error`."""
+    """Return the supervisor's view of a query that ended with `error`."""
     text = str(error)
     reason = spark_sentence(error, file)
     reset = f"`klamm pipeline reset {file} --sink {sink}`"
     if any(sign in text for sign in _STATE_CHANGED):
         advice = f"undo the change, or start over with {reset}"
-        return Failure(f"the query cannot go on from its checkpoint; {advice}: {reason}", True)
+        return Failure(f"the query cannot continue from its checkpoint; {advice}: {reason}", True)
     if "DataLossError: " in text:
-        # Records that are gone do not come back, and a start anew may not notice that they are.
+        # Deleted records do not come back, and a fresh start may not notice the loss.
         return Failure(f"{reason} That is an option of the source; {reset} starts over with what there is.", True)
     if "CheckpointError: " in text or "OptionError: " in text:
         return Failure(reason, True)
@@ -130,26 +130,26 @@ def failure_of(error: BaseException, file: str, sink: str) -> Failure:
 
 
 def start_advice(error: BaseException, sink: Sink) -> str:
-    """What to do about a query that Spark does not start, where that is known: else nothing."""
+    """Return the remedy for a query that Spark refuses to start, if known."""
     if "STREAMING_OUTPUT_MODE" not in (text := str(error)) and "output mode" not in text:
         return ""
     if "Sorting is not supported" in text:
         return " Leave out ORDER BY: the rows of a stream come in the order of the batches."
     watermark = "give the source a watermark and group by a window of its column"
     if sink.table is not None:
-        return f" A table takes finished rows only: {watermark}."
+        return f" A table accepts finished rows only: {watermark}."
     return f" Set `mode: update` or `mode: complete`, or {watermark}."
 
 
 def is_data_error(error: BaseException) -> bool:
-    """Whether a batch query failed on its data or in code that met it."""
+    """Whether a batch query failed because of its data or code."""
     return _is_mistake(str(error), spark_sentence(error), "")
 
 
 def _is_mistake(text: str, reason: str, file: str) -> bool:
-    """Whether it looks like an error of code or data, which the same batch would bring again.
+    """Whether it looks like an error of code or data, which the same batch would cause again.
 
-    So does every exception that went through the pipeline's own code, unless something outside is the cause.
+    So does every exception that passed through the pipeline's own code, unless the cause is external.
     """
     place = f"{os.path.basename(file)} line "
     kind = reason.removeprefix(place).lstrip("0123456789").removeprefix(": ").partition(":")[0]
@@ -158,5 +158,5 @@ def _is_mistake(text: str, reason: str, file: str) -> bool:
 
 
 def _batch(text: str) -> str:
-    """The offsets between which the batch lay, as Spark tells them; empty where it tells none."""
+    """Return the offset range of the batch as reported by Spark; empty if it reports none."""
     return "\n".join(_OBJECT.sub("", line) for line in _OFFSETS.findall(text))

@@ -1,4 +1,4 @@
-"""What a table of a YAML file may hold, read key by key; what is wrong is noted with its line, and reading goes on."""
+"""Reads a mapping of a YAML file key by key; problems are collected with their line, and reading continues."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Fields:
         return self._table.key_lines.get(key, self.line)
 
     def lines(self) -> dict[str, int]:
-        """Where the keys stand, and the options by `options.<name>`."""
+        """Return the lines of the keys, and of options as `options.<name>`."""
         options = self._table.items.get("options")
         inner = options.key_lines if isinstance(options, Table) else {}
         return {**self._table.key_lines, **{f"options.{name}": line for name, line in inner.items()}}
 
     def text(self, key: str, default: str | None = None) -> str | None:
-        """Numbers are text, too: a topic may be called 2024."""
+        """Accept numbers as text: a topic may be called 2024."""
         value, line = self._scalar(key)
         if value is None:
             return default
@@ -111,7 +111,7 @@ class Fields:
         return found
 
     def tables(self, key: str) -> dict[str, Tree]:
-        """A mapping from names to whatever they stand for."""
+        """Return a mapping from names to values."""
         tree = self._table.items.get(key)
         if tree is None or (isinstance(tree, Scalar) and tree.value is None):
             return {}
@@ -121,7 +121,7 @@ class Fields:
         return dict(tree.items)
 
     def name_line(self, key: str, name: str) -> int:
-        """Where `name` stands in the mapping `key`."""
+        """Return the line of `name` in the mapping `key`."""
         tree = self._table.items.get(key)
         return tree.key_lines.get(name, tree.line) if isinstance(tree, Table) else self.line
 
@@ -131,7 +131,7 @@ class Fields:
         if tree is None:
             return None
         if not isinstance(tree, Table):
-            self.wrong(tree.line, f"'watermark' of {self._what} is written {{column: at, delay: 10 minutes}}.")
+            self.wrong(tree.line, f"'watermark' of {self._what} must be written as {{column: at, delay: 10 minutes}}.")
             return None
         inner = Fields(tree, f"'watermark' of {self._what}", ("column", "delay"), self._problems)
         column = inner.text("column")
@@ -157,5 +157,5 @@ def check_name(name: str, what: str, line: int, problems: list[Problem]) -> None
         allowed = "letters, digits, underscores and dashes" if is_pipeline else "letters, digits and underscores"
         use = "" if is_pipeline else ", for use in SQL"
         problems.append(
-            Problem(line, f"{what} {name!r}: a name has {allowed} only, and does not begin with a digit{use}.")
+            Problem(line, f"{what} {name!r}: a name consists of {allowed} and does not begin with a digit{use}.")
         )

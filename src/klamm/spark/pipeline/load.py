@@ -19,7 +19,7 @@ from klamm.spark.pipeline.yaml_file import read_yaml
 
 
 def load(path: Path | str, environment: Mapping[str, str] = os.environ) -> PipelineSpec:
-    """The checked pipeline. Paths in it are as written: relative ones count from where the command runs."""
+    """Return the checked pipeline. Relative paths in it refer to the working directory."""
     path = Path(path)
     if path.suffix in (".yaml", ".yml"):
         try:
@@ -37,15 +37,15 @@ def _from_python(path: Path) -> PipelineSpec:
     pipelines = list(found.values())
     if len(pipelines) != 1:
         names = ", ".join(pipeline.name for pipeline in pipelines)
-        reason = f"it makes {len(pipelines)} pipelines ({names}); one file is one pipeline."
+        reason = f"it creates {len(pipelines)} pipelines ({names}); a file must create exactly one."
         raise PipelineError(
-            str(path), [Problem(0, reason if pipelines else "it makes no klamm.spark.pipeline.Pipeline.")]
+            str(path), [Problem(0, reason if pipelines else "it does not create a klamm.spark.pipeline.Pipeline.")]
         )
     return pipelines[0].spec(str(path))
 
 
 def _executed(path: Path) -> Any:
-    """The file as a module. It is registered, since dataclasses look their module up, under a name of its own."""
+    """Load the file as a module. It is registered under a unique name, because dataclasses look up their module."""
     source = path.read_text(encoding="utf-8")
     name = module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)

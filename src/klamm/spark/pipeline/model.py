@@ -59,20 +59,21 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """`available_now` reads what there is and ends; an interval of 0 starts a batch as soon as the last is done."""
+    """`available_now` reads the available records and ends; an interval of 0 starts a batch as soon as the last is
+    done."""
 
     available_now: bool = False
     interval_ms: int = 0
 
     def __str__(self) -> str:
         if self.available_now:
-            return "once, over what there is"
+            return "once, over the available records"
         return f"every {self.interval_ms / 1000:g} s" if self.interval_ms else "as soon as there is data"
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """How a failed query is started again: `attempts` times in a row, later and later."""
+    """Restarts of a failed query: up to `attempts` consecutive ones, with exponential back-off."""
 
     attempts: int = 10
     first_delay_ms: int = 1000
@@ -81,7 +82,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A topic (or the topics that match `pattern`) as a view. `static` is read once, as it is when the run starts."""
+    """A topic (or the topics that match `pattern`) as a view. `static` is read once, when the run starts."""
 
     name: str
     line: int
@@ -96,14 +97,14 @@ class Source:
     deduplicate: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """Where keys stand, and options by `options.<name>`, if the file is one in which they have lines of their own."""
+    """Lines of keys, and of options as `options.<name>`, for files with line numbers."""
 
     def line_of(self, key: str) -> int:
         return line_of(self, key)
 
     @property
     def location_columns(self) -> tuple[str, str, str]:
-        """The columns that tell which record a row is."""
+        """The columns that identify the record of a row."""
         return ("topic", "partition", "offset") if self.format == "raw" else ("_topic", "_partition", "_offset")
 
     @property
@@ -113,7 +114,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A step: SQL over sources and other views, or a function that is given its inputs as DataFrames."""
+    """A step: SQL over sources and other views, or a function that takes its inputs as DataFrames."""
 
     name: str
     line: int
@@ -123,14 +124,14 @@ class View:
     watermark: Watermark | None = None
     deduplicate: tuple[str, ...] = ()
     on_error: str = "fail"
-    """What happens when the view fails on a record: the query ends, or the record goes to the dead letters."""
+    """Reaction to a record on which the view fails: the query ends, or the record becomes a dead letter."""
     dead_letters: str | None = None
-    """Their table, if it is not the one of `dead_letters_of`."""
+    """Path of their table; default: `dead_letters_of`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where a view goes: one streaming query with a checkpoint of its own, `<checkpoint>/<name>`."""
+    """The output of a view: one streaming query with its own checkpoint, `<checkpoint>/<name>`."""
 
     name: str
     line: int
@@ -158,7 +159,7 @@ class Sink:
 
 
 def line_of(part: Source | Sink, key: str) -> int:
-    """Where `key` stands, or what it is a part of."""
+    """Return the line of `key`, or of its parent."""
     while key not in part.lines and "." in key:
         key = key.partition(".")[0]
     return part.lines.get(key, part.line)
@@ -166,7 +167,7 @@ def line_of(part: Source | Sink, key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSpec:
-    """What `klamm pipeline run` runs. Views are in an order in which each comes after what it reads."""
+    """A pipeline as `klamm pipeline run` runs it. Views are ordered: each comes after its inputs."""
 
     name: str
     file: str
@@ -185,7 +186,7 @@ class PipelineSpec:
         return (*self.sources, *self.views)
 
     def upstream(self, name: str) -> tuple[str, ...]:
-        """The views and sources that `name` is made of, itself included, in the order of the file."""
+        """Return the views and sources that `name` depends on, itself included, in the order of the file."""
         inputs = {view.name: view.inputs for view in self.views}
         wanted: set[str] = set()
         waiting = [name]
@@ -197,12 +198,12 @@ class PipelineSpec:
 
 
 def dead_letters_of(spec: PipelineSpec, view: View) -> str:
-    """The table of records on which a view fails; beside the checkpoint, unless the view names one."""
+    """Return the dead-letter table of a view: beside the checkpoint, unless the view names one."""
     return view.dead_letters or f"{spec.checkpoint.rstrip('/')}_dead_letters/{view.name}"
 
 
 def find_cycle(edges: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """Names that need each other, the first one repeated at the end; empty where there is no cycle."""
+    """Return a cycle of names, with the first one repeated at the end; empty if there is none."""
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> tuple[str, ...]:
@@ -220,7 +221,7 @@ def find_cycle(edges: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
 
 
 def in_order(views: Iterable[View]) -> tuple[View, ...]:
-    """Each view after those it reads; of two that do not depend on each other the one written first comes first."""
+    """Sort views after their inputs; independent views keep the order of the file."""
     remaining = list(views)
     waiting = {view.name for view in remaining}
     ordered: list[View] = []

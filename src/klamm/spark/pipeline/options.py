@@ -1,4 +1,4 @@
-"""The options that sources and sinks give to `format("klamm")`, and what is wrong with them, found without Spark."""
+"""Options that sources and sinks pass to `format("klamm")`, checked without Spark."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from klamm.spark.pipeline.model import Sink, Source
 from klamm.spark.pipeline.problems import Problem, suggestion
 
 Columns = Mapping[str, str]
-"""The columns of a source with Spark's names of their types; empty where they are not known."""
+"""Columns of a source with Spark's type names; empty if unknown."""
 
 _ANY_SERVERS: Final = "localhost:9092"
-"""Which brokers there are is known at the start of a run; that option is not looked at here."""
+"""The brokers are known only when a run starts, so that option is not checked here."""
 SET_ELSEWHERE: Final = {
     "subscribe": "topic",
     "subscribePattern": "pattern",
@@ -32,13 +32,13 @@ SET_ELSEWHERE: Final = {
     "partitionByDate": "partition_by_date",
     "path": "table",
 }
-"""Options that a file says with a key of its own."""
+"""Options that have their own key in a file."""
 _OPTION: Final = re.compile(r"'([\w.]+)'")
 _DATES: Final = ("timestamp", "timestamp_ntz", "date")
 
 
 def reading_options(source: Source, servers: str) -> dict[str, str]:
-    """Raises KlammError for a schema that is missing or cannot be read."""
+    """Raise KlammError for a missing or unreadable schema."""
     from klamm.spark.dataframes import value_options
 
     options = {
@@ -53,11 +53,11 @@ def reading_options(source: Source, servers: str) -> dict[str, str]:
 
 
 def source_problems(source: Source) -> tuple[list[Problem], Columns]:
-    """Options, schema, and columns that the schema does not have; and the columns, where the schema can be read."""
+    """Check options, schema and column names; returns the columns if the schema can be read."""
     what = f"source {source.name!r}"
     problems: list[Problem] = []
     if not (has_schema := _has_schema(source, problems)):
-        # The other options are looked at all the same, and none of them needs a schema.
+        # The other options are checked anyway; none of them needs a schema.
         source = replace(source, format="raw", schema=None, schema_file=None)
     if source.pattern is not None:
         source = replace(source, topic=None)
@@ -79,7 +79,7 @@ def source_problems(source: Source) -> tuple[list[Problem], Columns]:
 
 
 def _has_schema(source: Source, problems: list[Problem]) -> bool:
-    """Whether it is known what the values are; that a schema is missing or too much is told elsewhere."""
+    """Whether the values' format is known; a missing or superfluous schema is reported elsewhere."""
     given = [key for key in ("schema", "schema_file") if getattr(source, key) is not None]
     if len(given) != 1 or source.format not in ("json", "avro", "protobuf"):
         return not given and source.format in ("raw", "string")
@@ -104,7 +104,7 @@ def _columns(source: Source) -> Columns:
 
 
 def _type_of(name: str, columns: Columns) -> str | None:
-    """The type of a column, `struct` for a field of one; None where there is no such column."""
+    """Return the type of a column, `struct` for a nested field; None if there is no such column."""
     first, dot, _ = name.partition(".")
     kinds = {column.lower(): kind for column, kind in columns.items()}
     found = kinds.get(first.strip("`").lower())
@@ -112,7 +112,7 @@ def _type_of(name: str, columns: Columns) -> str | None:
 
 
 def _line_of_option(part: Source | Sink, sentence: str) -> int:
-    """Where the option stands that the sentence names first."""
+    """Return the line of the option that the sentence names first."""
     for name in _OPTION.findall(sentence):
         for option in part.options:
             if option.lower() == name.lower():
@@ -123,7 +123,7 @@ def _line_of_option(part: Source | Sink, sentence: str) -> int:
 
 
 def sink_problems(sink: Sink, columns: Columns) -> Iterator[Problem]:
-    """`columns` are those of the source that the sink takes its rows from, where it is one."""
+    """`columns` are those of the sink's source, if it reads a source directly."""
     what = f"sink {sink.name!r}"
     try:
         if sink.topic is not None:

@@ -1,4 +1,4 @@
-"""The stateful operators of a query, read from the plan that Spark has analysed."""
+"""The stateful operators of a query, from Spark's analysed plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WINDOW: Final = re.compile(r"\b(window|session_window)(?:-[\w]+)?\b")
 
 
 def stateful_operators(frame: DataFrame) -> tuple[str, ...]:
-    """In the order of the plan. Names of columns and definitions of windows count, output names do not."""
+    """Return them in plan order. Column names and window definitions count, output names do not."""
     # Only the JVM has the plan; both attributes are what pyspark itself uses for explain().
     return tuple(_walk(frame._jdf.queryExecution().analyzed()))
 
@@ -59,7 +59,7 @@ def _functions(expression: Any) -> Iterator[str]:
 
 
 def _window_definition(plan: Any, keys: list[str]) -> str:
-    """A window is only a column by now; how it is computed stands in an operator below."""
+    """In the plan a window is only a column; an operator below computes it."""
     wanted = {found[1] for key in keys if (found := _WINDOW.search(key))}
     if not wanted:
         return ""

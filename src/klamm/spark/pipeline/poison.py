@@ -1,4 +1,4 @@
-"""Which records make a view fail: halves of a batch are tried until single records are left. Free of Spark."""
+"""Finds the records that make a view fail by halving a batch down to single records. Free of Spark."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 from klamm.spark.source.source_offsets import OffsetRange
 
 MAX_TRIES: Final = 400
-"""How often the view is tried on a part of the batch: at about 0.1 s each, less than a minute."""
+"""Maximum number of tries on parts of a batch: at about 0.1 s each, less than a minute."""
 
 Ranges = Sequence[OffsetRange]
 Fails = Callable[[Ranges], str | None]
-"""Tries the view on these records; the reason if it fails."""
+"""Run the view on these records; returns the reason if it fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class PoisonRecord:
 
 @dataclass(slots=True)
 class Search:
-    """`records` fail one by one; `unresolved` are parts that fail only together, or were not tried to the end."""
+    """`records` fail individually; `unresolved` parts fail only together, or were not searched completely."""
 
     records: list[PoisonRecord] = field(default_factory=list)
     unresolved: list[Ranges] = field(default_factory=list)
@@ -46,7 +46,7 @@ def search(
 ) -> Search:
     """Find up to `limit` records, with at most `max_tries` tries and none once `is_over`.
 
-    Nothing is found where the view does not fail on the batch as a whole.
+    Finds nothing if the view does not fail on the whole batch.
     """
     found = Search(tries=1)
     everything = [r for r in ranges if r.size > 0]
@@ -79,7 +79,7 @@ def size(ranges: Ranges) -> int:
 
 
 def halved(ranges: Ranges) -> tuple[list[OffsetRange], list[OffsetRange]]:
-    """Two parts with equally many offsets, give or take one."""
+    """Split into two parts with equally many offsets, plus or minus one."""
     left: list[OffsetRange] = []
     wanted = size(ranges) // 2
     for index, one in enumerate(ranges):

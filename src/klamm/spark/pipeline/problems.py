@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline file: every finding with its line, told all at once."""
+"""Problems of a pipeline file: all of them, each with its line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Problem:
 
 
 class PipelineError(KlammError):
-    """A pipeline file cannot be run. The message has a line `file:line: reason` for each finding."""
+    """A pipeline file is invalid. The message has one line `file:line: reason` per problem."""
 
     def __init__(self, file: str, problems: Iterable[Problem]) -> None:
         self.file = file
@@ -29,7 +29,7 @@ def _told(file: str, problem: Problem) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """` Did you mean 'orders'?`, or what there is when nothing is close, or nothing."""
+    """Return ` Did you mean 'orders'?`, or the list of choices, or nothing."""
     names = sorted(known)
     if close := difflib.get_close_matches(name, names, n=1, cutoff=0.6):
         return f" Did you mean {close[0]!r}?"

@@ -1,4 +1,4 @@
-"""One run of a pipeline in this process: lock, session, queries, supervisor, and what other terminals are told."""
+"""One run of a pipeline in this process: lock, session, queries, supervisor, and its published state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMMIT_TIMEOUT_MS: Final = 5000
 STAGGER_S: Final = 60.0
 MOST_STARTS: Final = 4
 """Queries that start at the same time: one per core, since Spark gives each Python process ten seconds to start."""
-_ENDED: Final = "The next run goes on from the checkpoint."
+_ENDED: Final = "The next run continues from the checkpoint."
 
 
 @contextmanager
@@ -51,9 +51,9 @@ def _plain_session(master: str, app_name: str, conf: Mapping[str, str]) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """`session` makes the SparkSession of the run and ends it; `progress` is told of batches, at most one a second.
+    """`session` creates and stops the SparkSession of the run; `progress` receives batches, at most one per second.
 
-    `log` is the file that has all of what Spark says, for those who want more than a sentence.
+    `log` is the file with Spark's complete output.
     """
 
     bootstrap_servers: str
@@ -68,9 +68,9 @@ class RunOptions:
 
 
 def check_checkpoint(spec: PipelineSpec, append_to_existing: bool = False) -> None:
-    """Refuses, without Spark, a checkpoint that is in use or belongs to other sources, tables or output modes.
+    """Refuse, without Spark, a checkpoint that is in use or belongs to other sources, tables or output modes.
 
-    So is a new checkpoint for a table that has rows of another query, unless the person asks for it.
+    A new checkpoint for a table with rows of another query is refused too, unless explicitly allowed.
     """
     refuse_if_running(spec.checkpoint)
     for sink in spec.sinks:
@@ -82,7 +82,7 @@ def check_checkpoint(spec: PipelineSpec, append_to_existing: bool = False) -> No
 
 
 def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> None:
-    """Runs until the queries are done, one fails for good, or SIGTERM or SIGINT asks for the end."""
+    """Run until the queries are done, one fails permanently, or SIGTERM or SIGINT arrives."""
     clock = clock or SystemClock()
     check_checkpoint(spec, options.append_to_existing)
     conf = {**spec.settings, **options.conf}
@@ -110,7 +110,7 @@ def _built(spec: PipelineSpec, options: RunOptions, spark: SparkSession) -> Pipe
 
 
 class _Story:
-    """What other terminals are told of this run, from its start on."""
+    """The published state of this run, from its start on."""
 
     def __init__(self, spec: PipelineSpec, options: RunOptions, clock: Clock) -> None:
         self._sinks = [sink.name for sink in spec.sinks]
@@ -139,7 +139,7 @@ class _Story:
 
     @contextmanager
     def of_start(self) -> Iterator[None]:
-        """Starting, until the first `tell`; what ends the run before that is told as its end."""
+        """Publish "starting" until the first `tell`; an earlier end of the run is published as its end."""
         forget_moved(str(self._head["name"]), str(self._head["file"]), str(self._head["checkpoint"]))
         self._tell_all(State.STARTING)
         try:
@@ -177,9 +177,9 @@ def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, 
         if not supervisor.is_stopping:
             raise
         # A signal to the whole process group has ended the JVM as well.
-        options.tell("Spark's JVM has ended before its queries; an unfinished batch is run again at the next start")
+        options.tell("Spark's JVM has ended before its queries; an unfinished batch is repeated at the next start")
     finally:
-        # Where the JVM has gone, the last state that was told stays, and `status` calls it dead.
+        # If the JVM has ended, the last published state stays, and `status` reports the run as dead.
         with suppress(Py4JError, OSError):
             publisher.publish(final=True)
     if supervisor.failed is not None:
@@ -205,7 +205,7 @@ def _looked_after(supervisor: Supervisor, publisher: _Publisher) -> bool:
 
 @contextmanager
 def told_if_ended() -> Iterator[None]:
-    """Raises SparkEndedError for a broken connection. Py4J reports that of a running call as a plain Py4JError."""
+    """Raise SparkEndedError for a broken connection. Py4J reports it during a call as a plain Py4JError."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
     try:
@@ -236,7 +236,7 @@ def _signals(supervisor: Supervisor) -> Iterator[None]:
 
 
 class _Publisher:
-    """Tells the state of the run about once a second, and hands new progress on."""
+    """Publish the state of the run about once per second, and forward new progress."""
 
     def __init__(
         self, spec: PipelineSpec, options: RunOptions, supervisor: Supervisor, story: _Story, clock: Clock
@@ -271,7 +271,7 @@ class _Publisher:
 
 
 def _group_sinks(spec: PipelineSpec, servers: str) -> dict[str, list[Sink]]:
-    """For a sink with a `group`: its offsets are committed there, so that Kafka's tools show its lag."""
+    """Commit the offsets of a sink with a `group`, so that Kafka's tools show its lag."""
     from klamm.spark.client import ClusterClient
     from klamm.spark.query.group_lag import GroupOffsets
 
@@ -283,7 +283,7 @@ def _group_sinks(spec: PipelineSpec, servers: str) -> dict[str, list[Sink]]:
 
 
 def summary(progress: Progress) -> dict[str, Any]:
-    """The few figures of a batch that fit into a line of `klamm pipeline status`."""
+    """Return the figures of a batch for one line of `klamm pipeline status`."""
     return {
         "batch": progress.batch_id,
         "rows_per_second": round(progress.processed_rows_per_second, 1),

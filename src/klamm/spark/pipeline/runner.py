@@ -1,4 +1,4 @@
-"""A pipeline on Spark: DataFrames from its sources and views, a streaming query for every sink."""
+"""Runs a pipeline on Spark: DataFrames for its sources and views, one streaming query per sink."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WAITS: Final = "Getting offsets from"
 
 
 class PipelineRunner:
-    """Builds what the pipeline describes, once, and starts its queries as often as asked."""
+    """Builds the pipeline's DataFrames once, and starts its queries on demand."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class PipelineRunner:
         self._diagnoses: dict[tuple[str, str], Diagnosis] = {}
 
     def build(self) -> None:
-        """Makes a DataFrame of every source and view; an error of Spark becomes one that names step and line."""
+        """Create a DataFrame per source and view; an error of Spark becomes one with step and line."""
         if self.spec.kind == "python":
             _pickle_by_value(Path(self.spec.file))
         for source in self.spec.sources:
@@ -68,7 +68,7 @@ class PipelineRunner:
         }
 
     def start(self, sink: Sink) -> SparkQuery:
-        """A query that can never start is refused with its place in the file and what to do about it."""
+        """Refuse a query that can never start, with its line in the file and the remedy."""
         frame = self._without_dead_letters(sink)
         try:
             query = self._into_topic(frame, sink) if sink.topic is not None else self._into_table(frame, sink)
@@ -84,7 +84,7 @@ class PipelineRunner:
         return self._frames[name]
 
     def assemble(self, name: str, sources: Mapping[str, DataFrame]) -> DataFrame:
-        """A view by its name, over other frames in place of the sources."""
+        """Return a view by name, with other frames in place of the sources."""
         frames: dict[str, DataFrame] = {}
         upstream = self.spec.upstream(name)
         for step in self.spec.steps:
@@ -98,7 +98,7 @@ class PipelineRunner:
         return frames[name]
 
     def _without_dead_letters(self, sink: Sink) -> DataFrame:
-        """The frame of a sink, without the records that its query has put aside."""
+        """Return the frame of a sink, without its dead letters."""
         if not (aside := self._aside(sink)):
             return self._frames[sink.view]
         frames: dict[str, DataFrame] = {}
@@ -109,14 +109,14 @@ class PipelineRunner:
         return self.assemble(sink.view, frames)
 
     def _aside(self, sink: Sink) -> set[Location]:
-        """The records that the query of a sink has put aside."""
+        """Return the dead letters of a sink's query."""
         upstream = self.spec.upstream(sink.view)
         views = [view for view in self.spec.views if view.name in upstream and view.on_error == "dead_letter"]
         query_id = query_id_of(sink_checkpoint(self.spec, sink)) if views else ""
         return {location for view in views for location in DeadLetters(self.spec, view).locations(query_id)}
 
     def _examined(self, sink: Sink, failure: Failure) -> Failure:
-        """The failure with the record that caused it, which may have gone to the dead letters by then."""
+        """Return the failure with the record that caused it, which may have become a dead letter."""
         if not failure.batch or failure.permanent:
             return failure
         key = (sink.name, failure.batch)
@@ -144,7 +144,7 @@ class PipelineRunner:
         return examiner.diagnose(sink, checkpoint)
 
     def _put_aside(self, sink: Sink, found: Diagnosis, query_id: str) -> Failure | None:
-        """Moves the records to the dead letters; None where they are there already and make the query fail still."""
+        """Move the records to the dead letters; returns None if they are there already and the query still fails."""
         assert found.view is not None
         table = DeadLetters(self.spec, found.view)
         known = table.locations(query_id)
@@ -228,7 +228,7 @@ def _finished(frame: Any, step: Source | View) -> Any:
 
 
 def sink_checkpoint(spec: PipelineSpec, sink: Sink) -> str:
-    """Where the query of a sink keeps its offsets and state."""
+    """Return the checkpoint directory of a sink's query."""
     return f"{spec.checkpoint.rstrip('/')}/{sink.name}"
 
 
@@ -239,7 +239,7 @@ def spark_trigger(trigger: Trigger) -> dict[str, Any]:
 
 
 def topic_columns(frame: DataFrame, sink: Sink) -> DataFrame:
-    """`key` and `value` of the records: the whole row as JSON, or the one column that the sink names."""
+    """Build `key` and `value` of the records: the whole row as JSON, or the column that the sink names."""
     from pyspark.sql import functions as F
 
     if sink.format == "raw" and sink.value is None:
@@ -250,7 +250,7 @@ def topic_columns(frame: DataFrame, sink: Sink) -> DataFrame:
 
 
 def _pickle_by_value(path: Path) -> None:
-    """The file is no module that an executor could import, so what it defines travels with the functions."""
+    """Executors cannot import the file as a module, so its definitions travel with the functions."""
     from pyspark import cloudpickle
 
     with contextlib.suppress(ValueError):
@@ -282,7 +282,7 @@ class SparkQuery:
         return None if error is None else self._examined(failure_of(error, self._file, self._sink))
 
     def is_in_batch(self) -> bool:
-        """Waiting for records, inside of the source, is part of a trigger for Spark, but not of a batch."""
+        """Spark counts the source's wait for records as part of a trigger, but not of a batch."""
         status = self.query.status
         return bool(status["isTriggerActive"]) and not str(status["message"]).startswith(_WAITS)
 

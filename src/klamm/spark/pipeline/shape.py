@@ -1,4 +1,5 @@
-"""Whether a query can go on from its checkpoint: the parts of it that Spark's saved offsets and state depend on.
+"""Decides whether a query can continue from its checkpoint, by the parts that Spark's saved offsets and state depend
+on.
 
 The shape of every sink's query is kept beside the checkpoint. Filters, projections and triggers are not part of it and
 may change; sources, the target table, the output mode and stateful operators may not.
@@ -22,7 +23,7 @@ _FILE: Final = "klamm-pipeline.json"
 
 @dataclass(frozen=True, slots=True)
 class QueryShape:
-    """`operators` is known only when Spark has analysed the query; None before."""
+    """`operators` is None until Spark has analysed the query."""
 
     sources: tuple[str, ...]
     target: str
@@ -33,13 +34,13 @@ class QueryShape:
 def shape_of(spec: PipelineSpec, sink: Sink, operators: tuple[str, ...] | None = None) -> QueryShape:
     upstream = set(spec.upstream(sink.view))
     streams = [source for source in spec.sources if source.name in upstream and not source.static]
-    # Rows that went to one topic need not be in the next; those of a table must be in that table.
+    # A topic may change between runs; a table must stay, because it holds the earlier rows.
     target = "a topic" if sink.topic is not None else f"table {sink.table}"
     return QueryShape(tuple(sorted(source.reads for source in streams)), target, sink.mode, operators)
 
 
 def changes(old: QueryShape, new: QueryShape) -> list[str]:
-    """What changed so that the checkpoint cannot be used, in words; empty when it can."""
+    """Return the changes that make the checkpoint unusable, as text; empty if it is usable."""
     found = []
     if old.sources != new.sources:
         found.append(f"it read {_listed(old.sources)} and now reads {_listed(new.sources)}")
@@ -56,9 +57,9 @@ def _operator_changes(old: tuple[str, ...], new: tuple[str, ...]) -> Iterator[st
     gone = [operator for operator in old if operator not in new]
     added = [operator for operator in new if operator not in old]
     yield from (f"it had: {operator}" for operator in gone)
-    yield from (f"it has now: {operator}" for operator in added)
+    yield from (f"it now has: {operator}" for operator in added)
     if not gone and not added:
-        yield "its stateful operators stand in another order"
+        yield "its stateful operators are in a different order"
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -82,20 +83,20 @@ class ShapeFile:
             raise KlammError(f"{self.path} is damaged: it should hold the shapes of the pipeline's queries.") from None
 
     def check(self, file: str, shapes: Mapping[str, QueryShape]) -> None:
-        """Refuses queries that cannot go on from what they have saved."""
+        """Refuse queries that cannot continue from their checkpoint."""
         stored = self.read()
         for name, shape in shapes.items():
             if name not in stored or not self._has_run(name):
                 continue
             if found := changes(stored[name], shape):
                 raise KlammError(
-                    f"Sink {name!r} cannot go on from its checkpoint, because its query has changed:\n"
+                    f"Sink {name!r} cannot continue from its checkpoint, because its query has changed:\n"
                     + "\n".join(f"  {change}" for change in found)
                     + f"\nUndo the change, or start over with `klamm pipeline reset {file} --sink {name}`."
                 )
 
     def write(self, shapes: Mapping[str, QueryShape]) -> None:
-        """Adds these shapes; those of sinks that are not in the file any more stay, as their checkpoints do."""
+        """Store these shapes; those of sinks no longer in the file stay, like their checkpoints."""
         merged = {name: asdict(shape) for name, shape in {**self.read(), **shapes}.items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".tmp")
@@ -108,7 +109,7 @@ class ShapeFile:
             self.path.write_text(json.dumps({"queries": kept}, indent=1, sort_keys=True))
 
     def _has_run(self, name: str) -> bool:
-        """Whether there is anything to go on from; elsewhere than on this machine it is taken for granted."""
+        """Whether a checkpoint exists; assumed if it is not on this machine."""
         if (path := local_path(self._checkpoint)) is None:
             return True
         offsets: Path = path / name / "offsets"

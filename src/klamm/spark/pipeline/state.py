@@ -1,4 +1,4 @@
-"""What a running pipeline tells other terminals: a file for each run, and the lock on its checkpoint."""
+"""The published state of running pipelines: one file per run, and the lock on its checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WAIT_S: Final = 0.02
 
 
 def state_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where runs are told of: KLAMM_STATE_DIR, or `klamm` in the user's directory for state."""
+    """Return the state directory: KLAMM_STATE_DIR, or `klamm` in the user's state directory."""
     if given := environment.get(STATE_VARIABLE):
         return Path(given)
     base = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
@@ -33,14 +33,15 @@ def state_directory(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def home_of(checkpoint: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Where klamm keeps its own files about a checkpoint: in it, or in the state directory when it is elsewhere."""
+    """Return the directory of klamm's own files about a checkpoint: in it, or in the state directory if it is
+    remote."""
     if (path := local_path(checkpoint)) is not None:
         return path.absolute()
     return state_directory(environment) / "checkpoints" / _digest(checkpoint)
 
 
 def identity(checkpoint: str) -> str:
-    """A checkpoint by a name of its own, however it was written."""
+    """Return a unique name for a checkpoint, independent of its spelling."""
     path = local_path(checkpoint)
     return str(path.absolute()) if path is not None else checkpoint
 
@@ -50,7 +51,7 @@ def _digest(text: str) -> str:
 
 
 class CheckpointLock:
-    """One run a checkpoint. The kernel lets go of it when the process ends, however it ends."""
+    """One run per checkpoint. The kernel releases the lock when the process ends."""
 
     def __init__(self, checkpoint: str, pipeline: str, started_ms: int) -> None:
         self._checkpoint = checkpoint
@@ -75,7 +76,7 @@ class CheckpointLock:
                 if not left:
                     with file:
                         raise KlammError(_in_use(self._checkpoint, _read_holder(file))) from None
-                time.sleep(_WAIT_S)  # it may be somebody who only looks, as `holder` does
+                time.sleep(_WAIT_S)  # the other process may only be checking, as `holder` does
         file.truncate(0)
         file.write(json.dumps(self._holder))
         file.flush()
@@ -90,7 +91,7 @@ class CheckpointLock:
 
 
 def holder(checkpoint: str) -> dict[str, Any] | None:
-    """Who runs on this checkpoint now, or None."""
+    """Return the run that holds this checkpoint, or None."""
     try:
         with (home_of(checkpoint) / _LOCK).open() as file:
             try:
@@ -133,7 +134,7 @@ def _user() -> str:
 
 
 class RunFile:
-    """The state of one run, replaced as a whole at every change, so that a reader never sees half of it."""
+    """The state of one run, replaced atomically, so that a reader never sees a partial file."""
 
     def __init__(self, name: str, checkpoint: str, directory: Path | None = None) -> None:
         folder = (directory or state_directory()) / "pipelines"
@@ -156,7 +157,7 @@ class RunFile:
 
 
 def runs(directory: Path | None = None) -> Iterator[dict[str, Any]]:
-    """What is told of every run, by name; `alive` says whether its checkpoint is locked now."""
+    """Return the published state of every run, by name; `alive` means that its checkpoint is locked now."""
     folder = (directory or state_directory()) / "pipelines"
     for path in sorted(folder.glob("*.json")):
         try:
@@ -168,7 +169,7 @@ def runs(directory: Path | None = None) -> Iterator[dict[str, Any]]:
 
 
 def forget_moved(name: str, file: str, checkpoint: str, directory: Path | None = None) -> None:
-    """Removes what is told of earlier runs of this file on another checkpoint: it was moved, or given up."""
+    """Remove the state of earlier runs of this file on another checkpoint, which was moved or abandoned."""
     for run in runs(directory):
         is_same = (run.get("name"), run.get("file")) == (name, file)
         if is_same and run["checkpoint"] != checkpoint and not run["alive"]:

@@ -1,7 +1,7 @@
 """Keeps the queries of a pipeline running: restarts with back-off, stops after the running batch.
 
-The supervisor knows no Spark. It is given functions that start a query, a clock and a source of chance, and is asked
-to look around by `tick`; so its rules are tested without a JVM and without waiting.
+The supervisor does not use Spark. It takes functions that start a query, a clock and a random source, and acts in
+`tick`, so its rules are tested without a JVM and without waiting.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from klamm.spark.pipeline.model import Restart
 FACTOR: Final = 2.0
 JITTER: Final = 0.2
 SAME_FAILURES: Final = 3
-"""So often may a batch fail in one and the same way: what is wrong is in the batch or in the code."""
+"""Maximum number of identical failures of a batch: then the batch or the code is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a query ended. A permanent one would come again at every start, so the query is not started again.
+    """Why a query ended. A permanent failure would recur at every start, so the query is not restarted.
 
-    `batch` names what the query was at where code or data seem to be wrong: that, too, comes again, until either is
-    mended. It is empty where something outside may be the cause. `moved` records were put aside, so that the batch can
-    be run again at once, without them.
+    `batch` identifies the batch if code or data seem to be wrong: that recurs until either is fixed. It is empty if the
+    cause may be external. `moved` records became dead letters, so the batch can be repeated at once without them.
     """
 
     reason: str
@@ -44,12 +43,12 @@ class RunningQuery(Protocol):
     def is_active(self) -> bool: ...
 
     def failure(self) -> Failure | None:
-        """Why it ended, once it is not active any more; None when it ended as it should."""
+        """Why it ended, once it is no longer active; None if it ended normally."""
 
     def is_in_batch(self) -> bool: ...
 
     def batches(self) -> int:
-        """How many batches this run has finished."""
+        """Number of batches that this run has finished."""
 
     def stop(self) -> None: ...
 
@@ -68,15 +67,13 @@ class State(Enum):
         return self in (State.STOPPED, State.FINISHED, State.FAILED)
 
 
-_SAME: Final = (
-    "{} times in the same batch: it would come again at every start, until the pipeline or the records are mended"
-)
+_SAME: Final = "{} times in the same batch: it would recur at every start until the pipeline or the records are fixed"
 _NOT_RUNNING: Final = (State.STARTING, State.WAITING)
 
 
 @dataclass(slots=True)
 class Supervised:
-    """What the supervisor knows of one query. Times are the clock's monotonic seconds."""
+    """The supervisor's state of one query. Times are the clock's monotonic seconds."""
 
     name: str
     start: Callable[[], RunningQuery]
@@ -89,24 +86,24 @@ class Supervised:
     same_failures: int = 0
     started_at: float = 0.0
     has_run: bool = False
-    """Whether this run has done a batch."""
+    """Whether this run has finished a batch."""
     due_at: float = 0.0
     stop_batches: int = 0
     stop_deadline: float = 0.0
 
 
 def restart_delay_ms(restart: Restart, failures: int, rng: random.Random) -> float:
-    """Doubled with every failure in a row up to the greatest, give or take a fifth so that queries do not meet."""
+    """Doubles with every consecutive failure up to the maximum, plus or minus a fifth so that queries spread."""
     delay = min(restart.first_delay_ms * FACTOR ** min(failures - 1, 60), restart.max_delay_ms)
     return delay * rng.uniform(1 - JITTER, 1 + JITTER)
 
 
 class Supervisor:
-    """`tick` until it returns False. One query that fails for good ends them all; `failed` says which and why.
+    """Call `tick` until it returns False. One permanent failure ends all queries; `failed` names it.
 
-    `tell` is given a line about everything that changed. `stop_timeout_s` bounds the wait for a running batch. At most
-    `starts_at_once` queries that have not done their first batch, nor had `stagger_s` for it, run at a time: a start
-    takes several processes, and Spark gives each of them ten seconds.
+    `tell` receives one line per change. `stop_timeout_s` bounds the wait for a running batch. At most `starts_at_once`
+    queries are in their first batch at a time, for at most `stagger_s` each: a start needs several processes, and Spark
+    gives each of them ten seconds.
     """
 
     def __init__(
@@ -133,9 +130,9 @@ class Supervisor:
         self._stop_reason = ""
 
     def request_stop(self, why: str = "stop was asked for") -> None:
-        """Every query stops after the batch it is in; one that waits for its restart is not started again.
+        """Stop every query after its running batch; a query that waits for its restart is not restarted.
 
-        May be called by a signal handler, in the midst of a call of Spark: queries are asked in the next `tick`.
+        Safe in a signal handler during a call of Spark: queries are stopped in the next `tick`.
         """
         if not self._stopping:
             self._stopping, self._stop_reason = True, why
@@ -158,9 +155,9 @@ class Supervisor:
                 query.stop_deadline = now + self._stop_timeout_s
 
     def tick(self) -> bool:
-        """Looks at every query once and does what is due; False when nothing is left to supervise."""
+        """Check every query once and act on it. Returns False when nothing is left to supervise."""
         if self._stopping:
-            self._stop_all()  # the request may have come, by a signal, while a query was being started or had failed
+            self._stop_all()  # a signal may have requested the stop while a query was starting or had failed
         now = self._clock.monotonic()
         for query in self.queries:
             if query.state in _NOT_RUNNING and now >= query.due_at and self._may_start(now):
@@ -193,7 +190,7 @@ class Supervisor:
         except SparkEndedError:
             raise
         except Exception as error:
-            # What a start raises is a failure like any other, except that it may come from the pipeline's own code.
+            # An exception of a start is a failure like any other, except that the pipeline's own code may raise it.
             self._on_failure(query, Failure(_told(error), permanent=is_permanent(error)), now)
             return
         query.state = State.RUNNING
@@ -249,7 +246,7 @@ class Supervisor:
         self._tell(f"{query.name}: failed{tries}: {reason}")
 
     def _stop(self, query: Supervised, now: float) -> None:
-        """Stops a query whose batch is done. The next one may have begun by then: it is run again at the next start."""
+        """Stop a query whose batch is done. The next batch may have begun: it is repeated at the next start."""
         assert query.run is not None
         if query.run.is_active():
             done = query.run.batches() > query.stop_batches or not query.run.is_in_batch()

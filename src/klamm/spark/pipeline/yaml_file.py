@@ -1,4 +1,4 @@
-"""A pipeline from a YAML file: `read_yaml(text, file)`. The keys are told in docs/spark.md."""
+"""A pipeline from a YAML file: `read_yaml(text, file)`. docs/spark.md describes the keys."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _SINK: Final = (
 
 
 def read_yaml(text: str, file: str, environment: Mapping[str, str] = os.environ) -> PipelineSpec:
-    """The checked pipeline, or a PipelineError with everything that is wrong."""
+    """Return the checked pipeline. Raises PipelineError with all problems."""
     tree = parse(text, file, environment)
     problems: list[Problem] = []
     top = Fields(tree, "a pipeline", _TOP, problems)
@@ -91,7 +91,7 @@ def read_yaml(text: str, file: str, environment: Mapping[str, str] = os.environ)
 
 
 def _entries(top: Fields, key: str, what: str, problems: list[Problem]) -> list[tuple[str, Table, int]]:
-    """The named tables under `key`; a view may be just its SQL."""
+    """Return the named mappings under `key`; a view may be just its SQL."""
     entries: list[tuple[str, Table, int]] = []
     for name, tree in top.tables(key).items():
         line = top.name_line(key, name)
@@ -113,7 +113,7 @@ def _trigger(top: Fields) -> Trigger:
     try:
         return Trigger(interval_ms=duration_ms(text))
     except ValueError:
-        top.wrong(top.key_line("trigger"), f"'trigger' is a duration like 5s, or available_now, not {text!r}.")
+        top.wrong(top.key_line("trigger"), f"'trigger' must be a duration like 5s, or available_now, not {text!r}.")
         return Trigger()
 
 
@@ -168,7 +168,7 @@ def _view(name: str, tree: Table, line: int, problems: list[Problem]) -> View:
 
 
 def _sql_line(tree: Tree | None, line: int) -> int:
-    """Where the text of the query begins: a block (`sql: |`) begins on the line after its mark."""
+    """Return the first line of the query: a block (`sql: |`) begins on the line after its mark."""
     if not isinstance(tree, Scalar) or not isinstance(tree.value, str):
         return line
     return tree.line + 1 if "\n" in tree.value else tree.line
@@ -178,7 +178,7 @@ def _sink(name: str, tree: Table, line: int, problems: list[Problem]) -> Sink:
     fields = Fields(tree, f"sink {name!r}", _SINK, problems)
     view, table = fields.text("from"), fields.text("table")
     if view is None:
-        problems.append(Problem(line, f"sink {name!r} does not say from which view: it has no 'from'."))
+        problems.append(Problem(line, f"sink {name!r} has no 'from': name the view to write."))
     formats, default = (TABLE_FORMATS, "delta") if table is not None else (("json", "raw"), "json")
     return Sink(
         name=name,

@@ -1,4 +1,4 @@
-"""YAML with line numbers: what PyYAML composes, as plain values that remember where they stand."""
+"""YAML with line numbers: PyYAML's nodes as plain values that remember their lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A mapping; `key_lines` says where each key stands."""
+    """A mapping; `key_lines` holds the line of each key."""
 
     items: Mapping[str, Tree]
     line: int
@@ -45,7 +45,7 @@ Tree = Scalar | Sequence | Table
 
 
 def parse(text: str, file: str, environment: Mapping[str, str] = os.environ) -> Table:
-    """The one document of `text`. `${NAME}` and `${NAME:-default}` in it are taken from the environment."""
+    """Parse the one document of `text`. `${NAME}` and `${NAME:-default}` are replaced from the environment."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -93,7 +93,7 @@ class _Composer:
             if not key:
                 self.problems.append(Problem(key_line, "a key must be a word."))
             elif key in items:
-                self.problems.append(Problem(key_line, f"{key!r} is there twice, first in line {lines[key]}."))
+                self.problems.append(Problem(key_line, f"{key!r} appears twice, first in line {lines[key]}."))
             else:
                 items[key], lines[key] = self.tree(value_node, depth + 1), key_line
         return Table(items, line, lines)
@@ -112,7 +112,7 @@ class _Composer:
             found = self._environment.get(match[1], default)
             if found is None:
                 self.problems.append(
-                    Problem(line, f"the environment has no {match[1]}; a default is written ${{{match[1]}:-value}}.")
+                    Problem(line, f"{match[1]} is not set; write a default as ${{{match[1]}:-value}}.")
                 )
             return found or ""
 

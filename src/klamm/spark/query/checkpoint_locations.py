@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a directory of this machine, or somewhere that only Spark can reach."""
+"""The location of a checkpoint: a local directory, or a file system that only Spark can reach."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 
 def local_path(location: str) -> Path | None:
-    """The directory of a location on this machine; None for hdfs://, s3a:// and their like."""
+    """Return the local directory of a location; None for hdfs://, s3a:// and similar."""
     parts = urlsplit(location)
     if parts.scheme == "file":
         return Path(unquote(parts.path))

@@ -1,7 +1,8 @@
 """A streaming query as a consumer group: its offsets are committed after every batch, so Kafka's tools show its lag.
 
-The group is a label. Nobody joins it, Spark's checkpoint alone decides where the query goes on, and a commit that fails
-is told and tried again with the next batch. Reading with the option `commitGroup` does the same without a listener.
+The group is a label. No member joins it, Spark's checkpoint alone decides where the query continues, and a failed
+commit is logged and retried with the next batch. Reading with the option `commitGroup` does the same without a
+listener.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Commit = Callable[[str, Mapping[TopicPartition, int]], None]
 
 
 class GroupOffsets:
-    """A sink of progress that commits where each batch ended."""
+    """A progress sink that commits the end offsets of each batch."""
 
     def __init__(self, group: str, commit: Commit) -> None:
         self._group = group
@@ -39,7 +40,7 @@ class GroupOffsets:
             self._commit(self._group, progress.ended_at)
             self._committed = progress.ended_at
         except (KlammError, OSError) as error:
-            _log.warning("The offsets of group %s were not committed: %s", self._group, error)
+            _log.warning("committing the offsets of group %s failed: %s", self._group, error)
 
     def ended(self, query_id: str, reason: str | None) -> None:
         pass
@@ -51,7 +52,7 @@ class GroupOffsets:
 def commit_group_offsets(
     query: StreamingQuery, group: str, *, bootstrap_servers: str, client_options: Mapping[str, str] | None = None
 ) -> ProgressListener:
-    """Commits the offsets of `query` to `group` after each of its batches from now on.
+    """Commit the offsets of `query` to `group` after each of its batches from now on.
 
     Returns the listener; `spark.streams.removeListener` ends it.
     """
@@ -59,7 +60,7 @@ def commit_group_offsets(
         raise KlammError("The name of a consumer group cannot be empty.")
 
     def commit(group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        # A connection a batch: batches are rare against what a connection costs, and nothing has to be closed later.
+        # One connection per batch: it is cheap compared to a batch, and nothing has to be closed later.
         with ClusterClient(bootstrap_servers, client_options or {}) as client:
             client.commit_offsets(group, offsets, timeout_ms=_TIMEOUT_MS)
 

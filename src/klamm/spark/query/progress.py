@@ -1,7 +1,7 @@
-"""How a streaming query gets on: rates, the time of a batch, lag, state, watermark; and who is told of it.
+"""Progress of a streaming query: rates, batch duration, lag, state, watermark; and the sinks that receive it.
 
-A `Sink` is told of every batch: the terminal's table, JSON lines and the endpoint for Prometheus are in
-`progress_sinks`. `watch(query)` shows one query until it ends; `ProgressListener` tells of all queries of a session.
+A `Sink` receives every batch: the terminal's table, JSON lines and the Prometheus endpoint are in `progress_sinks`.
+`watch(query)` shows one query until it ends; `ProgressListener` reports all queries of a session.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Progress:
 
 
 def parse_progress(progress: Mapping[str, Any] | str) -> Progress:
-    """From Spark's progress report, as JSON text or as what `lastProgress` gives."""
+    """Parse Spark's progress report, as JSON text or as returned by `lastProgress`."""
     given: Mapping[str, Any] = json.loads(progress) if isinstance(progress, str) else progress
     sources: Sequence[Mapping[str, Any]] = given.get("sources") or ()
     states: Sequence[Mapping[str, Any]] = given.get("stateOperators") or ()
     durations = {name: int(value) for name, value in (given.get("durationMs") or {}).items()}
-    # A query may read a topic twice: what both have read is done.
+    # A query may read a topic twice: an offset is done when both have read it.
     ended_at = _merged([_offsets(source.get("endOffset")) for source in sources], min)
     latest = _merged([_offsets(source.get("latestOffset")) for source in sources], max)
     return Progress(
@@ -88,7 +88,7 @@ def parse_progress(progress: Mapping[str, Any] | str) -> Progress:
 
 
 def _watermark(text: str | None) -> str | None:
-    """Spark tells the beginning of 1970 until the first records have made a watermark."""
+    """Spark reports the beginning of 1970 until the first records have set a watermark."""
     return None if text is None or text.startswith(_NO_WATERMARK) else text
 
 
@@ -99,7 +99,7 @@ def _rate(value: Any) -> float:
 
 
 def _offsets(value: Any) -> Mapping[TopicPartition, int]:
-    """The offsets of a source that has topics; none of any other."""
+    """Return the offsets of a source of topics; nothing for other sources."""
     try:
         return parse_source_offset(value).offsets if value is not None else {}
     except (KlammError, ValueError, TypeError, AttributeError):
@@ -126,14 +126,15 @@ class Sink(Protocol):
 
 @runtime_checkable
 class StateSink(Protocol):
-    """A sink that is also told of queries that have not finished a batch yet."""
+    """A sink that also receives queries that have not finished a batch yet."""
 
     def states(self, queries: Mapping[str, Mapping[str, Any]]) -> None:
         """The queries by name, each with its `state` and the number of its `restarts`."""
 
 
 class ProgressListener(StreamingQueryListener):
-    """Tells sinks of the queries of a session, or of one: `spark.streams.addListener(ProgressListener([sink]))`."""
+    """Reports the queries of a session, or one query, to sinks:
+    `spark.streams.addListener(ProgressListener([sink]))`."""
 
     def __init__(self, sinks: Sequence[Sink], query_id: str | None = None) -> None:
         self._sinks = sinks
@@ -176,7 +177,7 @@ def watch(
 
     `is_over` is asked between two calls of the JVM, about once per second. Ctrl-C ends the watching only.
 
-    On a terminal it is a table that is drawn anew; elsewhere, a line of JSON a batch.
+    On a terminal it is a table that is redrawn; elsewhere, one line of JSON per batch.
     """
     from klamm.spark.query.progress_sinks import JsonLines, TerminalTable
 

@@ -1,4 +1,4 @@
-"""Where progress goes: a table on the terminal, JSON lines, and an endpoint for Prometheus."""
+"""Sinks of progress: a table on the terminal, JSON lines, and an endpoint for Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS: Final = ("Query", "Batch", "Rows/s in", "Rows/s", "Batch ms", "Lag", "S
 
 
 class TerminalTable:
-    """One line a query, drawn in place. For a terminal: elsewhere it writes nothing."""
+    """One line per query, redrawn in place. Writes to terminals only."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
@@ -70,7 +70,7 @@ def row(progress: Progress) -> tuple[str, ...]:
 
 
 class JsonLines:
-    """One JSON object a batch."""
+    """One JSON object per batch."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -109,7 +109,7 @@ def as_json(progress: Progress) -> dict[str, Any]:
 
 
 class PrometheusEndpoint:
-    """`/metrics` over HTTP. Port 0 is any free one; `port` tells which."""
+    """`/metrics` over HTTP. Port 0 picks a free port; `port` is the chosen one."""
 
     def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
         self._queries: dict[str, Progress] = {}
@@ -129,7 +129,7 @@ class PrometheusEndpoint:
         self._states = {**self._states, **queries}
 
     def ended(self, query_id: str, reason: str | None) -> None:
-        """A query that has ended is no longer told of: its last lag would stand there for ever."""
+        """An ended query is removed: otherwise its last lag would be reported forever."""
         if (last := self._queries.get(query_id)) is not None and last.name in self._states:
             state = "failed" if reason else "stopped"
             self._states = {**self._states, last.name: {**self._states[last.name], "state": state}}
@@ -149,7 +149,7 @@ class PrometheusEndpoint:
 def exposition(
     queries: Mapping[str, Progress], totals: Mapping[str, int], states: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str:
-    """The text format of Prometheus. `states` tells of queries that have no batch yet, by name."""
+    """Return the text format of Prometheus. `states` holds queries without a batch yet, by name."""
     lines: list[str] = []
 
     def family(name: str, kind: str, values: Iterable[tuple[str, float]]) -> None:
@@ -202,6 +202,6 @@ def _handler(text: Any) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: a scrape every few seconds is no news."""
+            """Log nothing for scrapes."""
 
     return Handler

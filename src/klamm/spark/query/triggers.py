@@ -1,4 +1,4 @@
-"""When a streaming query starts its next batch: at once, in intervals, or until all that is there now is done."""
+"""Triggers of a streaming query: immediately, at intervals, or once over the available records."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Final
 from klamm.errors import KlammError
 
 Trigger = str | Mapping[str, Any] | None
-"""None: as soon as there is something. "available_now": what is there, then the query ends. "5s": in intervals. Or the
-arguments of Spark's `trigger()`."""
+"""None: as soon as there are records. "available_now": all available records, then the query ends. "5s": at intervals.
+Or the arguments of Spark's `trigger()`."""
 
 _INTERVAL: Final = re.compile(r"(\d+)\s*(ms|s|m|h|milliseconds?|seconds?|minutes?|hours?)$")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
 
 
 def trigger_arguments(trigger: Trigger) -> dict[str, Any]:
-    """The arguments of Spark's `trigger()`; none for the default. Raises KlammError for text that is no trigger."""
+    """Return the arguments of Spark's `trigger()`; none for the default. Raises KlammError for an invalid trigger."""
     if trigger is None:
         return {}
     if not isinstance(trigger, str):

@@ -1,4 +1,4 @@
-"""What a write to topics is told: the options of Spark's Kafka sink, checked on the driver before a task starts."""
+"""Options of a write to topics: those of Spark's Kafka sink, checked on the driver before a task starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "partitioner": "murmur2_random",
     "delivery.timeout.ms": "120000",
 }
-"""Kafka's own defaults where librdkafka has others; `murmur2_random` is what Kafka's Java producer does with keys."""
+"""Kafka's defaults where librdkafka's differ; `murmur2_random` partitions keys like Kafka's Java producer."""
 
 _RENAMED: Final[Mapping[str, str]] = {
     "max.request.size": "message.max.bytes",
@@ -43,17 +43,17 @@ _WITHOUT_EFFECT: Final = frozenset(
         "socket.connection.setup.timeout.max.ms",
     }
 )
-"""Settings of Kafka's producer that change nothing here. Nothing blocks but the task itself, as long as
-`delivery.timeout.ms` says, so `max.block.ms` is among them."""
+"""Settings of Kafka's producer that have no effect here. Only the task itself blocks, up to `delivery.timeout.ms`, so
+`max.block.ms` is one of them."""
 _REFUSED: Final[Mapping[str, str]] = {
     "key.serializer": "keys are written as the bytes they are",
     "value.serializer": "values are written as the bytes they are",
-    "interceptor.classes": "there is nothing that could run an interceptor",
+    "interceptor.classes": "Python clients have no interceptors",
     "transactional.id": "transactions come with a later version",
 }
 _DEFAULT_PARTITIONER: Final = "org.apache.kafka.clients.producer.internals.DefaultPartitioner"
 _MOST_IN_FLIGHT: Final = 5
-"""Idempotence keeps the order of no more requests than these."""
+"""Idempotence preserves the order of at most this many requests in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class WriterOptions:
 
 
 def parse(options: Mapping[str, str]) -> WriterOptions:
-    """Raises KlammError with the name of the option that is missing or wrong. Names are in any case."""
+    """Parse the options. Raises KlammError and names the missing or wrong option. Names are case-insensitive."""
     given = {name.lower(): value for name, value in options.items()}
     _check_guarantee(given.get("guarantee", "at_least_once"))
     refuse_security(given)
@@ -102,7 +102,7 @@ def _check_guarantee(guarantee: str) -> None:
 
 
 def _producer(named: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """librdkafka's settings for those of Kafka's producer, which are `named` without their prefix."""
+    """Translate the settings of Kafka's producer in `named` (without prefix) to librdkafka's."""
     for name, why in _REFUSED.items():
         if name in named:
             raise KlammError(f"Option '{PREFIX}{name}' is not supported: {why}.")
@@ -124,7 +124,7 @@ def _acks(text: str) -> str:
 
 
 def _may_be_idempotent(settings: Mapping[str, str]) -> bool:
-    """As in Kafka's producer: who asks for what idempotence cannot have gives it up, unless he asks for both."""
+    """As in Kafka's producer: incompatible settings disable idempotence, unless it was requested explicitly."""
     in_flight = settings.get("max.in.flight.requests.per.connection", "1").strip()
     return (
         settings["acks"] in ("all", "-1")
@@ -134,11 +134,11 @@ def _may_be_idempotent(settings: Mapping[str, str]) -> bool:
 
 
 def _partitioner(named: dict[str, str]) -> dict[str, str]:
-    """Takes out of `named` what it has understood."""
+    """Remove the settings it handles from `named`."""
     given = named.pop("partitioner.class", "").strip()
     if given not in ("", "null", _DEFAULT_PARTITIONER):
         raise KlammError(
-            f"Option '{PREFIX}partitioner.class': {given} is a class of Java, which nothing here can run. Keys choose "
+            f"Option '{PREFIX}partitioner.class': {given} is a Java class and cannot run here. Keys choose "
             "partitions as with Kafka's default; a column 'partition' chooses them in any other way."
         )
     ignore_keys = named.pop("partitioner.ignore.keys", "false").strip().lower()
@@ -148,7 +148,7 @@ def _partitioner(named: dict[str, str]) -> dict[str, str]:
 
 
 def _compression_level(named: dict[str, str]) -> dict[str, str]:
-    """Kafka has a level for each codec, librdkafka one for that which is used. Takes them out of `named`."""
+    """Kafka has one level per codec, librdkafka one for the codec in use. Removes the levels from `named`."""
     levels = {codec: named.pop(f"compression.{codec}.level", None) for codec in ("gzip", "lz4", "zstd")}
     level = levels.get(named.get("compression.type", "none").strip().lower())
     return {} if level is None else {"compression.level": level}
@@ -156,7 +156,7 @@ def _compression_level(named: dict[str, str]) -> dict[str, str]:
 
 @cache
 def _try(producer: tuple[tuple[str, str], ...]) -> None:
-    """Whether librdkafka takes these settings: it knows best. The one that it does not take is named."""
+    """Let librdkafka check the settings. Raises KlammError and names the refused one."""
     if (reason := _refusal(dict(producer))) is None:
         return
     kafka_names = {name: kafka_name for kafka_name, name in _RENAMED.items()}
@@ -179,7 +179,7 @@ def _refusal(settings: Mapping[str, str]) -> str | None:
 
 
 def check_schema(schema: StructType, options: WriterOptions) -> None:
-    """Raises KlammError unless the columns are those of Spark's Kafka sink; other columns are not looked at."""
+    """Raise KlammError unless the columns are those of Spark's Kafka sink; other columns are ignored."""
     from pyspark.sql.types import BinaryType, IntegerType, StringType
 
     types = {field.name: field.dataType for field in schema.fields}

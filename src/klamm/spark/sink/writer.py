@@ -1,11 +1,11 @@
-"""Rows into topics, at least once: each task sends its rows with an idempotent producer and returns when the brokers
-have acknowledged all of them. A task that is tried again sends its rows again, as Spark's Kafka sink does.
+"""Writes rows to topics, at least once: each task sends its rows with an idempotent producer and returns after the
+brokers have acknowledged all of them. A retried task sends its rows again, as in Spark's Kafka sink.
 
-The columns are those of that sink: `value`, and if they are there `key`, `topic`, `partition` and `headers`. Rows of
-one key keep their order within a task.
+The columns are those of that sink: `value` and optionally `key`, `topic`, `partition` and `headers`. Rows of one key
+keep their order within a task.
 
-What would fail again (a record that is too large, a partition that is not there, a row without a topic) is not raised
-by the task, which Spark would try again, but returned to the driver, where the commit raises it.
+Permanent errors (a record that is too large, a missing partition, a row without a topic) are not raised by the task,
+which Spark would retry. They are returned to the driver, and the commit raises them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 CHUNK_ROWS: Final = 10_000
 CHUNK_BYTES: Final = 4 << 20
 CHUNKS_ON_THE_WAY: Final = 4
-"""A task holds about this many chunks that the brokers have not acknowledged, and no more."""
+"""Maximum number of unacknowledged chunks per task."""
 
 _ANY_PARTITION: Final = -1
 _WAIT_S: Final = 1.0
@@ -46,7 +46,7 @@ _ASK_S: Final = 10.0
 
 @dataclass
 class Written(WriterCommitMessage):
-    """How many rows a task wrote, or why it could not and never will."""
+    """Number of rows that a task wrote, or its permanent error."""
 
     rows: int
     failure: str | None = None
@@ -73,11 +73,11 @@ def _checked(options: Mapping[str, str], schema: StructType) -> WriterOptions:
 
 
 _REACHED: Final[set[str]] = set()
-"""Clusters that this process has reached: when they are away for a while, tasks wait for them."""
+"""Clusters that this process has reached before: tasks wait for them during an outage."""
 
 
 def _check_reachable(servers: str) -> None:
-    """UnreachableError before any task waits for brokers, each as long as `delivery.timeout.ms` says."""
+    """Raise UnreachableError early, before every task waits `delivery.timeout.ms` for brokers."""
     from klamm.spark.client import FIRST_CONTACT_MS, ClusterClient
 
     if servers not in _REACHED:
@@ -122,7 +122,7 @@ def _raise_failures(messages: list[Any]) -> None:
 
 
 def write_rows(options: WriterOptions, batches: Iterator[pa.RecordBatch]) -> Written:
-    """Sends all rows and waits for the brokers. Raises KlammError with topic, partition and reason of what failed."""
+    """Send all rows and wait for the brokers. Raises KlammError with topic, partition and reason."""
     sender = _sender(options.producer)
     prepare()
     chunk_bytes = min(CHUNK_BYTES, (options.buffer_memory or sys.maxsize) // CHUNKS_ON_THE_WAY)
@@ -134,14 +134,14 @@ def write_rows(options: WriterOptions, batches: Iterator[pa.RecordBatch]) -> Wri
             rows += batch.num_rows
         sender.wait()
     except BaseException:
-        # What is still on its way belongs to an attempt that failed: the next one must not meet it.
+        # Messages still in flight belong to the failed attempt: the next one must start with a new producer.
         _SENDERS.pop(options.producer).close()
         raise
     return Written(rows)
 
 
 _SENDERS: Final[dict[tuple[tuple[str, str], ...], Sender]] = {}
-"""Producers that later tasks of this worker process use again: a new one costs several round trips."""
+"""Producers that later tasks of this worker process reuse: a new one costs several round trips."""
 
 
 def _sender(producer: tuple[tuple[str, str], ...]) -> Sender:
@@ -151,7 +151,7 @@ def _sender(producer: tuple[tuple[str, str], ...]) -> Sender:
 
 
 class Sender:
-    """A producer, what it has on the way, and the first error it was told."""
+    """A producer, its messages in flight, and its first error."""
 
     def __init__(self, settings: tuple[tuple[str, str], ...]) -> None:
         from confluent_kafka import Producer
@@ -227,7 +227,7 @@ class Sender:
         return delivery_error(topic, partition, error, known)
 
     def _partitions(self, topic: str) -> int | None:
-        """How many partitions the topic has now: what the producer knows may be minutes old."""
+        """Return the current number of partitions: the producer's metadata may be minutes old."""
         from confluent_kafka import KafkaException
 
         try:
@@ -243,7 +243,7 @@ def _header(header: Mapping[str, Any] | None) -> tuple[str, str | bytes | None]:
 
 
 def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each topic, in their order."""
+    """Yield the rows of each topic, in their order."""
     import pyarrow.compute as pc
 
     if not batch.num_rows:
@@ -260,7 +260,7 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
 
 
 def _by_partition(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each partition, in their order; those without one are left to the partitioner."""
+    """Yield the rows of each partition, in their order; rows without one are left to the partitioner."""
     import pyarrow.compute as pc
 
     if "partition" not in rows.schema.names:
@@ -284,7 +284,7 @@ def _chunks(rows: pa.RecordBatch, chunk_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def _messages(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Key and value of each row, as bytes or None."""
+    """Yield key and value of each row, as bytes or None."""
     import pyarrow as pa
 
     values = rows.column("value").cast(pa.binary()).to_pylist()

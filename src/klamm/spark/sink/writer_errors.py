@@ -1,4 +1,4 @@
-"""Why a record was not delivered, with what to do about it, and whether another try could help."""
+"""Errors of undelivered records: the reason, the remedy, and whether a retry could help."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from klamm.errors import KlammError
 
 _TOO_LARGE: Final = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _STAYS: Final = _TOO_LARGE | {"INVALID_RECORD", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION"}
-"""As librdkafka names them; TOPIC_EXCEPTION is a name that no topic can have."""
+"""librdkafka's names; TOPIC_EXCEPTION means an invalid topic name."""
 _UNKNOWN_PARTITION: Final = "UNKNOWN_PARTITION"
 
 
 class DeliveryError(KlammError):
-    """A record was not delivered: another task may fare better."""
+    """A record was not delivered; a retry may succeed."""
 
 
 class PermanentWriteError(DeliveryError):
-    """The rows themselves are wrong: they are tried once, and the driver tells."""
+    """The rows themselves are wrong: no retry; the driver reports it."""
 
 
 def is_unknown_partition(error: Any) -> bool:
@@ -25,7 +25,7 @@ def is_unknown_partition(error: Any) -> bool:
 
 
 def delivery_error(topic: str | None, partition: int | None, error: Any, partitions: int | None) -> DeliveryError:
-    """What to raise for an error of librdkafka. `partitions` is how many the topic has, where that was asked."""
+    """Return the exception for an error of librdkafka. `partitions` is the topic's partition count, if known."""
     where = topic if partition is None or partition < 0 else f"{topic}-{partition}"
     name = _name(error)
     reason = f"{name}: {error.str()}" if name else str(error)

@@ -1,4 +1,4 @@
-"""Records that are gone: an error, or a warning for those who can do without them."""
+"""Lost records: an error, or a warning if the query sets failOnDataLoss=false."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _log = logging.getLogger(__name__)
 
 
 class DataLossError(KlammError):
-    """Records that the query needs are gone."""
+    """Records that the query needs no longer exist."""
 
 
 def loss(range_: OffsetRange, why: str, options: ReadOptions) -> None:
-    """Raises DataLossError, or warns when the query has said that it can live with it."""
+    """Raise DataLossError, or log a warning with failOnDataLoss=false."""
     lost = f"{range_.tp}: the offsets {range_.start} to {range_.end - 1} are gone: {why}."
     if options.fail_on_data_loss:
         raise DataLossError(f"{lost} Set failOnDataLoss=false to go on without them.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class KlammDataSource(DataSource):
-    """Options are parsed when it is known what for: reading, as a stream or not, or writing."""
+    """Options are parsed once their use is known: batch read, stream read, or write."""
 
     @classmethod
     def name(cls) -> str:
@@ -61,7 +61,8 @@ class KlammDataSource(DataSource):
         return stream_writer(self.options, schema, overwrite)
 
     def _any_read_options(self) -> ReadOptions:
-        """Spark asks for the schema before it says whether the query is a stream, whose rules differ in the offsets."""
+        """Spark asks for the schema before it says whether the query is a stream; the offset rules of the two
+        differ."""
         given = {
             key: value for key, value in self.options.items() if not key.lower().startswith(("starting", "ending"))
         }
@@ -77,7 +78,7 @@ def _full_schema(options: ReadOptions, value_schema: ValueSchema | None) -> Stru
 
 
 def _checked_value_schema(options: ReadOptions, schema: StructType) -> ValueSchema | None:
-    """The schema of the values, when the columns that Spark wants can be read with it."""
+    """Return the schema of the values, checked against the columns that Spark requests."""
     from klamm.spark.decode.topic_schema import check_user_schema
     from klamm.spark.decode.value_format import load_value_schema
 

@@ -1,7 +1,7 @@
-"""The files of one partition on this machine: found, proved to be the right ones, listed and opened.
+"""Segment files of one partition on this machine: finding, verifying, listing and opening them.
 
-A broker may remove, compact or cut them at any moment. A file that is open stays readable; what is read is checked by
-its checksums and offsets, never trusted by its name.
+A broker may remove, compact or truncate them at any moment. An open file stays readable. Its content is verified by
+checksums and offsets; its name proves nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIST_WAIT_S: Final = 0.02
 
 
 class DirectReadError(KlammError):
-    """Why the files of a partition cannot be read; Fetch still can."""
+    """The files of a partition cannot be read directly. Fetch still works."""
 
 
 class SegmentFile(NamedTuple):
@@ -41,12 +41,12 @@ class SegmentFile(NamedTuple):
 def find_directory(
     client: ClusterClient, tp: TopicPartition, log_dirs: Iterable[str], topic_id: UUID | None = None
 ) -> Path:
-    """The directory of the leader's log, if it is on this machine. DirectReadError says why not.
+    """Return the directory of the leader's log on this machine. Raises DirectReadError if there is none.
 
-    `log_dirs` are further places where a log directory of the leader may be mounted. With `topic_id` it is the log of
-    that topic, not of another that has its name now.
+    `log_dirs` are further paths where the leader's log directories may be mounted. `topic_id` excludes a newer topic of
+    the same name.
     """
-    client.metadata([tp.topic])  # what a worker remembers may be of an older topic
+    client.metadata([tp.topic])  # a worker's cached directory may belong to an older topic
     leader, host, _ = client.leader_address(tp)
     described = client.log_dirs(tp) if is_this_machine(host) else []
     problems: list[str] = []
@@ -62,7 +62,7 @@ def find_directory(
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether the address is one of ours: only those can be bound."""
+    """Whether the address belongs to this machine: only local addresses can be bound."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except OSError:
@@ -78,7 +78,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def check_topic(directory: Path, topic_id: UUID | None) -> None:
-    """DirectReadError when another topic has the directory now: names come again."""
+    """Raise DirectReadError if another topic now uses the directory: names are reused."""
     if problem := _other_topic(directory, topic_id):
         raise DirectReadError(f"The files cannot be read directly: {problem}.")
 
@@ -91,9 +91,9 @@ def _other_topic(directory: Path, topic_id: UUID | None) -> str | None:
 
 
 def _mismatch(directory: Path, client: ClusterClient, tp: TopicPartition, leader: int) -> str | None:
-    """What speaks against a directory: it must be readable and belong to this topic, broker and cluster."""
+    """Return why a directory is unusable: it must be readable and belong to this topic, broker and cluster."""
     if not os.access(directory, os.R_OK | os.X_OK):
-        return f"{directory} is not there or not readable"
+        return f"{directory} does not exist or is not readable"
     properties = _properties(directory.parent / names.META_PROPERTIES, "=")
     if (found := properties.get("cluster.id")) and client.cluster_id and found != client.cluster_id:
         return f"{directory.parent} belongs to cluster {found}"
@@ -123,10 +123,10 @@ def _topic_id(directory: Path) -> UUID | None:
 
 
 def list_segments(directory: Path, *, sleep: Callable[[float], None] = time.sleep) -> list[SegmentFile]:
-    """The segments by base offset.
+    """Return the segments by base offset.
 
-    Asked until two listings agree and no compaction is between taking old files away and putting the new one in their
-    place: otherwise a segment could be missed without a trace.
+    Lists until two listings agree and no compaction is between removing old files and renaming the new one. Otherwise a
+    segment could be missed silently.
     """
     before: list[SegmentFile] | None = None
     for _ in range(_LIST_TRIES):
@@ -160,9 +160,9 @@ def segment_path(directory: Path, base_offset: int, kind: str = names.LOG) -> Pa
 
 
 def position_of(handle: OsFileHandle, directory: Path, base_offset: int, offset: int) -> int:
-    """Where the batch that holds `offset`, or the first one after it, begins; the end of the file when none does.
+    """Return the position of the batch that holds `offset` or of the next one; the end of the file if there is none.
 
-    The index is a hint: one of another generation of the segment is noticed and not used.
+    The index is a hint: an index of another generation of the segment is detected and ignored.
     """
     size = handle.size()
     for start in (_index_lookup(directory, base_offset, offset), 0):
@@ -183,15 +183,15 @@ def _index_lookup(directory: Path, base_offset: int, offset: int) -> int:
     except OSError:
         return 0
     entries = np.frombuffer(data[: len(data) // 8 * 8], ">u4").reshape(-1, 2)
-    entries = entries[entries[:, 1] > 0]  # what is preallocated and not written yet is zero
+    entries = entries[entries[:, 1] > 0]  # preallocated space that is not yet written is zero
     slot = int(np.searchsorted(entries[:, 0], offset - base_offset, side="right")) - 1
     return int(entries[slot, 1]) if slot >= 0 else 0
 
 
 def aborted_transactions(directory: Path, start: int, end: int) -> list[tuple[int, int, int]]:
-    """(producer id, first offset, marker's offset) of the transactions that failed and touch the range.
+    """Return (producer id, first offset, marker's offset) of aborted transactions that overlap the range.
 
-    A marker may stand in a later segment than its records, so all indexes are read: there are few entries.
+    A marker may be in a later segment than its records, so all indexes are read; they have few entries.
     """
     found: list[tuple[int, int, int]] = []
     try:

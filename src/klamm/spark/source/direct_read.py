@@ -1,7 +1,7 @@
-"""readMode=direct: records straight from the segment files of the leader, without a word to the broker but offsets.
+"""readMode=direct: reads records from the leader's segment files and asks the broker for offsets only.
 
-Never beyond the high watermark, or the last stable offset with read_committed, as the leader tells it. What retention,
-compaction or a cut change meanwhile is noticed: by missing files, by checksums, by offsets that do not go on.
+Reading never passes the leader's high watermark, or its last stable offset with read_committed. Concurrent retention,
+compaction and truncation are detected by missing files, checksums and gaps in the offsets.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _TRIES: Final = 50
 
 
 class DirectReader:
-    """Reads one range; `offset` is what comes next, so that somebody else can go on after a DirectReadError.
+    """Reads one range. `offset` is the next offset, so that a Fetch can continue after a DirectReadError.
 
-    With `topic_id` it reads that topic, and no other that has its name now.
+    `topic_id` excludes a newer topic of the same name.
     """
 
     def __init__(
@@ -62,9 +62,10 @@ class DirectReader:
         self.offset = wanted.start
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """DirectReadError when the rest cannot be read this way.
+        """Raise DirectReadError if the rest cannot be read from files.
 
-        CorruptBatchError when a part of what is broken was given out, so that nobody can tell where to go on.
+        Raises CorruptBatchError if a part of a corrupt batch was already returned, so that there is no safe offset to
+        continue at.
         """
         tp, end = self._wanted.tp, self._wanted.end
         isolation = READ_COMMITTED if self._options.read_committed else READ_UNCOMMITTED
@@ -73,8 +74,8 @@ class DirectReader:
         leader = self._client.leader_address(tp)[0]
         last = self._client.latest([tp], isolation)[tp]
         if self._client.leader_address(tp)[0] != leader:
-            # The watermark is that of another log, and this one may have an end that nobody else has.
-            raise DirectReadError(f"Broker {leader} has ceased to lead {tp}, and its files may be cut.")
+            # The watermark belongs to another leader's log; this log may end with records that no other replica has.
+            raise DirectReadError(f"Broker {leader} no longer leads {tp}, and its files may be truncated.")
         self._skip_lost()
         aborted = self._aborted(directory, last)
         limit = min(end, last)
@@ -111,7 +112,7 @@ class DirectReader:
             self.offset = end
 
     def _chunks(self, directory: Path, end: int) -> Iterator[Chunk]:
-        """Whole batches up to the one that holds the last offset before `end`."""
+        """Return whole batches up to the one that holds the last offset before `end`."""
         done: SegmentFile | None = None
         tries = 0
         while self.offset < end:
@@ -137,7 +138,7 @@ class DirectReader:
                 handle.close()
 
     def _next_segment(self, segments: list[SegmentFile], done: SegmentFile | None) -> SegmentFile:
-        """The segment that holds the offset; after one that was read to its end, the one that follows."""
+        """Return the segment that holds the offset, or the following one after a segment was read to its end."""
         tp = self._wanted.tp
         holding = [s for s in segments if s.base_offset <= self.offset]
         after = [s for s in segments if s.base_offset > (done.base_offset if done is not None else self.offset)]
@@ -146,7 +147,7 @@ class DirectReader:
         if not holding:
             self._skip_lost()
             if self.offset < self._wanted.end and segments and segments[0].base_offset > self.offset:
-                # The leader has not said that they are gone, so they must not be passed over.
+                # The leader did not report these offsets as deleted, so they must not be skipped.
                 raise DirectReadError(f"The files of {tp} begin at {segments[0].base_offset}, after {self.offset}.")
         if done is not None and after:
             return after[0]
@@ -155,7 +156,7 @@ class DirectReader:
         return segments[0]
 
     def _segment_chunks(self, fd: int, position: int, end: int) -> Iterator[Chunk]:
-        """Batches of one file, read into one buffer again and again: a chunk is to be used before the next."""
+        """Batches of one file, read into one reused buffer: use a chunk before reading the next."""
         while self.offset < end:
             size = os.preadv(fd, [self._buffer], position)
             chunk = scan(self._buffer[:size], self._wanted.tp, check_crcs=self._client.check_crcs)
@@ -168,7 +169,7 @@ class DirectReader:
                 yield chunk
 
     def _grow(self, size: int) -> bool:
-        """Makes room for a batch that is larger than the buffer. False at the end of the file."""
+        """Grow the buffer for a batch that is larger than it. Returns False at the end of the file."""
         if size < len(self._buffer):
             return False
         if len(self._buffer) >= _MAX_BATCH_BYTES:
@@ -178,12 +179,12 @@ class DirectReader:
 
 
 def _memory(size: int) -> memoryview:
-    """Not zeroed, as a bytearray would be: a small range does not pay for what it does not use."""
+    """The memory is not zeroed, unlike a bytearray, so a small range does not pay for unused space."""
     return memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
 
 
 def why_not_direct(client: ClusterClient, tp: TopicPartition, options: ReadOptions) -> str | None:
-    """None when the files of the partition can be read on this machine."""
+    """Return None if the files of the partition can be read on this machine, else the reason."""
     try:
         find_directory(client, tp, options.log_dirs)
     except DirectReadError as e:

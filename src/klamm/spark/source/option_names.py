@@ -1,7 +1,7 @@
-"""The names of the options of `format("klamm")`, and what is said about a name that is none of them.
+"""Names of the options of `format("klamm")`, and warnings about unknown names.
 
-Spark hands on what it is given and its Kafka connector ignores what it does not know, so a mistyped name would change
-nothing without a word. `kafka.*` is free: it is for Kafka's clients, who have a say of their own.
+Spark passes all options on, and its Kafka connector ignores unknown ones, so a misspelled name would have no effect
+silently. `kafka.*` options belong to Kafka's clients, which check them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _warned: set[str] = set()
 
 
 def unknown(options: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Those of `options` that are not in `known`, in whatever case, and not for Kafka's clients."""
+    """Return the `options` that are not in `known` (ignoring case) and not for Kafka's clients."""
     names = {name.lower() for name in known}
     return [name for name in options if name.lower() not in names and not name.lower().startswith(_KAFKA)]
 
@@ -70,7 +70,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def warn_of_unknown(options: Mapping[str, str]) -> None:
-    """Once a name and process. What the other direction knows is no mistake: programs share their options."""
+    """Warns once per name and process. An option of the other direction is not an error: programs share options."""
     known = {*READ, *WRITE, *_OF_SPARK}
     for name in unknown(options, known):
         if name.lower() not in _warned:

@@ -1,4 +1,4 @@
-"""What the driver finds out before tasks run: which partitions there are, and where reading begins and ends."""
+"""Planning on the driver before tasks run: the partitions, and the start and end of each range."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _MISSING_TRIES: Final = 5
 _GONE_TRIES: Final = 25
-"""More patience where the query has read a partition before: to take it for deleted ends the query."""
+"""Longer patience for partitions that the query has read before: treating one as deleted ends the query."""
 _MISSING_WAIT_S: Final = 0.2
 
 
@@ -55,10 +55,10 @@ class Planner:
         return self.client.topic_ids
 
     def partitions(self, expected: frozenset[TopicPartition] = frozenset()) -> tuple[TopicPartition, ...]:
-        """The partitions to read, sorted.
+        """Return the partitions to read, sorted.
 
-        Asked several times when one of the `expected` is missing: a broker that has just started does not know them
-        all. OptionError when a topic that was named does not exist and none was expected.
+        Asks several times if one of the `expected` is missing: a broker that has just started may not know all
+        partitions. Raises OptionError if a named topic does not exist and nothing was expected.
         """
         if self._clock.monotonic() < self._cached_until:
             return self._cached
@@ -96,11 +96,11 @@ class Planner:
         return self._patiently(lambda: self.client.earliest(tps))
 
     def latest(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
-        """The high watermarks, or the last stable offsets with read_committed."""
+        """Return the high watermarks, or the last stable offsets with read_committed."""
         return self._patiently(lambda: self.client.latest(tps, self._isolation))
 
     def starting(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
-        """Where a new query begins. OptionError when the option does not fit the partitions there are."""
+        """Return where a new query begins. Raises OptionError if the option does not match the existing partitions."""
         spec = self._options.starting
         times = _times(spec, tps, "starting")
         if times is None:
@@ -115,14 +115,14 @@ class Planner:
         return self._filled(found, late)
 
     def starting_stream(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
-        """As `starting`, and OptionError for offsets that the log has not come to."""
+        """Like `starting`, but raises OptionError for offsets beyond the end of the log."""
         starts = self.starting(tps)
         if self._options.starting.offsets is not None:
             self._refuse_beyond(self._options.starting, self.latest(tps), "startingOffsets")
         return starts
 
     def ending(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
-        """Where a batch query ends; a timestamp that no record has reached means the end of the log."""
+        """Return where a batch query ends. A timestamp after all records means the end of the log."""
         spec = self._options.ending
         times = _times(spec, tps, "ending")
         if times is None:
@@ -131,7 +131,7 @@ class Planner:
         return self._filled(found, tuple(tp for tp, offset in found.items() if offset is None))
 
     def batch_ranges(self) -> list[OffsetRange]:
-        """What a batch query reads. Offsets that are gone or not there yet are told before a task runs."""
+        """Return the ranges of a batch query. Deleted or future offsets are reported before a task runs."""
         tps = self.partitions()
         starts, ends = self.starting(tps), self.ending(tps)
         first, last = self.earliest(tps), self.latest(tps)
@@ -149,7 +149,8 @@ class Planner:
         return ranges
 
     def _refuse_beyond(self, spec: OffsetSpec, last: Mapping[TopicPartition, int], name: str) -> None:
-        """An offset that the log has not come to is a wrong option, not a loss; who can live with losses is warned."""
+        """An offset beyond the end of the log is a wrong option, not a loss. With failOnDataLoss=false it is a
+        warning."""
         end = "the last stable offset is" if self._options.read_committed else "the log ends at"
         for tp, offset in (spec.offsets or {}).items():
             if offset <= last[tp]:
@@ -181,7 +182,7 @@ class Planner:
             except UnknownTopicError:
                 self._sleep(_MISSING_WAIT_S)
             except ClientError as e:
-                _log.warning("Asking for offsets failed and is tried again: %s", e)
+                _log.warning("asking for offsets failed, retrying: %s", e)
                 self._sleep(self._options.offset_retry_interval_ms / 1000)
         return ask()
 

@@ -1,10 +1,10 @@
 """Filters of a batch query that save reading: on topic, partition, offset, timestamp and key.
 
-What a filter says about topic, partition and offset is done here for good. A lower bound of the timestamp moves the
-start of a range, and keys are compared before rows travel to Spark, which checks both again.
+Filters on topic, partition and offset are fully applied here. A lower bound of the timestamp moves the start of a
+range, and keys are compared before rows travel to Spark; Spark checks both again.
 
-For a DataFrame that is used with one filter only: Spark 4.3 keeps what it planned for the first filter and uses it for
-every later query on the same DataFrame or view, whatever that asks for. So nobody switches this on for others.
+Use it for a DataFrame with a single filter only: Spark 4.3 keeps the plan of the first filter and reuses it for every
+later query on the same DataFrame or view. So the option is off by default.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _NEVER_NULL: Final = ("topic", "partition", "offset", "timestamp", "timestamptyp
 
 
 class PushdownReader(KlammReader):
-    """Only made when option `pushdown` asks for it: Spark refuses readers with filters when its own switch is off."""
+    """Created only with option `pushdown`: Spark refuses readers with filters if its own setting is off."""
 
     _places: tuple[Filter, ...] = ()
     _first_ms: int | None = None
     _keys: tuple[bytes, ...] | None = None
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Gives back what Spark still has to do."""
+        """Yield the filters that Spark still has to apply."""
         for one in filters:
             if not self._push(one):
                 yield one
@@ -70,7 +70,7 @@ class PushdownReader(KlammReader):
             return False
         value: Any = inner.value  # type: ignore[attr-defined]
         if value is None or (isinstance(inner, In) and None in value):
-            return False  # comparisons with null are Spark's business
+            return False  # Spark handles comparisons with null
         if name in ("topic", "partition"):
             self._places += (one,)
             return True
@@ -85,7 +85,7 @@ class PushdownReader(KlammReader):
         return False
 
     def _column(self, one: Filter) -> str | None:
-        """The connector's name of the column, None for a column of the value."""
+        """Return the connector's name of the column; None for a column of the value."""
         path: tuple[str, ...] = getattr(one, "attribute", ())
         if len(path) != 1:
             return None
@@ -153,12 +153,12 @@ def _holds(one: Filter, actual: Any) -> bool:
 
 
 def _milliseconds(value: datetime) -> int:
-    """A moment before `value`, since floats are not exact."""
+    """Return a time slightly before `value`, since floats are not exact."""
     if value.tzinfo is None:
         value = value.replace(tzinfo=UTC)
     return int(value.timestamp() * 1000) - 1
 
 
 def _later(first_ms: int | None, bound_ms: int) -> int | None:
-    """Brokers look for no time before 1970, but records may have one: such a bound is left to Spark."""
+    """Brokers do not search times before 1970, but records may have them: such a bound is left to Spark."""
     return first_ms if bound_ms <= 0 else max(first_ms or 0, bound_ms)

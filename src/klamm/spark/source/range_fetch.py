@@ -1,7 +1,7 @@
-"""Reads a range of one partition by Fetch: the next request is on its way while the answer before is decoded.
+"""Reads a range of one partition by Fetch. The next request is in flight while a response is decoded.
 
-Leaders that move and connections that break cost a retry, not the task. Offsets that are gone are told with their
-range and the reason, as an error or, with failOnDataLoss=false, as a warning.
+Moved leaders and broken connections cost a retry, not the task. Deleted offsets are reported with their range and the
+reason, as an error or, with failOnDataLoss=false, as a warning.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _BACKOFF_S: Final = 0.1
 _MAX_CORRUPT: Final = 3
 _GONE_AFTER_S: Final = 5.0
-"""A topic counts as deleted, and an offset as lost, when the brokers have said so, and nothing else, for this long."""
+"""A topic counts as deleted, and an offset as lost, after the brokers have reported only this for this long."""
 _MIN_FETCH_BYTES: Final = 1024 * 1024
 
 
@@ -54,9 +54,9 @@ def fetch_batches(
     clock: Clock | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of the range. ClientError, DataLossError or CorruptBatchError when they cannot be had.
+    """Yield the records of the range. Raises ClientError, DataLossError or CorruptBatchError.
 
-    With `topic_id` those of that topic, and of no other that has its name now.
+    `topic_id` excludes a newer topic of the same name.
     """
     reader = _RangeFetcher(client, wanted, options, topic_id, clock or SystemClock(), sleep)
     try:
@@ -78,9 +78,9 @@ def fetch_batches(
 
 
 class _Claims:
-    """What brokers say that would end the reading, believed only when it is said turn after turn for long enough.
+    """Claims of brokers that would end the read. A claim is believed only if every turn repeats it for long enough.
 
-    One that has just started, or has just become the leader, may not know better.
+    A broker that has just started or just become the leader may have stale knowledge.
     """
 
     def __init__(self, clock: Clock, patience_s: float) -> None:
@@ -89,7 +89,7 @@ class _Claims:
         self._claim = ""
         self._since = 0.0
         self.is_made = False
-        """Whether the turn has brought a claim."""
+        """Whether this turn produced a claim."""
 
     def next_turn(self) -> None:
         if not self.is_made:
@@ -105,7 +105,7 @@ class _Claims:
 
 
 class _RangeFetcher:
-    """Where the reading of one range is, and what is on its way."""
+    """Position of the read of one range, and its request in flight."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class _RangeFetcher:
         self._claims = _Claims(clock, min(_GONE_AFTER_S, options.poll_timeout_ms / 1000))
         self._is_identified = topic_id is None
         self.corrupt = 0
-        """How many answers in a row could not be read."""
+        """Consecutive responses that could not be read."""
         self.offset = wanted.start
         self.aborted: Aborted = NothingAborted()
 
@@ -140,7 +140,7 @@ class _RangeFetcher:
             self._pending = None
 
     def ask_again(self, offset: int, problem: CorruptBatchError) -> None:
-        """What came for the offset was damaged. Raises the problem when it stays."""
+        """Handle a corrupt response for the offset. Raises the problem if it persists."""
         self.corrupt += 1
         if self.corrupt >= _MAX_CORRUPT:
             raise problem
@@ -148,7 +148,7 @@ class _RangeFetcher:
         self.offset = offset
 
     def send_ahead(self) -> None:
-        """Asks for what comes next, so that it travels while the rest is decoded. A failure shows later."""
+        """Send the next request, so that it travels while the rest is decoded. A failure surfaces later."""
         if self.offset < self._wanted.end and self._pending is None:
             try:
                 self._pending = self._start()
@@ -156,7 +156,7 @@ class _RangeFetcher:
                 self._client.lost_leader(self._wanted.tp)
 
     def next_chunk(self) -> Chunk | None:
-        """The next batches, None at the end of the range."""
+        """Return the next batches; None at the end of the range."""
         while self.offset < self._wanted.end:
             problem: Exception = ClientError("no records came")
             before = self.offset
@@ -179,7 +179,7 @@ class _RangeFetcher:
         return None
 
     def _receive_or_skip(self) -> Chunk | None:
-        """None when nothing came, or when the offset has moved over records that are gone."""
+        """Return None if nothing arrived, or if the offset moved past deleted records."""
         before = self.offset
         try:
             return self._receive()
@@ -203,7 +203,7 @@ class _RangeFetcher:
         )
 
     def _receive(self) -> Chunk | None:
-        """None when the broker waited in vain."""
+        """Return None if the broker had no new records within its wait."""
         pending = self._pending or self._start()
         self._pending = None
         answer = self._client.finish_fetch(pending, self._room)
@@ -211,7 +211,7 @@ class _RangeFetcher:
         chunk = scan(_records_of(answer), self._wanted.tp, check_crcs=self._client.check_crcs)
         if chunk.is_empty or chunk.next_offset <= self.offset:
             if not len(chunk.data):
-                self._skip_lost()  # at the very end of a log that was cut an offset is not out of range
+                self._skip_lost()  # an offset at the exact end of a truncated log is not out of range
             elif chunk.is_empty:
                 self._max_bytes = min(2 * self._max_bytes, 1 << 30)
             return None
@@ -222,7 +222,7 @@ class _RangeFetcher:
         return chunk
 
     def _identify(self, pending: PendingFetch) -> None:
-        """Where the broker has no Fetch by id, the first answer counts only if the name still means this topic."""
+        """Without Fetch by topic id, the first response counts only if the name still refers to this topic."""
         if self._is_identified:
             return
         if pending.topic_id is None and self._is_recreated():
@@ -230,10 +230,10 @@ class _RangeFetcher:
         self._is_identified = True
 
     def _skip_lost(self) -> None:
-        """Nothing is at the offset: moves it over what is gone for good."""
+        """Nothing exists at the offset: move it past permanently deleted records."""
         tp, end = self._wanted.tp, self._wanted.end
         if self._is_recreated():
-            self._give_up_if_believed("created anew", f"topic {tp.topic} was deleted and created anew")
+            self._give_up_if_believed("created anew", f"topic {tp.topic} was deleted and created again")
             return
         first, last = self._limits()
         if self.offset < first:
@@ -241,11 +241,11 @@ class _RangeFetcher:
             loss(OffsetRange(tp, self.offset, min(first, end)), why, self._options)
             self.offset = min(first, end)
         elif self.offset >= last:
-            why = f"the log ends at {last}: it was cut by an unclean election, or the topic was created anew"
+            why = f"the log ends at {last}: an unclean election truncated it, or the topic was created again"
             self._give_up_if_believed("cut", why)
 
     def _limits(self) -> tuple[int, int]:
-        """(log start, high watermark), whatever the isolation: records of an open transaction are not lost."""
+        """Return (log start, high watermark) for any isolation: records of an open transaction are not lost."""
         tp = self._wanted.tp
         with _retriable():
             return self._client.earliest([tp])[tp], self._client.latest([tp])[tp]
@@ -270,13 +270,13 @@ class _RangeFetcher:
                 f"{self._wanted.tp} gave no record at offset {self.offset} within {timeout_ms} ms "
                 f"(kafkaConsumer.pollTimeoutMs): {problem}"
             ) from problem
-        if type(problem) is not ClientError or self._claims.is_made:  # otherwise the broker has waited itself
+        if type(problem) is not ClientError or self._claims.is_made:  # otherwise the broker itself has waited
             self._sleep(_BACKOFF_S)
 
 
 @contextmanager
 def _retriable() -> Iterator[None]:
-    """The patience of a question about a problem ends with that of the range, not before."""
+    """A question about a problem may take as long as the patience of the range allows."""
     try:
         yield
     except UnknownTopicError:

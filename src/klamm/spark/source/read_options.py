@@ -18,7 +18,7 @@ from klamm.protocol.compression import DEFAULT_MAX_DECOMPRESSED_BYTES
 T = TypeVar("T")
 
 EARLIEST: Final = -2
-"""In offsets JSON and in ListOffsets: the first offset there is."""
+"""In offsets JSON and in ListOffsets: the first available offset."""
 LATEST: Final = -1
 """In offsets JSON and in ListOffsets: the end."""
 
@@ -46,12 +46,12 @@ _DURATION_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_60
 
 
 class OptionError(KlammError, ValueError):
-    """An option that is missing, contradicts another or has a value that it cannot have."""
+    """An option is missing, contradicts another, or has an invalid value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions are read: exactly one of the three is set."""
+    """The partitions to read: exactly one of the three is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -60,10 +60,10 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpec:
-    """Where to begin or to end, for every partition or for those that are named.
+    """Where to begin or end, for all partitions or for named ones.
 
     `offset` is EARLIEST or LATEST; `offsets` names offsets by partition (-2 and -1 as in the connector's JSON);
-    `timestamp` and `timestamps` are epoch milliseconds. The first that is set, from the last to the first, holds.
+    `timestamp` and `timestamps` are epoch milliseconds. The last one that is set wins.
     """
 
     offset: int = LATEST
@@ -108,12 +108,12 @@ class ReadOptions:
 
     @property
     def group_id(self) -> str:
-        """The label of our clients; nobody joins a group."""
+        """Label of our clients; no group is joined."""
         return self.client["group.id"]
 
 
 def parse_read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Raises OptionError for the first thing that is wrong."""
+    """Raise OptionError for the first invalid option."""
     given = _Options(options)
     given.check_refused()
     if streaming:
@@ -164,11 +164,11 @@ def _admission(given: _Options) -> dict[str, Any]:
 
 
 def _own_options(given: _Options) -> dict[str, Any]:
-    """klamm's own, beside the connector's."""
+    """klamm's own options, in addition to the connector's."""
     value_format = given.one_of("valueFormat", VALUE_FORMATS, RAW)
     for name in ("valueSchema", "valueSchemaFile", "valueMessage"):
         if value_format in (RAW, "string") and given.has(name):
-            raise OptionError(f"Option '{name}' has no meaning with valueFormat={value_format}.")
+            raise OptionError(f"Option '{name}' cannot be used with valueFormat={value_format}.")
     if given.has("valueSchema") and given.has("valueSchemaFile"):
         raise OptionError("Give one of the options 'valueSchema' and 'valueSchemaFile', not both.")
     if value_format in ("json", "avro", "protobuf") and not (given.has("valueSchema") or given.has("valueSchemaFile")):
@@ -176,7 +176,7 @@ def _own_options(given: _Options) -> dict[str, Any]:
     log_dirs = given.names("logDirs")
     read_mode = given.one_of("readMode", READ_MODES, "fetch")
     if log_dirs and read_mode == "fetch":
-        raise OptionError("Option 'logDirs' is for readMode=direct or auto; by Fetch nothing is read from files.")
+        raise OptionError("Option 'logDirs' requires readMode=direct or auto: Fetch reads no files.")
     return {
         "columns": given.names("columns"),
         "pushdown": given.flag("pushdown", False),
@@ -196,7 +196,7 @@ def _own_options(given: _Options) -> dict[str, Any]:
 
 
 def refuse_security(options: Mapping[str, str]) -> None:
-    """OptionError for what asks for TLS or SASL. Names are in lower case, with their prefix."""
+    """Raise OptionError for settings of TLS or SASL. Names are in lower case, with their prefix."""
     protocol = options.get("kafka.security.protocol", "PLAINTEXT").strip().upper()
     if protocol != "PLAINTEXT":
         raise OptionError(f"Option 'kafka.security.protocol' is {protocol}: only PLAINTEXT is supported.")
@@ -206,7 +206,7 @@ def refuse_security(options: Mapping[str, str]) -> None:
 
 
 class _Options:
-    """The raw options by lower-case name, with a reader for each kind of value."""
+    """The raw options by lower-case name, with one parser per kind of value."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values = {str(key).lower(): str(value) for key, value in options.items()}
@@ -226,7 +226,7 @@ class _Options:
     def flag(self, name: str, default: bool) -> bool:
         value = self._values.get(name.lower(), str(default)).strip().lower()
         if value not in ("true", "false"):
-            raise OptionError(f"Option '{name}' is true or false, not {value!r}.")
+            raise OptionError(f"Option '{name}' must be true or false, not {value!r}.")
         return value == "true"
 
     def positive(self, name: str) -> int:
@@ -237,7 +237,7 @@ class _Options:
         try:
             number = int(value)
         except ValueError:
-            raise OptionError(f"Option '{name}' is a whole number, not {value!r}.") from None
+            raise OptionError(f"Option '{name}' must be a whole number, not {value!r}.") from None
         if not least <= number <= most:
             bound = "positive" if least == 1 and number < 1 else f"at least {least}"
             bound = bound if number < least else f"at most {most}"
@@ -251,13 +251,13 @@ class _Options:
         return value
 
     def duration(self, name: str, default_ms: int) -> int:
-        """Like Spark's time strings: 500ms, 30s, 15m, 2h; a number alone is milliseconds."""
+        """Parse a time as Spark does: 500ms, 30s, 15m, 2h; a plain number is milliseconds."""
         value = self._values.get(name.lower())
         if value is None:
             return default_ms
         match = _DURATION.fullmatch(value.strip())
         if match is None:
-            raise OptionError(f"Option '{name}' is a time such as 30s or 15m, not {value!r}.")
+            raise OptionError(f"Option '{name}' must be a time such as 30s or 15m, not {value!r}.")
         return int(match[1]) * _DURATION_MS[(match[2] or "ms").lower()]
 
     def names(self, name: str) -> tuple[str, ...]:
@@ -270,7 +270,7 @@ class _Options:
 
     def bootstrap_servers(self) -> str:
         if not self.has("kafka.bootstrap.servers"):
-            raise OptionError("Option 'kafka.bootstrap.servers' is missing: say where the brokers are.")
+            raise OptionError("Option 'kafka.bootstrap.servers' is missing: name at least one broker as host:port.")
         return self.text("kafka.bootstrap.servers")
 
     def check_refused(self) -> None:
@@ -286,7 +286,7 @@ class _Options:
 def _subscription(given: _Options) -> Subscription:
     chosen = [name for name in SUBSCRIPTIONS if given.has(name)]
     if not chosen:
-        raise OptionError(f"Say what to read: one of the options {', '.join(SUBSCRIPTIONS)} is required.")
+        raise OptionError(f"Nothing to read: one of the options {', '.join(SUBSCRIPTIONS)} is required.")
     if len(chosen) > 1:
         raise OptionError(f"Options {' and '.join(chosen)} exclude each other: give one of them.")
     match chosen[0]:
@@ -297,7 +297,7 @@ def _subscription(given: _Options) -> Subscription:
             try:
                 re.compile(pattern)
             except re.error as e:
-                raise OptionError(f"Option 'subscribePattern' is no regular expression: {e}.") from None
+                raise OptionError(f"Option 'subscribePattern' is not a regular expression: {e}.") from None
             return Subscription(pattern=pattern)
         case _:
             return Subscription(partitions=_assignment(given.text("assign")))
@@ -330,7 +330,7 @@ def _offset_spec(given: _Options, side: str, default: int) -> OffsetSpec:
     if text.lower() in ("earliest", "latest"):
         return OffsetSpec(offset=EARLIEST if text.lower() == "earliest" else LATEST)
     if not text.startswith("{"):
-        raise OptionError(f"Option '{name}' is earliest, latest or JSON, not {text!r}.")
+        raise OptionError(f"Option '{name}' must be earliest, latest or JSON, not {text!r}.")
     return OffsetSpec(offsets=parse_partition_numbers(name, text, least=EARLIEST))
 
 

@@ -1,4 +1,4 @@
-"""Batch reads, and what a task does with its ranges, in batch queries and in streams alike.
+"""Batch reads, and the work of a task with its ranges in batch and streaming queries.
 
 Tasks import the decoders when they run: numba takes 1.6 s of CPU to load, and Spark starts several processes per query
 that only plan.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SMALL_TASK: Final = 1000
-"""Ranges share a task up to so many offsets: decoding these takes less than starting the task."""
+"""Ranges share a task up to this many offsets: decoding them takes less time than starting a task."""
 
 
 class RangePartition(InputPartition):
@@ -58,9 +58,9 @@ class SmallRanges(InputPartition):
 
 
 def input_partitions(ranges: list[OffsetRange], options: ReadOptions, ids: dict[str, UUID]) -> list[InputPartition]:
-    """One task per range, and one for ranges that have few records together, unless the query says how many it wants.
+    """Plan one task per range; ranges with few records share one, unless the query sets the number of tasks.
 
-    A task costs milliseconds and, in a table, a file: 500 partitions with five records each are three tasks.
+    A task costs milliseconds and, in a table, one file: 500 partitions with five records each become three tasks.
     """
     split = split_ranges(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
     limit = SMALL_TASK if options.min_partitions is None and options.max_records_per_partition is None else 0
@@ -74,10 +74,10 @@ def input_partitions(ranges: list[OffsetRange], options: ReadOptions, ids: dict[
 def read_range(
     options: ReadOptions, schema: StructType, value_schema: ValueSchema | None, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a task, as Arrow batches of exactly this schema."""
+    """Yield the records of a task as Arrow batches of exactly this schema."""
     parts = partition.parts if isinstance(partition, SmallRanges) else (partition,)
     for part in parts:
-        if isinstance(part, RangePartition):  # Spark makes one without a value when there are no ranges
+        if isinstance(part, RangePartition):  # Spark creates a partition without a value if there are no ranges
             yield from _read_range(options, schema, value_schema, part)
     if isinstance(parts[0], RangePartition):
         worker.prepare()
@@ -109,7 +109,7 @@ def _read_range(
             except DirectReadError as e:
                 if options.read_mode == "direct":
                     raise
-                _log.info("The rest of the range is fetched: %s", e)
+                _log.info("reading the rest of the range by Fetch: %s", e)
                 wanted = OffsetRange(wanted.tp, direct.offset, wanted.end)
         yield from fetch_batches(client, wanted, decoder, options, topic_id=partition.topic_id)
 
@@ -129,7 +129,7 @@ class KlammReader(DataSourceReader):
             return input_partitions(ranges, self._options, client.topic_ids)
 
     def _ranges(self, ranges: list[OffsetRange], client: ClusterClient) -> list[OffsetRange]:
-        """What of the ranges has to be read."""
+        """Return the parts of the ranges that must be read."""
         return ranges
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

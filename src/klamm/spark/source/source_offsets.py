@@ -1,11 +1,10 @@
-"""Offsets of a streaming query as Spark stores them, and what is decided from them. Pure.
+"""Offsets of a streaming query as Spark stores them, and decisions derived from them. Pure.
 
-The JSON is that of Spark's Kafka source, `{"topic": {"0": 123}}`, with additions of our own, recognisable by their
-shape: `"_initial": true` marks an offset that `initialOffset` resolved; `"_from"`, `{"topic": {"0": 100}}`, in an end
-offset tells where its batch begins for partitions whose start is not in the offset before; `"_ids"`, `{"topic":
-"<topic id>"}`, tells which topics of these names are meant, where brokers have ids. Beside a topic that is called so
-they have one more underscore. Spark writes the end of a batch down before it runs, so a batch that is run again reads
-exactly the same range, and of the same topics.
+The JSON is that of Spark's Kafka source, `{"topic": {"0": 123}}`, with these additions, recognisable by their shape:
+`"_initial": true` marks an offset that `initialOffset` resolved; `"_from"`, `{"topic": {"0": 100}}`, in an end offset
+is the start of its batch for partitions that the previous offset lacks; `"_ids"`, `{"topic": "<topic id>"}`, identifies
+the topics where brokers have ids. If a topic has such a name, the key gets one more underscore. Spark stores the end of
+a batch before it runs it, so a repeated batch reads exactly the same range of the same topics.
 
 Spark compares offsets as JSON text: keys are always sorted, partitions as numbers.
 """
@@ -39,7 +38,7 @@ class OffsetRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many offsets; compaction and markers may leave fewer records."""
+        """Number of offsets; compaction and markers may leave fewer records."""
         return self.end - self.start
 
 
@@ -49,10 +48,10 @@ class SourceOffset:
 
     offsets: Offsets
     resolved_from: Offsets
-    """Where the batch that ends here begins, for partitions that its start does not name."""
+    """Start of the batch that ends here, for partitions that its start offset lacks."""
     is_initial: bool
     topic_ids: Mapping[str, UUID]
-    """Of the topics in `offsets`, those that are known: checkpoints of older versions and brokers have none."""
+    """Known ids of the topics in `offsets`: checkpoints of older versions and older brokers have none."""
 
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = by_topic(self.offsets)
@@ -67,7 +66,7 @@ class SourceOffset:
 
 
 def _free(key: str, topics: Mapping[str, Any]) -> str:
-    """The key, with more underscores in front where topics have that name."""
+    """Return the key, with more leading underscores if topics have that name."""
     while key in topics:
         key = f"_{key}"
     return key
@@ -80,14 +79,14 @@ def source_offset(
     is_initial: bool = False,
     topic_ids: Mapping[str, UUID] | None = None,
 ) -> SourceOffset:
-    """Keeps of the `topic_ids` those of topics in `offsets`."""
+    """Return the `topic_ids` of topics in `offsets`."""
     topics = {tp.topic for tp in offsets}
     ids = {topic: one for topic, one in (topic_ids or {}).items() if topic in topics}
     return SourceOffset(dict(offsets), dict(resolved_from or {}), is_initial, ids)
 
 
 def parse_source_offset(value: Mapping[str, Any] | str) -> SourceOffset:
-    """Also reads the offsets that Spark's Kafka source has written."""
+    """Parse an offset; offsets written by Spark's Kafka source are accepted too."""
     if isinstance(value, str):
         value = json.loads(value)
     if not isinstance(value, Mapping):
@@ -139,10 +138,10 @@ def to_json(offsets: Offsets) -> str:
 
 
 def rate_limit(limit: int, start: Offsets, end: Offsets) -> dict[TopicPartition, int]:
-    """The end of a batch of about `limit` offsets, shared out in proportion to what each partition has.
+    """Return the end of a batch of about `limit` offsets, divided in proportion to each partition's backlog.
 
-    A partition with little still gets one offset; nobody is taken beyond its end. A partition that `start` does not
-    name is left at its end.
+    Every partition with a backlog gets at least one offset and never passes its end. A partition that `start` lacks
+    stays at its end.
     """
     sizes = {tp: last - start[tp] for tp, last in end.items() if tp in start and last > start[tp]}
     total = sum(sizes.values())
@@ -159,7 +158,7 @@ def rate_limit(limit: int, start: Offsets, end: Offsets) -> dict[TopicPartition,
 def is_delayed(
     *, available: int, min_offsets: int, last_trigger_ms: int | None, now_ms: int, max_trigger_delay_ms: int
 ) -> bool:
-    """Whether a batch waits for more records: there are too few, and the last batch is not long enough ago."""
+    """Whether a batch should wait for more records: there are too few, and the last batch is recent."""
     if last_trigger_ms is None or now_ms - last_trigger_ms >= max_trigger_delay_ms:
         return False
     return available < min_offsets
@@ -172,7 +171,7 @@ def available(start: Offsets, end: Offsets) -> int:
 def split_ranges(
     ranges: Iterable[OffsetRange], *, min_partitions: int | None = None, max_records: int | None = None
 ) -> list[OffsetRange]:
-    """One range a task: first none larger than `max_records`, then about `min_partitions` in all, by size."""
+    """Split into one range per task: at most `max_records` each, then about `min_partitions` in total, by size."""
     found = [r for r in ranges if r.size > 0]
     if max_records is not None:
         found = [part for r in found for part in _cut(r, -(-r.size // max_records))]
@@ -187,7 +186,7 @@ def split_ranges(
 
 
 def together(ranges: Iterable[OffsetRange], limit: int) -> list[list[OffsetRange]]:
-    """Groups of neighbours with at most `limit` offsets; a larger range is a group of its own."""
+    """Group neighbours with at most `limit` offsets together; a larger range is its own group."""
     groups: list[list[OffsetRange]] = []
     room = 0
     for one in ranges:
@@ -204,7 +203,7 @@ def _parts(size: int, total: int, parts: int) -> int:
 
 
 def _cut(whole: OffsetRange, parts: int) -> list[OffsetRange]:
-    """Pieces of nearly equal size; fewer when there are not enough offsets."""
+    """Split into pieces of nearly equal size; fewer if there are not enough offsets."""
     pieces: list[OffsetRange] = []
     start, remaining = whole.start, whole.size
     for left in range(parts, 0, -1):

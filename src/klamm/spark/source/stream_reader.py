@@ -1,9 +1,9 @@
 """Streaming reads: where each micro-batch ends, decided on the driver.
 
-`latestOffset` waits inside for new records, up to option `pollMs`, so that an idle query does not spin. The end of a
-batch says itself where the batch begins wherever the offset before does not (`_from`), so a batch that is run again
-reads the same records whatever has happened since. It also names the topics' ids, so a topic that was deleted and
-created anew is told from the one that was read before, whether or not the query ran at that time.
+`latestOffset` waits up to option `pollMs` for new records, so that an idle query does not spin. The end of a batch
+records where the batch begins if the previous offset does not (`_from`), so a repeated batch reads the same records. It
+also holds the topics' ids, so a topic that was deleted and created again is recognised, even if the query did not run
+at that time.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _log = logging.getLogger(__name__)
 _FIRST_WAIT_S: Final = 0.005
 _LONGEST_WAIT_S: Final = 0.05
 _COMMIT_TIMEOUT_MS: Final = 2000
-_CREATED_ANEW: Final = "the topic was deleted and created anew"
+_CREATED_ANEW: Final = "the topic was deleted and created again"
 
 
 class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives on the driver as long as the query runs; what it keeps is never pickled."""
+    """Lives on the driver while the query runs; its state is never pickled."""
 
     def __init__(self, options: ReadOptions, schema: StructType, value_schema: ValueSchema | None = None) -> None:
         self._options = options
@@ -88,7 +88,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = planner.latest(planner.partitions())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The same offset as `start`, unchanged, when there is nothing new."""
+        """Return `start` itself, unchanged, if there is nothing new."""
         began = parse_source_offset(start)
         self._commit_group(began)
         wait_s = _FIRST_WAIT_S
@@ -110,7 +110,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         began, ended = parse_source_offset(start), parse_source_offset(end)
         begins = {**began.offsets, **ended.resolved_from}
         unknown = tuple(tp for tp in ended.offsets if tp not in begins)
-        if unknown:  # an offset that was not written by this source
+        if unknown:  # the offset was not written by this source
             begins |= self._planning().earliest(unknown)
         ranges = [OffsetRange(tp, begins[tp], last) for tp, last in sorted(ended.offsets.items())]
         ids = {**self._ids, **ended.topic_ids}
@@ -120,7 +120,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, self._schema, self._value_schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark calls this one batch late, and never for the last one: `latestOffset` knows better."""
+        """Spark calls this one batch late, and never for the last one, so `latestOffset` commits instead."""
 
     def stop(self) -> None:
         if self._planner is not None:
@@ -128,7 +128,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner = None
 
     def _of_these_topics(self, ranges: list[OffsetRange], ids: Mapping[str, UUID]) -> list[OffsetRange]:
-        """Without what a batch that is run again wants of topics that were deleted and created anew since."""
+        """Drop the ranges of a repeated batch whose topics were deleted and created again since."""
         wanted = [r for r in ranges if r.size > 0]
         planner = self._planning()
         if {r.tp.topic for r in wanted if r.tp.topic in ids} - planner.topic_ids.keys():
@@ -144,7 +144,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end_of_batch(
         self, began: SourceOffset, tps: tuple[TopicPartition, ...], limit: ReadLimit
     ) -> SourceOffset | None:
-        """None when there is nothing to read, or not enough."""
+        """Return None if there is nothing to read, or not enough."""
         new = tuple(tp for tp in tps if tp not in began.offsets)
         resolved = dict(began.offsets) if began.is_initial else {}
         resolved |= self._begin_new(new)
@@ -155,7 +155,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._limited(start, last, limit)
         if end is None and resets:
             end = start
-        # A position that was moved back is kept at once, even without records: it would be moved again, past new ones.
+        # A position that was moved back is stored at once, even without records: a second move could pass new ones.
         if end is None or (end == began.offsets and not resets and not available(start, end)):
             return None
         resolved = {tp: offset for tp, offset in resolved.items() if tp in end}
@@ -165,8 +165,8 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is None:
             self._latest = self._planning().latest(tps)
             return self._latest
-        # what was there when the query began; partitions that are newer wait for the next query
-        if began.is_initial:  # resolved after the target, so it may be newer; later on that would be a loss
+        # the state when the query began; newer partitions wait for the next query
+        if began.is_initial:  # resolved after the target, so it may be newer; later that would count as a loss
             self._target |= {tp: max(self._target.get(tp, 0), offset) for tp, offset in began.offsets.items()}
         self._latest = self._target
         known = {tp: self._target.get(tp, offset) for tp, offset in began.offsets.items() if tp in tps}
@@ -194,7 +194,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rate_limit(limit.max_rows, start, last) if isinstance(limit, ReadMaxRows) else dict(last)
 
     def _begin_new(self, new: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
-        """Partitions that appeared while the query runs are read from their beginning."""
+        """Read partitions that appeared while the query runs from their beginning."""
         if not new:
             return {}
         found = self._planning().earliest(new)
@@ -209,7 +209,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _resets(self, began: SourceOffset, last: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Where to go on in partitions whose log is not the one that was read before."""
+        """Return where to continue in partitions whose log is not the one read before."""
         recreated = self._recreated({**self._ids, **began.topic_ids})
         found: dict[TopicPartition, int] = {}
         for tp, end in last.items():
@@ -220,7 +220,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 loss(OffsetRange(tp, start, max(end, start + 1)), _CREATED_ANEW, self._options)
                 found |= self._planning().earliest((tp,))
             elif end < start:
-                why = f"the log ends at {end}: an unclean election cut it, or the topic was created anew"
+                why = f"the log ends at {end}: an unclean election truncated it, or the topic was created again"
                 loss(OffsetRange(tp, end, start), why, self._options)
                 found[tp] = end
         self._ids.update({topic: self._planning().topic_ids[topic] for topic in recreated})
@@ -236,7 +236,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for tp in gone:
             start = began.offsets[tp]
             loss(
-                OffsetRange(tp, start, start + 1), "the partition was deleted, with all that came after", self._options
+                OffsetRange(tp, start, start + 1), "the partition was deleted with all its later records", self._options
             )
         self._remember_ids()
         return tps
@@ -255,7 +255,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ids.setdefault(topic, topic_id)
 
     def _commit_group(self, began: SourceOffset) -> None:
-        """Everything before `began` is done: shows it as the position of the consumer group of option commitGroup."""
+        """Commit `began` as the position of the consumer group of option commitGroup: everything before it is done."""
         group = self._options.commit_group
         if group is None or began.is_initial or began.offsets == self._committed:
             return
@@ -263,4 +263,4 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planning().client.commit_offsets(group, began.offsets, timeout_ms=_COMMIT_TIMEOUT_MS)
             self._committed = dict(began.offsets)
         except KlammError as e:
-            _log.warning("The offsets of group %s were not committed: %s", group, e)
+            _log.warning("committing the offsets of group %s failed: %s", group, e)

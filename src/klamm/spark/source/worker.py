@@ -1,7 +1,7 @@
-"""What a Python worker process of Spark keeps between tasks: connections, and a heap that is not walked again.
+"""State that Spark's Python worker processes keep between tasks: connections and a frozen heap.
 
-Spark's daemon runs a full garbage collection after every task. With pyarrow and numba loaded that is most of what a
-small task costs, so everything that was there when modules were last loaded is frozen.
+Spark's daemon runs a full garbage collection after every task. With pyarrow and numba loaded, that is most of the cost
+of a small task, so all objects that existed after the last module load are frozen.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _frozen_modules = 0
 def prepare() -> None:
     """Freezes the heap, if modules were loaded since it was last frozen.
 
-    To be called at the end of a task, and by short ones at the beginning: numba fills its tables, and loads more of
-    itself, when a kernel is first called.
+    Call it at the end of a task, and in short tasks at the beginning: numba loads more modules when a kernel is first
+    called.
     """
     global _frozen_modules
     if len(sys.modules) != _frozen_modules:
@@ -35,7 +35,7 @@ def prepare() -> None:
 
 @contextmanager
 def borrowed_client(options: ReadOptions) -> Iterator[ClusterClient]:
-    """A client that nobody else uses meanwhile; its connections stay for the next task unless something failed."""
+    """Lend a client to one user at a time. Its connections stay open for the next task unless something failed."""
     key = (options.bootstrap_servers, *sorted(options.client.items()))
     free = _kept.setdefault(key, [])
     client = free.pop() if free else ClusterClient(options.bootstrap_servers, options.client)
@@ -52,7 +52,7 @@ def borrowed_client(options: ReadOptions) -> Iterator[ClusterClient]:
 
 @atexit.register
 def close_kept() -> None:
-    """For processes that end by themselves, such as one that reads without Spark; Spark's workers are just ended."""
+    """Close kept connections at exit, in processes that end by themselves; Spark kills its workers."""
     for free in _kept.values():
         while free:
             free.pop().close()

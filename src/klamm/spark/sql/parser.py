@@ -1,7 +1,7 @@
-"""The tables of a query from its syntax tree, by sqlglot: fast, and before there is a JVM.
+"""Finds the tables of a query in its syntax tree (sqlglot): fast, and without a JVM.
 
-sqlglot does not know all of Spark's SQL. Where it cannot parse a query, or reads words in another way than Spark does,
-there is no answer, and `sql_names` reads the query's words instead.
+sqlglot does not know all of Spark's SQL. If it cannot parse a query, or interprets words differently from Spark, there
+is no answer, and `table_names` scans the query's tokens instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Found = tuple[tuple[str, ...], int, int, int]
 
 
 def parsed_tables(sql: str) -> list[Found] | None:
-    """The tables in the order of the text; None where sqlglot has no answer."""
+    """Return the tables in the order of the text; None if sqlglot has no answer."""
     try:
         from sqlglot.dialects.spark import Spark
         from sqlglot.errors import SqlglotError
@@ -42,7 +42,7 @@ def parsed_tables(sql: str) -> list[Found] | None:
 
 
 def _name_windows(tokens: list[Any]) -> None:
-    """`window(at, '1 minute')` and `window.start` are no WINDOW clause."""
+    """`window(at, '1 minute')` and `window.start` are not a WINDOW clause."""
     from sqlglot.tokenizer_core import TokenType
 
     for token, following in pairwise(tokens):
@@ -60,7 +60,7 @@ def _tables(tree: Any) -> Iterator[Any]:
 
 
 def _is_defined(table: Any) -> bool:
-    """Whether WITH gives this name to a subquery, as seen from where the table stands."""
+    """Whether WITH defines this name at the place of the table."""
     if len(table.parts) > 1:
         return False
     name = table.name.lower()
@@ -70,7 +70,7 @@ def _is_defined(table: Any) -> bool:
         if clause is not None:
             names = [definition.alias.lower() for definition in clause.expressions]
             if path[-1] is clause:
-                # Within a definition only the earlier ones hold, and itself if it may recur.
+                # Within a definition only earlier names are visible, and its own if it is recursive.
                 index = next(i for i, definition in enumerate(clause.expressions) if definition is path[-2])
                 names = names[: index + bool(clause.args.get("recursive"))]
             if name in names:
@@ -80,7 +80,7 @@ def _is_defined(table: Any) -> bool:
 
 
 def _found(table: Any, sql: str) -> Found | None:
-    """None where the text at that place is another one."""
+    """Return None if the text at that place differs."""
     first, last = table.parts[0].meta, table.parts[-1].meta
     if "start" not in first or "end" not in last:
         return None

@@ -1,8 +1,8 @@
-"""Which tables a SQL query names, without Spark: so that only these topics are read, and a wrong name is told at once.
+"""Finds the tables that a SQL query names, without Spark: only these topics are read, and wrong names fail at once.
 
-A parser of SQL finds them (`sql_parser`). For what it does not understand there is a reader of tokens: it follows FROM
-and JOIN through subqueries and leaves out the names that WITH defines, table functions, and the FROM of EXTRACT, TRIM
-and their like. Spark still has the last word on a query.
+A SQL parser finds them (`parser`). For queries that it cannot parse there is a token scanner: it follows FROM and JOIN
+through subqueries and skips names that WITH defines, table functions, and the FROM of EXTRACT, TRIM and similar. Spark
+makes the final decision on a query.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _COMMENT_EDGE: Final = re.compile(r"/\*(?!\+)|\*/")
-"""Comments nest; a hint, which looks like one that begins with a plus, does not open another."""
+"""Comments nest; a hint (a comment that begins with a plus) does not open another."""
 _NAME_WITH_DIGITS: Final = re.compile(r"\d+(?!(?:[LSYDF]|BD|E\d+)$)[^\W\d]\w*", re.IGNORECASE)
 """Not the numbers among which SQL has letters: 5L, 1.5BD, 1e3."""
 _CLAUSES: Final = frozenset(
@@ -47,7 +47,7 @@ _FILE_FORMATS: Final = frozenset(["parquet", "json", "csv", "orc", "text", "xml"
 
 
 class SqlTextError(KlammError):
-    """The text cannot even be cut into words: an open string, comment or bracket."""
+    """The text cannot be tokenised: an open string, comment or bracket."""
 
     def __init__(self, line: int, reason: str) -> None:
         self.line = line
@@ -60,7 +60,7 @@ class Token:
     text: str
     line: int
     at: int
-    """Where it begins in the text."""
+    """Position in the text."""
 
     @property
     def keyword(self) -> str:
@@ -80,7 +80,7 @@ class Relation:
     line: int
     begin: int
     end: int
-    """Where the name stands in the query."""
+    """Position of the name in the query."""
 
     @property
     def name(self) -> str:
@@ -98,7 +98,7 @@ class Relation:
 
 
 def tokens(sql: str) -> list[Token]:
-    """Words, quoted names, strings, numbers and symbols, without space and comments."""
+    """Return words, quoted names, strings, numbers and symbols, without whitespace and comments."""
     found: list[Token] = []
     line, at = 1, 0
     for kind, text in _pieces(sql):
@@ -114,7 +114,8 @@ def tokens(sql: str) -> list[Token]:
 
 
 def _pieces(sql: str) -> Iterator[tuple[str, str]]:
-    """The whole text in pieces. A comment, string or quoted name that never ends takes the rest, as kind `open`."""
+    """Split the whole text into tokens. An unterminated comment, string or quoted name takes the rest, as kind
+    `open`."""
     at = 0
     while match := _TOKEN.match(sql, at):
         kind, end = match.lastgroup or "symbol", match.end()
@@ -136,7 +137,7 @@ def _end_of_comment(sql: str, begin: int) -> int | None:
 
 
 def statements(text: str) -> tuple[list[str], str]:
-    """The statements that end with a semicolon, and what is left after the last one."""
+    """Return the statements that end with a semicolon, and the rest."""
     done: list[str] = []
     begin = at = 0
     for kind, piece in _pieces(text):
@@ -149,7 +150,7 @@ def statements(text: str) -> tuple[list[str], str]:
 
 
 def relations(sql: str) -> list[Relation]:
-    """The tables that the query reads, in the order in which it names them, each once."""
+    """Return the tables that the query reads, each once, in the order of the text."""
     found: dict[tuple[str, ...], Relation] = {}
     for relation in _all_relations(sql):
         found.setdefault(relation.parts, relation)
@@ -157,7 +158,7 @@ def relations(sql: str) -> list[Relation]:
 
 
 def renamed(sql: str, names: Mapping[tuple[str, ...], str]) -> str:
-    """The query with other names for some of its tables, wherever it reads them."""
+    """Return the query with some of its tables renamed."""
     pieces, at = [], 0
     for relation in _all_relations(sql):
         if (name := names.get(relation.parts)) is not None:
@@ -179,7 +180,7 @@ def _all_relations(sql: str) -> Iterator[Relation]:
 
 @dataclass(frozen=True, slots=True)
 class _Defined:
-    """A name that WITH gives to a subquery, and the words among which it holds: not those of its own definition."""
+    """A name that WITH defines, and the tokens of its scope, which exclude its own definition."""
 
     name: str
     begin: int
@@ -190,7 +191,7 @@ class _Defined:
 
 
 def _defined(words: list[Token]) -> Iterator[_Defined]:
-    """What `WITH a AS (...), b (x, y) AS (...)` defines."""
+    """Return the definitions of `WITH a AS (...), b (x, y) AS (...)`."""
     for index, word in enumerate(words):
         if word.keyword == "WITH":
             yield from _common_tables(words, index + 1, _after_bracket(words, index, depth=1))
@@ -213,7 +214,7 @@ def _common_tables(words: list[Token], index: int, end: int) -> Iterator[_Define
 
 
 def _after_bracket(words: list[Token], index: int, depth: int = 0) -> int:
-    """After the bracket that opens here, or, with a depth of 1, after the one that this stands in."""
+    """Return the index after the bracket that opens here, or, with depth 1, after the enclosing one."""
     while index < len(words):
         depth += {"(": 1, ")": -1}.get(words[index].text, 0) if words[index].kind == "symbol" else 0
         index += 1
@@ -245,7 +246,7 @@ class _Reader:
         self._index = 0
 
     def read(self) -> Iterator[tuple[int, Relation]]:
-        """The tables, each with the number of its first word."""
+        """Yield the tables, each with the index of its first token."""
         self._describe()
         while self._index < len(self._words):
             word = self._words[self._index]
@@ -290,9 +291,9 @@ class _Reader:
             frame.expects = True
 
     def _passes(self, word: Token, frame: _Frame) -> bool:
-        """Words between FROM and the table; a SELECT or VALUES there means that no table follows.
+        """Skip words between FROM and the table; after SELECT or VALUES no table follows.
 
-        Where nothing follows that such a word could belong to, it is a table's name, as Spark sees it.
+        If nothing follows that such a word could introduce, it is a table name, as in Spark.
         """
         if self._ends_table(self._index + 1) and not self._begins_query(word):
             return False
@@ -324,7 +325,7 @@ class _Reader:
             frame.expects = frame.in_from = False
 
     def _name(self, line: int) -> Relation | None:
-        """`a`, `` `a.b` `` or `a.b`, with the index behind it; None for a table function."""
+        """Parse `a`, `` `a.b` `` or `a.b`; returns it with the next index, None for a table function."""
         first = last = self._words[self._index]
         parts = [first.identifier]
         self._index += 1

@@ -1,11 +1,11 @@
-"""Topics as tables of a SQL query: `TopicTables.query` reads those that the query names, and no others.
+"""Topics as tables of a SQL query: `TopicTables.query` reads only the topics that the query names.
 
 The columns of a table are the fields of its JSON values, typed by a sample of the newest records, then `key`, `value`
-(both as text), `_topic`, `_partition`, `_offset` and `_timestamp`. Where a value has a field `key` or `value` itself,
-the record's own is called `_key` or `_value`.
+(both as text), `_topic`, `_partition`, `_offset` and `_timestamp`. If a value itself has a field `key` or `value`, the
+record's column is called `_key` or `_value`.
 
-``delta.`path` `` is a Delta table, read by the files of its newest version. Spark without Delta's jar does not know it,
-and would count the files of older versions as well if it read the directory as Parquet, so that is refused.
+``delta.`path` `` is a Delta table, read by the files of its newest version. Spark without Delta's jar does not support
+it. Reading the directory as Parquet would include files of older versions, so that is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RECORD: Final = {"_topic": "topic", "_partition": "partition", "_offset": "offs
 
 
 class TopicTables:
-    """A session's tables. `topics` lists what there is, asked anew at every query; schemas are kept for the session."""
+    """The tables of a session. `topics` lists the topics for every query; schemas are cached for the session."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class TopicTables:
         self._schemas: dict[str, StructType | None] = {}
 
     def query(self, sql: str) -> DataFrame:
-        """The result, not computed yet. An unknown topic is refused before Spark sees the query."""
+        """Return the result, not yet computed. An unknown topic is refused before Spark sees the query."""
         try:
             found = relations(sql)
         except SqlTextError as error:
@@ -54,7 +54,7 @@ class TopicTables:
         return self._spark.sql(renamed(sql, self._delta_views(found)))
 
     def _delta_views(self, found: list[Relation]) -> dict[tuple[str, ...], str]:
-        """Views of the Delta tables that the query names, as they are now."""
+        """Create views of the Delta tables that the query names, in their current version."""
         from klamm.spark.tables.read import table
 
         views: dict[tuple[str, ...], str] = {}
@@ -82,7 +82,7 @@ class TopicTables:
         raise KlammError(unknown_topic(relation, known))
 
     def _is_view(self, name: str) -> bool:
-        """Whether the person has made a temporary view of this name."""
+        """Whether the user has created a temporary view of this name."""
         return bool(self._spark.catalog.tableExists(f"`{name.replace('`', '``')}`"))
 
     def _table(self, topic: str) -> DataFrame:
@@ -103,7 +103,7 @@ class TopicTables:
         return raw.select(*columns)
 
     def _schema(self, topic: str) -> StructType | None:
-        """None for a topic whose sampled values hold no JSON object."""
+        """Return None for a topic whose sampled values contain no JSON object."""
         from pyspark.sql.types import StructType
 
         if topic not in self._schemas:
@@ -125,7 +125,7 @@ class TopicTables:
         return iter(sample.toArrow().column(0).to_pylist())
 
     def _sample_offsets(self, topic: str) -> str | None:
-        """Where the newest records begin, some of every partition; None for an empty topic."""
+        """Return offsets before the newest records of every partition; None for an empty topic."""
         from klamm.model import TopicPartition
         from klamm.spark.client import FIRST_CONTACT_MS, ClusterClient
 
@@ -140,7 +140,7 @@ class TopicTables:
 
 
 def distinct_fields(schema: StructType) -> list[str]:
-    """Names of columns, of which SQL takes no two that differ in case only: the first one stays."""
+    """Return column names; of names that differ in case only, SQL accepts one: the first one stays."""
     names: dict[str, str] = {}
     for field in schema.fields:
         names.setdefault(field.name.lower(), field.name)
@@ -152,7 +152,7 @@ def refuse_same_names(topics: Iterable[str]) -> None:
     seen: dict[str, str] = {}
     for topic in topics:
         if (other := seen.setdefault(topic.lower(), topic)) != topic:
-            raise KlammError(f"The topics {other!r} and {topic!r} differ in case only: SQL cannot tell them apart.")
+            raise KlammError(f"The topics {other!r} and {topic!r} differ in case only: SQL does not distinguish them.")
 
 
 def refuse_files_of_tables(found: Iterable[Relation]) -> None:
@@ -167,7 +167,7 @@ def refuse_files_of_tables(found: Iterable[Relation]) -> None:
 
 
 def _delta_table_of(text: str) -> Path | None:
-    """The table that holds this directory or pattern; one file by its name may be looked at."""
+    """Return the Delta table that contains this directory or pattern; a single file may be read."""
     text = text.removeprefix("file://")
     path = Path(text)
     if "://" in text or path.is_file():
@@ -176,20 +176,20 @@ def _delta_table_of(text: str) -> Path | None:
 
 
 def unknown_topic(relation: Relation, known: Iterable[str]) -> str:
-    """What to tell of a name that is no topic."""
+    """Return the message for a name that is not a topic."""
     from klamm.spark.pipeline.problems import suggestion
 
     names = [name for name in known if not name.startswith("__")]
     if len(relation.parts) > 1 and relation.name in set(known):
-        return f"A topic's name with a dot goes into backticks: `{relation.name}`."
+        return f"Quote a topic name with a dot in backticks: `{relation.name}`."
     longer = sorted(name for name in names if name.startswith((f"{relation.name}-", f"{relation.name}.")))
     if longer:
-        return f"There is no topic {relation.name!r}. A name like `{longer[0]}` goes into backticks."
+        return f"There is no topic {relation.name!r}. Quote a name like `{longer[0]}` in backticks."
     return f"There is no topic {relation.name!r}.{suggestion(relation.name, names)}"
 
 
 def as_text(frame: DataFrame) -> DataFrame:
-    """Every column as text, nested ones as JSON: for tables and CSV."""
+    """Convert every column to text, nested ones to JSON: for tables and CSV."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
 
@@ -198,12 +198,12 @@ def as_text(frame: DataFrame) -> DataFrame:
         column = F.col(f"c{position}")
         nested = isinstance(field.dataType, StructType | ArrayType | MapType | VariantType)
         columns.append((F.to_json(column) if nested else column.cast("string")).alias(f"c{position}"))
-    # Two columns of a result may have one name, so they are numbered.
+    # Two columns of a result may share a name, so they are numbered.
     return frame.toDF(*(f"c{position}" for position in range(len(columns)))).select(*columns)
 
 
 def as_json(frame: DataFrame) -> DataFrame:
-    """One column with a JSON object a row; fields that are null are there."""
+    """Return one column with a JSON object per row; null fields are included."""
     from pyspark.sql import functions as F
 
     return frame.select(F.to_json(F.struct("*"), {"ignoreNullFields": "false"}))

@@ -1,4 +1,4 @@
-"""The offsets that a micro-batch read, so that two batches of one number can be told apart.
+"""The offsets that a micro-batch read. They distinguish two batches with the same number.
 
 Spark writes a batch's end offsets to the checkpoint before the batch runs, one line per source. The commit of a table
 keeps them together with the start, whatever the query does between source and table: the records that a batch reads
@@ -27,13 +27,13 @@ _SHOWN_OFFSETS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class BatchOffsets:
-    """One JSON value per source of the query: `{"topic": {"0": 42}}` for topics; None where it is not known."""
+    """One JSON value per source of the query: `{"topic": {"0": 42}}` for topics; None if unknown."""
 
     start: tuple[Any, ...]
     end: tuple[Any, ...]
 
     def to_metadata(self) -> dict[str, str]:
-        """The entries of the table's commit."""
+        """Return the entries of the table's commit."""
         return {START: _compact(self.start), END: _compact(self.end)}
 
     def is_same(self, other: BatchOffsets) -> bool:
@@ -41,7 +41,8 @@ class BatchOffsets:
         return _all_same(self.end, other.end) and _all_same(self.start, other.start)
 
     def starting_offsets(self) -> str | None:
-        """Where to go on after this batch, as option `startingOffsets`; None for several sources or a long text."""
+        """Return where to continue after this batch, as option `startingOffsets`; None for several sources or a long
+        text."""
         if len(self.end) != 1 or (parsed := _topics(self.end[0])) is None:
             return None
         text = to_json(parsed.offsets)
@@ -52,7 +53,7 @@ class BatchOffsets:
 
 
 def from_metadata(commit: Mapping[str, Any]) -> BatchOffsets | None:
-    """The offsets of a commit; None for commits of versions that did not store them."""
+    """Return the offsets of a commit; None for commits of versions that did not store them."""
     try:
         return BatchOffsets(tuple(json.loads(commit[START])), tuple(json.loads(commit[END])))
     except (KeyError, TypeError, ValueError):
@@ -60,7 +61,7 @@ def from_metadata(commit: Mapping[str, Any]) -> BatchOffsets | None:
 
 
 def batch_offsets(checkpoint: str | None, batch_id: int) -> BatchOffsets | None:
-    """The offsets of a batch as the query's checkpoint has them; None where the checkpoint cannot be read from here."""
+    """Return the offsets of a batch from the query's checkpoint; None if the checkpoint cannot be read from here."""
     root = local_path(checkpoint) if checkpoint else None
     if root is None or (end := _logged(root, batch_id)) is None:
         return None
@@ -71,7 +72,7 @@ def batch_offsets(checkpoint: str | None, batch_id: int) -> BatchOffsets | None:
 
 
 def _logged(root: Path, batch_id: int) -> tuple[Any, ...] | None:
-    """What Spark's offset log has for a batch: a version, the metadata, then one line per source."""
+    """Read an entry of Spark's offset log: a version, the metadata, then one line per source."""
     try:
         lines = (root / "offsets" / str(batch_id)).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -90,7 +91,7 @@ def _value(line: str) -> Any:
 
 
 def _start(before: Any, end: Any) -> Any:
-    """An end offset of klamm's own source names the start of partitions that the offset before does not."""
+    """An end offset of klamm's source holds the start of partitions that the previous offset lacks."""
     if (ended := _topics(end)) is None:
         return before
     began = _topics(before)
@@ -104,7 +105,7 @@ def _without_from(end: Any) -> Any:
 
 
 def _topics(value: Any) -> SourceOffset | None:
-    """An offset of a source that reads topics; None for any other."""
+    """Return the offset of a source of topics; None for any other."""
     try:
         return parse_source_offset(value) if isinstance(value, Mapping) else None
     except (KlammError, ValueError, TypeError):
@@ -130,7 +131,7 @@ def _compact(values: tuple[Any, ...]) -> str:
 
 
 def _shown(values: tuple[Any, ...]) -> str:
-    """The offsets in a sentence, shortened."""
+    """Return the offsets as short text for a message."""
     parts = []
     for value in values:
         parsed = _topics(value)

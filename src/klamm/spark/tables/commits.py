@@ -1,9 +1,10 @@
-"""Files into a Delta table, on the driver: one commit per batch, with the query's id, the batch's number and offsets.
+"""Commits files to a Delta table, on the driver: one commit per batch, with the query's id, the batch's number and
+offsets.
 
 Delta keeps the highest batch number of every application id. A batch of that number and with the same offsets was
 committed before, by a run that died before Spark knew: its files are removed again, and the table stays as it is. A
-batch of that number with other offsets comes from a checkpoint that is older than the table, and is refused: to take it
-for committed would lose its records.
+batch of that number with other offsets comes from a checkpoint that is older than the table. It is refused: treating it
+as committed would lose its records.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from klamm.spark.tables.existing import QUERY, CheckpointError, refuse_other_que
 from klamm.spark.tables.files import DATE_COLUMN, DataFile, remove, sync_log, sync_names
 
 _CONFLICTS: Final = 4
-"""How often a commit is tried again."""
+"""Number of retries of a commit."""
 _BATCH: Final = "klamm.batch.id"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOfFiles:
-    """What the tasks of one batch wrote for one table. Without `app_id` the commit is not recognised again.
+    """The files that the tasks of one batch wrote for one table. Without `app_id` a repeated commit is not recognised.
 
     Without `append_to_existing` the first commit of a query is refused where other queries have written the table.
-    `is_part`: another table gets the rest of the batch, later. That this one has the batch says nothing of the other.
+    `is_part`: another table gets the rest of the batch later, so this commit does not prove the other one.
     """
 
     schema: pa.Schema
@@ -51,16 +52,16 @@ class BatchOfFiles:
 
 
 def commit(path: Path, batch: BatchOfFiles) -> bool:
-    """Commits the files and creates the table if need be. False when the batch was committed before.
+    """Commit the files and create the table if necessary. Returns False if the batch was committed before.
 
-    A commit that meets another one, such as one that adds a column, is tried again where it is known by its batch.
+    A commit that conflicts with another one, such as an added column, is retried if its batch identifies it.
     """
     for _ in range(_CONFLICTS if batch.app_id is not None else 0):
         try:
             return _commit(path, batch)
         except CommitFailedError:
             if is_committed(DeltaTable(str(path)), batch):
-                # Somebody with this checkpoint was faster, or this commit did come through: its files must stay.
+                # Another run with this checkpoint was faster, or this commit succeeded after all: its files must stay.
                 return False
     return _commit(path, batch)
 
@@ -77,7 +78,7 @@ def _commit(path: Path, batch: BatchOfFiles) -> bool:
             return False
         evolve(table, batch.schema, batch.is_partitioned)
     except KlammError:
-        remove(path, list(batch.files))  # refused, so nobody has committed them
+        remove(path, list(batch.files))  # refused, so they are not committed
         raise
     if batch.files or batch.overwrite:
         table.create_write_transaction(
@@ -107,7 +108,7 @@ def create(path: Path, batch: BatchOfFiles) -> None:
 
 
 def check(path: Path, batch: BatchOfFiles) -> None:
-    """Raises CheckpointError for a batch that `commit` would refuse."""
+    """Raise CheckpointError for a batch that `commit` would refuse."""
     if batch.app_id is not None and DeltaTable.is_deltatable(str(path)):
         _is_new(DeltaTable(str(path)), path, batch)
 
@@ -123,9 +124,9 @@ def _is_new(table: DeltaTable, path: Path, batch: BatchOfFiles) -> bool:
 
 
 def is_committed(table: DeltaTable, batch: BatchOfFiles) -> bool:
-    """Whether the table has this batch. CheckpointError when it has later ones, or other records under this number.
+    """Whether the table has this batch. Raises CheckpointError if it has later ones, or other records with this number.
 
-    A commit without offsets, of an older version or cleaned out of the table's log, is known by its number alone.
+    A commit without offsets (older version, or removed from the table's log) is identified by its number alone.
     """
     version = table.transaction_version(batch.app_id) if batch.app_id is not None else None
     if version is None or version < batch.batch_id:
@@ -135,7 +136,7 @@ def is_committed(table: DeltaTable, batch: BatchOfFiles) -> bool:
     name = local_path(table.table_uri)
     if version > batch.batch_id:
         raise CheckpointError(
-            f"The table {name} has batch {version} of this query already, and the checkpoint goes on with batch "
+            f"The table {name} has batch {version} of this query already, and the checkpoint continues with batch "
             f"{batch.batch_id}: it is older than the table. {way_out}"
         )
     if known is not None and batch.offsets is not None and not known.is_same(batch.offsets):
@@ -153,18 +154,18 @@ def _committed_offsets(table: DeltaTable, batch: BatchOfFiles, version: int) -> 
 
 
 def _way_out(known: BatchOffsets | None) -> str:
-    """What to do about a checkpoint that is older than its table, without losing or repeating records if possible."""
-    advice = "Put the newer checkpoint back, or begin with a new checkpoint and a new table"
+    """Return the remedy for a checkpoint older than its table, without losing or repeating records if possible."""
+    advice = "Restore the newer checkpoint, or start with a new checkpoint and a new table"
     if known is None or (offsets := known.starting_offsets()) is None:
         return f"{advice}."
     return (
-        f"{advice}. A query without state can go on in this table: with a new checkpoint, startingOffsets "
+        f"{advice}. A query without state can continue in this table: with a new checkpoint, startingOffsets "
         f"'{offsets}' and append_to_existing."
     )
 
 
 def evolve(table: DeltaTable, schema: pa.Schema, is_partitioned: bool) -> list[str]:
-    """Adds the columns that the table does not have; returns their names. Any other difference is an error."""
+    """Add the columns that the table lacks and return their names. Any other difference is an error."""
     wanted = delta_schema(schema, is_partitioned)
     found = [*table.metadata().partition_columns]
     if found != _partition_by(is_partitioned):
@@ -174,7 +175,7 @@ def evolve(table: DeltaTable, schema: pa.Schema, is_partitioned: bool) -> list[s
         if field.name in types and types[field.name] != _type(field):
             raise KlammError(
                 f"Column {field.name!r} is {_shown(types[field.name])} in the table and {_shown(_type(field))} in the "
-                "rows: a table takes added columns, and no others."
+                "rows: a table accepts only added columns."
             )
     added = [field for field in wanted.fields if field.name not in types]
     by_lower = {name.lower(): name for name in types}
@@ -191,7 +192,7 @@ def delta_schema(schema: pa.Schema, is_partitioned: bool) -> Schema:
     seen: dict[str, str] = {}
     for name in schema.names:
         if (other := seen.setdefault(name.lower(), name)) != name:
-            raise KlammError(f"Columns {other!r} and {name!r} differ in case only: a table cannot tell them apart.")
+            raise KlammError(f"Columns {other!r} and {name!r} differ in case only: a table does not distinguish them.")
     if is_partitioned:
         schema = schema.append(pa.field(DATE_COLUMN, pa.date32()))
     try:

@@ -1,4 +1,4 @@
-"""What a table is made from, kept beside it in `_klamm/table.json`: the topic, the format and schema of its values.
+"""The definition of a table, stored in `_klamm/table.json`: the topic, the format and the schema of its values.
 
 With the checkpoint in `_klamm/checkpoint`, the directory of a table is all that `klamm table sync` needs.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DIRECTORY: Final = "_klamm"
-"""Vacuum and readers of the table leave alone what begins with an underscore."""
+"""Vacuum and readers of the table ignore names that begin with an underscore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class TableDefinition:
     starting_offsets: str = "earliest"
 
     def columns(self) -> pa.Schema:
-        """The table's columns. Raises KlammError for a schema that cannot be used."""
+        """Return the table's columns. Raises KlammError for an unusable schema."""
         import pyarrow as pa
 
         from klamm.spark.decode.formats import decoder
@@ -65,7 +65,7 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def load_definition(path: Path) -> TableDefinition:
-    """Raises KlammError where there is no definition, or one that cannot be read."""
+    """Read the definition. Raises KlammError if it is missing or unreadable."""
     place = path / DIRECTORY / "table.json"
     try:
         given: Any = json.loads(place.read_text(encoding="utf-8"))
@@ -75,15 +75,15 @@ def load_definition(path: Path) -> TableDefinition:
             raise KlammError(
                 f"The table at {path} was not made by `klamm table create`: its pipeline or program writes it."
             ) from None
-        raise KlammError(f"There is no table at {path}: `klamm table create` makes one.") from None
+        raise KlammError(f"There is no table at {path}: create it with `klamm table create`.") from None
     except (OSError, ValueError, TypeError) as error:
         raise KlammError(f"The definition {place} cannot be read: {error}.") from None
 
 
 def create_table(path: Path, definition: TableDefinition) -> list[str]:
-    """Makes the table and keeps its definition. Returns the columns that were added to one that was there before.
+    """Create the table and store its definition. Returns the columns that were added to an existing table.
 
-    A table that is there already takes the same definition with added columns, and no other.
+    An existing table accepts only the same definition with added columns.
     """
     from klamm.spark.source.read_options import parse_read_options
     from klamm.spark.tables.commits import BatchOfFiles, create, evolve
@@ -120,7 +120,7 @@ def _check_same(before: TableDefinition, now: TableDefinition) -> None:
     for field in dataclasses.fields(TableDefinition):
         old, new = getattr(before, field.name), getattr(now, field.name)
         if field.name not in changing and old != new:
-            raise KlammError(f"The table is there already, with {field.name} {old!r}, not {new!r}.")
+            raise KlammError(f"The table exists already, with {field.name} {old!r}, not {new!r}.")
 
 
 def _save(path: Path, definition: TableDefinition) -> None:

@@ -51,7 +51,7 @@ class TableOptions:
 
 
 def parse_options(options: Mapping[str, str]) -> TableOptions:
-    """Raises KlammError with the name of an option that is missing or wrong."""
+    """Parse the options. Raises KlammError and names a missing or wrong option."""
     given = {name.lower(): value for name, value in options.items()}
     if not given.get("path", "").strip():
         raise KlammError("Option 'path' must be specified: the directory of the table.")
@@ -71,7 +71,7 @@ def parse_options(options: Mapping[str, str]) -> TableOptions:
 
 
 def check_apart(table: Path, other: Path, what: str) -> None:
-    """Raises KlammError when `other` is in the directory of a table, where vacuum would remove its files."""
+    """Raise KlammError if `other` is in the directory of a table, where vacuum would remove its files."""
     if other == table or (table in other.parents and not other.relative_to(table).parts[0].startswith(("_", "."))):
         raise KlammError(f"{what} cannot be in {table}, at {other}: vacuum would remove its files.")
 
@@ -81,7 +81,7 @@ def default_bad_path(path: Path) -> Path:
 
 
 def local_path(text: str) -> Path:
-    """The directory, absolute. Every executor writes there: on a cluster it must be a file system that all share."""
+    """Return the absolute directory. Every executor writes there: on a cluster it must be a shared file system."""
     parts = urlsplit(text)
     if parts.scheme not in ("", "file"):
         raise KlammError(f"The table {text!r} is not a directory: {parts.scheme}:// is not supported.")
@@ -90,7 +90,7 @@ def local_path(text: str) -> Path:
 
 def _count(text: str) -> int:
     if not text.strip().isdecimal():
-        raise KlammError(f"Option 'compactEvery' is a number of batches, or 0 for never, not {text!r}.")
+        raise KlammError(f"Option 'compactEvery' must be a number of batches, or 0 for never, not {text!r}.")
     return int(text)
 
 
@@ -143,7 +143,7 @@ class TableLayout:
         if column is None:
             return
         if DATE_COLUMN in self.arrow.names:
-            raise KlammError(f"The rows have a column {DATE_COLUMN}: that name is taken by the partition.")
+            raise KlammError(f"The rows have a column {DATE_COLUMN}: the partition column uses that name.")
         if column not in self.rows.names:
             raise KlammError(f"Option 'partitionByDate': there is no column {column!r}.")
         kind = self.rows.field(column).type
@@ -162,7 +162,7 @@ class TableLayout:
         return good, batch.filter(pc.is_valid(errors)).select(self.bad.names)
 
     def write(self, batches: Iterator[pa.RecordBatch], query_id: str | None) -> Written:
-        """What a task does with its rows."""
+        """Writes the rows of a task."""
         good = ParquetFiles(self.options.path, self.options.date_column)
         bad = ParquetFiles(self.options.bad_path, None)
         try:
@@ -179,7 +179,7 @@ class TableLayout:
             raise
 
     def commit(self, messages: list[Any], batch_id: int = 0) -> None:
-        """What the driver does with the files of all tasks: bad records first, so that the table tells of both."""
+        """Commits the files of all tasks on the driver: bad records first, so that the table's commit implies both."""
         from klamm.spark.tables.commits import check, commit
 
         good, bad = self.batches(messages, batch_id)
@@ -194,7 +194,7 @@ class TableLayout:
         commit(self.options.path, good)
 
     def batches(self, messages: list[Any], batch_id: int) -> tuple[BatchOfFiles, BatchOfFiles]:
-        """What all tasks wrote, for the table and for the table of bad records."""
+        """Return the files of all tasks, for the table and for the table of bad records."""
         from klamm.spark.tables.batch_offsets import batch_offsets
         from klamm.spark.tables.commits import BatchOfFiles
 
@@ -223,10 +223,10 @@ class TableLayout:
         return good, bad
 
     def abort(self, messages: list[Any]) -> None:
-        """Removes the files of a job whose tasks did not all end well; a task that did not has no message.
+        """Remove the files of a job with a failed task; a failed task has no message.
 
-        With all messages there the commit itself failed or was broken off. Some of it may have come through, so the
-        files stay: the tables have them, or vacuum removes them.
+        If all messages are present, the commit itself failed or was interrupted. It may have succeeded partly, so the
+        files stay: the tables contain them, or vacuum removes them.
         """
         if None not in messages:
             return
@@ -237,7 +237,7 @@ class TableLayout:
 
 
 class DeltaWriter(DataSourceArrowWriter):
-    """`df.write.format("klamm_delta")`: one commit; a job that is run again is another one."""
+    """`df.write.format("klamm_delta")`: one commit; a repeated job commits again."""
 
     def __init__(self, layout: TableLayout) -> None:
         self._layout = layout
@@ -253,7 +253,7 @@ class DeltaWriter(DataSourceArrowWriter):
 
 
 class DeltaStreamWriter(DataSourceStreamArrowWriter):
-    """A commit a batch, known by the query's id and the batch's number."""
+    """One commit per batch, identified by the query's id and the batch's number."""
 
     def __init__(self, layout: TableLayout) -> None:
         self._layout = layout
@@ -271,7 +271,7 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
         self._layout.abort(messages)
 
     def _compact(self, batch_id: int) -> None:
-        """Merges small files every so often. The batch is committed: that this fails must not make it fail."""
+        """Merge small files periodically. The batch is already committed, so a failure here must not fail it."""
         every = self._layout.options.compact_every
         if not every or (batch_id + 1) % every:
             return
@@ -284,11 +284,11 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
 
 
 def query_id() -> str:
-    """The id of the streaming query that this task belongs to; it stays the same over restarts from a checkpoint."""
+    """Return the id of the streaming query of this task; it stays the same across restarts from a checkpoint."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     found = context.getLocalProperty(_QUERY_ID) if context is not None else None
     if found is None:
-        raise KlammError("Spark did not tell which streaming query this task belongs to: nothing can be exactly once.")
+        raise KlammError("Spark did not name the streaming query of this task: exactly once is impossible.")
     return found

@@ -1,4 +1,4 @@
-"""Whether a table has rows of another query: one that starts from nothing would write their records a second time."""
+"""Detects a table with rows of another query: a query without a checkpoint would write their records again."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ QUERY: Final = "klamm.query.id"
 """The entry of a commit that names the streaming query."""
 _MARK: Final = "klamm-append-to-existing"
 _ASK: Final = (
-    "Restore the checkpoint, or write to a new table. To append all the same, pass --append-to-existing, or set "
+    "Restore the checkpoint, or write to a new table. To append anyway, pass --append-to-existing, or set "
     "append_to_existing of the sink."
 )
 
 
 class CheckpointError(KlammError):
-    """The checkpoint of a query does not fit its table: records would be lost or written twice."""
+    """The checkpoint of a query does not match its table: records would be lost or written twice."""
 
 
 def refuse_new_query(path: Path, checkpoint: str | Path) -> None:
-    """Refuses a query without a checkpoint whose table has rows of another query. CheckpointError says what to do."""
+    """Refuse a query without a checkpoint if its table has rows of another query. Raises CheckpointError with the
+    remedy."""
     from deltalake import DeltaTable
 
     if has_begun(checkpoint) or not DeltaTable.is_deltatable(str(path)):
         return
     if queries_of(DeltaTable(str(path))):
         raise CheckpointError(
-            f"The table {path} has rows of a streaming query, and the checkpoint {checkpoint} is gone or new: "
+            f"The table {path} has rows of a streaming query, and the checkpoint {checkpoint} is missing or new: "
             f"the query would write every record again. {_ASK}"
         )
 
 
 def refuse_other_queries(table: DeltaTable, path: Path, query_id: str) -> None:
-    """Refuses the first commit of a query into a table that other queries have written."""
+    """Refuse the first commit of a query into a table that other queries have written."""
     if others := queries_of(table) - {query_id}:
         raise CheckpointError(
             f"The table {path} has rows of another streaming query, {min(others)}, and none of this one, {query_id}: "
@@ -48,7 +49,7 @@ def refuse_other_queries(table: DeltaTable, path: Path, query_id: str) -> None:
 
 
 def queries_of(table: DeltaTable) -> set[str]:
-    """The streaming queries that have written the table, from its log and the checkpoint of that log."""
+    """Return the streaming queries that have written the table, from its log and the checkpoint of that log."""
     found = {str(commit[QUERY]) for commit in table.history() if QUERY in commit}
     return found | _queries_in_checkpoint(local_path(table.table_uri))
 
@@ -69,13 +70,13 @@ def _queries_in_checkpoint(root: Path | None) -> set[str]:
 
 
 def has_begun(checkpoint: str | Path) -> bool:
-    """Whether a query has started from this checkpoint. Elsewhere than on this machine that is not known: then True."""
+    """Whether a query has started from this checkpoint. True if the checkpoint is not on this machine."""
     root = local_path(str(checkpoint))
     return root is None or (root / "metadata").exists()
 
 
 def allow_append(checkpoint: Path) -> None:
-    """Notes in a checkpoint that was reset that its query shall write everything again."""
+    """Record in a reset checkpoint that its query shall write everything again."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / _MARK).touch()
 
@@ -86,6 +87,6 @@ def is_reset(checkpoint: Path) -> bool:
 
 
 def may_append(checkpoint: str | Path) -> bool:
-    """Whether `allow_append` was called for this checkpoint; the note goes when the checkpoint is deleted."""
+    """Whether `allow_append` was called for this checkpoint; deleting the checkpoint deletes the note."""
     root = local_path(str(checkpoint))
     return root is not None and (root / _MARK).exists()

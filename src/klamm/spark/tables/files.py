@@ -1,8 +1,8 @@
-"""Rows into Parquet files, on the executor: few files, row groups of some size, one directory a date.
+"""Writes rows to Parquet files, on the executor: few files, large row groups, one directory per date.
 
-What is written here is not part of the table before the driver commits it; a task that fails removes its files, and
-those of a process that was killed are removed by vacuum. Files are on the disk, not only in the system's memory, when a
-task ends: a commit that survives a power failure must not name files that did not.
+Files are not part of the table before the driver commits them. A failing task removes its files; vacuum removes those
+of killed processes. Files are synced to disk when a task ends: a commit that survives a power failure must not name
+lost files.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ DATE_COLUMN: Final = "_date"
 TARGET_FILE_BYTES: Final = 128 << 20
 ROW_GROUP_BYTES: Final = 32 << 20
 MAX_OPEN_FILES: Final = 16
-"""A task that meets more dates at a time closes the file it opened first, and may open another for that date."""
+"""With more dates than this, a task closes the file that it opened first, and may open another for that date."""
 
 _NO_SYNC_OF_NAMES: Final = frozenset([errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM])
-"""Some shared file systems sync no directories, and a directory above the table may not be ours to open."""
+"""Some shared file systems cannot sync directories, and a directory above the table may not be accessible."""
 _NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
 _FIRST_US: Final = -62_135_596_800_000_000
 _END_US: Final = 253_402_300_800_000_000
@@ -45,7 +45,7 @@ class DataFile:
 
 
 class ParquetFiles:
-    """The files that one task writes for one table. `date_column` names a timestamp or date to partition by."""
+    """The files of one task for one table. `date_column` names a timestamp or date to partition by."""
 
     def __init__(self, root: Path, date_column: str | None) -> None:
         self._root = root
@@ -68,7 +68,7 @@ class ParquetFiles:
         return self._done
 
     def discard(self) -> None:
-        """Removes everything that was written."""
+        """Remove everything that was written."""
         for file in self._open.values():
             file.abandon()
         remove(self._root, self._done)
@@ -95,7 +95,8 @@ class ParquetFiles:
 
 
 def _days(times: pa.Array) -> pa.Array:
-    """The day of each, as text; null outside of the years 1 to 9999, which no reader of partitions understands."""
+    """Return the day of each value as text; null outside of the years 1 to 9999, which partition readers do not
+    support."""
     days = times.cast(pa.timestamp("us")) if pa.types.is_date(times.type) else times
     moments = days.cast(pa.int64())
     known = pc.and_(pc.greater_equal(moments, _FIRST_US), pc.less(moments, _END_US))
@@ -149,7 +150,7 @@ class _OpenFile:
 
 
 def sync(*files: Path) -> None:
-    """Waits until these files are on the disk."""
+    """Wait until these files are on disk."""
     for file in files:
         fd = os.open(file, os.O_RDONLY)
         try:
@@ -159,7 +160,7 @@ def sync(*files: Path) -> None:
 
 
 def sync_names(*directories: Path) -> None:
-    """Waits until the names in these directories are on the disk, where the file system can do that."""
+    """Wait until the entries of these directories are on disk, if the file system supports it."""
     for directory in directories:
         try:
             sync(directory)
@@ -169,7 +170,7 @@ def sync_names(*directories: Path) -> None:
 
 
 def sync_log(path: Path, first: int, last: int) -> None:
-    """Waits until these commits are on the disk: Spark counts the batch as done when this returns."""
+    """Wait until these commits are on disk: Spark counts the batch as done when this returns."""
     log = path / "_delta_log"
     if first <= last:
         sync(*(log / f"{version:020}.json" for version in range(first, last + 1)))
@@ -177,7 +178,7 @@ def sync_log(path: Path, first: int, last: int) -> None:
 
 
 def remove(root: Path, files: list[DataFile]) -> None:
-    """Removes files that will not become part of the table."""
+    """Remove files that will not become part of the table."""
     for file in files:
         with contextlib.suppress(OSError):
             os.unlink(root / file.path)

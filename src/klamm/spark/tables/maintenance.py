@@ -1,4 +1,4 @@
-"""What a table needs now and then: small files merged, files that nobody needs removed, and its history told."""
+"""Maintenance of a table: merging small files, removing unused files, listing its history."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from klamm.spark.tables.files import sync, sync_log, sync_names
 from klamm.spark.tables.read import file_names, open_table
 
 RETENTION_HOURS: Final = 168
-"""Delta's own: a reader that started before a compaction, or a task that still writes, has a week to end."""
+"""Delta's default: readers that started before a compaction, and running tasks, have a week to finish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Compacted:
 
 
 def compact(path: str | Path, target_bytes: int | None = None) -> Compacted:
-    """Merges files below the target size, within each date. The old ones stay for readers until vacuum."""
+    """Merge files below the target size, within each date. The old ones stay for readers until vacuum."""
     table, place = open_table(path), local_path(str(path))
     before, version = set(file_names(table)), table.version()
     metrics = table.optimize.compact(target_size=target_bytes)
@@ -37,14 +37,14 @@ def compact(path: str | Path, target_bytes: int | None = None) -> Compacted:
 def vacuum(
     path: str | Path, *, retention_hours: int = RETENTION_HOURS, dry_run: bool = False, force: bool = False
 ) -> list[str]:
-    """Removes files that no version younger than the retention needs, and those that killed tasks left behind.
+    """Remove files that no version younger than the retention needs, and files of killed tasks.
 
     Returns their names. Less than a week is refused without `force`: a reader or a running batch may need them.
     """
     if retention_hours < RETENTION_HOURS and not force:
         raise KlammError(
             f"A retention of {retention_hours} h is less than {RETENTION_HOURS} h: files that running queries and "
-            "readers need could go. Stop them and use force to do it all the same."
+            "readers need could be removed. Stop them, then pass force."
         )
     return list(
         open_table(path).vacuum(retention_hours, dry_run=dry_run, enforce_retention_duration=not force, full=True)
@@ -52,5 +52,5 @@ def vacuum(
 
 
 def history(path: str | Path, limit: int | None = None) -> list[dict[str, Any]]:
-    """The commits of the table, newest first."""
+    """Return the commits of the table, newest first."""
     return list(open_table(path).history(limit))

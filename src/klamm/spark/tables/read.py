@@ -1,4 +1,4 @@
-"""A table back as a DataFrame: the files of one version, read by Spark's own Parquet reader."""
+"""Reads a table as a DataFrame: the files of one version, with Spark's own Parquet reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def open_table(path: str | Path, version: int | None = None) -> DeltaTable:
-    """Raises KlammError where there is no table, or not this version of it."""
+    """Open a table. Raises KlammError if the table or this version does not exist."""
     try:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
@@ -31,7 +31,7 @@ def open_table(path: str | Path, version: int | None = None) -> DeltaTable:
 
 
 def table_files(path: str | Path, version: int | None = None) -> list[str]:
-    """The Parquet files that are the table, for readers that know nothing of Delta."""
+    """Return the table's Parquet files, for readers without Delta support."""
     place = local_path(str(path))
     return [str(place / name) for name in file_names(open_table(path, version))]
 
@@ -41,7 +41,7 @@ def file_names(found: DeltaTable) -> list[str]:
 
 
 def row_count(path: str | Path) -> int | None:
-    """How many rows the table has, as its log says: 0 where there is no table, None where it does not say."""
+    """Return the number of rows from the table's log: 0 without a table, None if the log has no count."""
     from deltalake import DeltaTable
 
     if not DeltaTable.is_deltatable(str(local_path(str(path)))):
@@ -51,7 +51,7 @@ def row_count(path: str | Path) -> int | None:
 
 
 def table(spark: SparkSession, path: str | Path, version: int | None = None) -> DataFrame:
-    """The rows of the table as it is now, or as it was at `version`. Columns that older files lack are null."""
+    """Return the rows of the table now or at `version`. Columns that older files lack are null."""
     from pyspark.sql.types import StructType
 
     found = open_table(path, version)

@@ -1,4 +1,4 @@
-"""A defined table brought up to its topic: everything that is there, or again and again."""
+"""Brings a defined table up to date with its topic, once or continuously."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def sync(
     append_to_existing: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> StreamingQuery:
-    """Starts the query that goes on where the last sync of this table ended. `options` are those of the reading.
+    """Start the query that continues where the last sync of this table ended. `options` are read options.
 
-    Without its checkpoint a query would begin anew, under another id: refused unless `append_to_existing`.
+    Without its checkpoint a query would start over with another id: refused unless `append_to_existing`.
     """
     definition = load_definition(path)
     frame = _frame(spark, definition, bootstrap_servers or definition.bootstrap_servers, options or {})

@@ -1,4 +1,4 @@
-"""`to_table`: a streaming DataFrame into a table."""
+"""`to_table`: writes a streaming DataFrame to a table."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def to_table(
     name: str | None = None,
     **options: object,
 ) -> StreamingQuery:
-    """Starts a query that writes a streaming DataFrame into the table at `path`, exactly once; makes it if need be.
+    """Start a query that writes a streaming DataFrame to the table at `path`, exactly once; creates it if necessary.
 
-    Rows with a text in `_error` go to the table `bad_records` (`<path>_bad` if not said). `partition_by_date` names
-    the timestamp whose day, in UTC, becomes the partition `_date`; True is the record's own, `_timestamp`. Every
+    Rows with a text in `_error` go to the table `bad_records` (default: `<path>_bad`). `partition_by_date` names the
+    timestamp whose day, in UTC, becomes the partition `_date`; True is the record's own, `_timestamp`. Every
     `compact_every` batches small files are merged; 0 is never. `format="parquet"` is Spark's own file sink: exactly
-    once only for those who read it with Spark, and wrong rows stay among the others.
+    once only for readers that use Spark, and wrong rows are not separated.
 
-    A Delta table that another query has written is refused where the checkpoint is new, because every record could be
-    there twice; `append_to_existing` appends all the same.
+    With a new checkpoint, a Delta table that another query has written is refused, because records could be duplicated;
+    `append_to_existing` appends anyway.
     """
     if not df.isStreaming:
-        raise KlammError(f'to_table() wants a streaming DataFrame; a batch is df.write.format("{delta.NAME}").')
+        raise KlammError(f'to_table() requires a streaming DataFrame; a batch is df.write.format("{delta.NAME}").')
     if format not in FORMATS:
         raise KlammError(f"{format!r} is not a format of tables: expected {' or '.join(FORMATS)}.")
     if mode not in ("append", "complete"):
-        raise KlammError(f"Output mode {mode!r}: a table takes append, or complete, which replaces it in every batch.")
+        raise KlammError(f"Output mode {mode!r}: use append, or complete, which replaces the table in every batch.")
     date_column = "_timestamp" if partition_by_date is True else partition_by_date or None
     if format == "parquet":
         if bad_records is not None or mode != "append":
@@ -74,10 +74,10 @@ def to_table(
 
 
 def register_tables(spark: Any) -> None:
-    """Makes `format("klamm_delta")` known to the session.
+    """Register `format("klamm_delta")` with the session.
 
-    Spark looks for such formats in the session that is active in the JVM's thread. Of a new Python thread, and after a
-    Ctrl-C that broke a call off, there is none.
+    Spark looks for such formats in the active session of the JVM's thread. A new Python thread has none, and neither
+    has one whose call was interrupted by Ctrl-C.
     """
     spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
     if not spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists(delta.NAME):
