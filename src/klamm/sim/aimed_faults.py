@@ -1,6 +1,6 @@
-"""Faults that random ones meet too seldom: each waits for its moment, looking into the brokers, and then strikes.
+"""Faults that random choice hits too rarely: each waits for its moment by inspecting the brokers, then strikes.
 
-Some seeds begin with one of them, while the cluster is well; `counts` tells whether the moment came.
+Some seeds begin with one of them, while the cluster is healthy; `counts` shows whether the moment came.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from klamm.zk.model.ops import Delete
 T = TypeVar("T")
 LOOK_S: Final = 0.001
 MOMENT_S: Final = 5.0
-"""How long the moment is waited for."""
+"""Maximum wait for the moment."""
 SHORT_S: Final = 1.0
-"""Shorter than a follower may lag: nobody leaves an ISR because of it."""
+"""Shorter than the allowed lag of a follower: no ISR shrinks because of it."""
 CUT_S: Final = 4.0
 LATE_S: Final = 3.5
-"""Long enough for a broker to be a replica again, in sync."""
+"""Long enough for a broker to be an in-sync replica again."""
 AWAY_S: Final = 3.0
 """Longer than a session."""
 
@@ -44,7 +44,8 @@ class AimedFaults:
 
     @staticmethod
     def kind_of(seed: int) -> str | None:
-        """The kind is the seed's: most have none. Of the latter, followers must learn high watermarks late."""
+        """The seed selects the kind; most seeds have none. For the last kind, followers must learn high watermarks
+        late."""
         if seed % 8 in (2, 4):
             return {10: "damaged disk", 12: "staggered power failure"}.get(seed % 16)
         return {
@@ -67,7 +68,7 @@ class AimedFaults:
             self._cluster.counts[kind] += 1
 
     async def _delete_registration(self) -> bool:
-        """Somebody deletes the znode of a running broker: it must be back without the end of its session."""
+        """The znode of a running broker is deleted: it must be registered again without a session expiry."""
         zookeeper = self._cluster.zookeeper
         node = self._cluster.rng.choice(list(self._cluster.nodes.values()))
         path = paths.broker_path(node.id)
@@ -85,7 +86,7 @@ class AimedFaults:
         return True
 
     async def _leave_coordinator_alone(self) -> bool:
-        """The group's coordinator dies with what it has written and no follower has got."""
+        """The group's coordinator dies with records that no follower has."""
         nodes = self._cluster.nodes.values()
         found = await self._moment(self._coordinator)
         if found is None:
@@ -96,7 +97,7 @@ class AimedFaults:
         end = _end(partition)
         if await self._moment(lambda: _end(partition) > end or None, SHORT_S) is None:
             return False
-        await asyncio.sleep(0.1)  # whoever is answered too early hears of it
+        await asyncio.sleep(0.1)  # a client that was answered too early notices it
         self._kill_for_a_while(leader)
         return True
 
@@ -112,9 +113,9 @@ class AimedFaults:
         return None
 
     async def _lose_leader(self) -> bool:
-        """A follower is told a new epoch while it does not know yet that its last record is committed; then it leads.
+        """A follower receives a new epoch before it knows that its last record is committed; then it leads.
 
-        It must not throw the record away, though it cannot ask its leader.
+        It must keep the record, although it cannot ask its leader.
         """
         found = await self._moment(self._late_follower)
         if found is None:
@@ -150,9 +151,9 @@ class AimedFaults:
         return None
 
     async def _overtake_deletion(self) -> bool:
-        """A replica is moved away and back, and only then comes the first request to delete it.
+        """A replica is moved away and back, and only then the first request to delete it arrives.
 
-        Its controller has given that one up and repeated it, over another connection.
+        Its controller has given up that request and repeated it over another connection.
         """
         found = await self._moment(self._follower_in_sync)
         if found is None:
@@ -194,7 +195,7 @@ class AimedFaults:
     # --- helpers ---------------------------------------------------------------------------------------------------
 
     async def _moment(self, look: Callable[[], T | None], longest_s: float = MOMENT_S) -> T | None:
-        """What `look` finds first; None when it finds nothing."""
+        """Return the first result of `look`; None if there is none."""
         until_s = self._cluster.loop.time() + longest_s
         while (found := look()) is None and self._cluster.loop.time() < until_s:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(LOOK_S)

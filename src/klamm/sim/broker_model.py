@@ -1,4 +1,4 @@
-"""What a broker does with control requests, by Kafka's rules of epochs: enough to see what a controller causes.
+"""A broker's reaction to control requests, by Kafka's epoch rules: enough to observe a controller's effects.
 
 Memory (epochs seen, cache, partitions) is lost with the process; logs stay on the disk. The metadata cache is the real
 one.
@@ -49,11 +49,11 @@ class Hosted:
     controller_epoch: int
     topic_id: UUID
     pending_isr: tuple[int, ...] | None = None
-    """What its leader has proposed and nobody has decided yet."""
+    """The leader's proposal that is not decided yet."""
     waits_for_controller: bool = False
-    """The controller knows better: its next LeaderAndIsr settles what is pending."""
+    """The controller has newer state: its next LeaderAndIsr settles the pending proposal."""
     fetched: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of a leader, by follower: up to where it has fetched, and as which incarnation."""
+    """For a leader: each follower's fetch position and incarnation."""
 
 
 @dataclass(slots=True)
@@ -63,25 +63,25 @@ class Disk:
     logs: dict[TopicPartition, UUID] = field(default_factory=dict)
     dirs: dict[TopicPartition, int] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)
-    """Directories that failed: what is in them cannot be reached until the process is started anew."""
+    """Failed directories: their content is unreachable until the process restarts."""
     records: dict[TopicPartition, list[Record]] = field(default_factory=dict)
     flushed: dict[TopicPartition, int] = field(default_factory=dict)
-    """Up to where each log survives a loss of power."""
+    """End of the flushed part of each log, which survives a power loss."""
     is_marked_clean: bool = True
-    """Whether the mark of a clean shutdown is there. A disk that was never used has nothing to lose."""
+    """Whether the clean-shutdown marker exists. An unused disk has nothing to lose."""
 
     def flush(self) -> None:
         self.flushed = {tp: len(log) for tp, log in self.records.items()}
 
     def lose_power(self, rng: Random) -> None:
-        """Of what was not flushed some is gone; sometimes a disk comes back empty."""
+        """Some unflushed data is lost; sometimes a disk comes back empty."""
         is_empty = rng.random() < 0.05
         for tp, log in self.records.items():
             del log[0 if is_empty else rng.randint(self.flushed.get(tp, 0), len(log)) :]
         self.flush()
 
     def create(self, tp: TopicPartition, topic_id: UUID) -> None:
-        """A new log goes where the fewest are."""
+        """A new log goes to the directory with the fewest logs."""
         counts = {d: 0 for d in range(LOG_DIRS) if d not in self.broken}
         for used in self.dirs.values():
             if used in counts:
@@ -120,7 +120,7 @@ class BrokerModel:
         self.has_stop_epochs = stop_epochs
 
     def copy(self) -> BrokerModel:
-        """Another that knows and hosts the same; neither notices what becomes of the other."""
+        """Return an independent copy with the same knowledge and logs."""
         records = {tp: list(log) for tp, log in self.disk.records.items()}
         disk = Disk(dict(self.disk.logs), dict(self.disk.dirs), set(self.disk.broken), records)
         twin = BrokerModel(self.id, disk, self._on_leader, stop_epochs=self.has_stop_epochs)
@@ -143,7 +143,7 @@ class BrokerModel:
         return {state.topic_partition: state for topic in topics.values() for state in topic.partitions.values()}
 
     def fail_log_dir(self, log_dir: int) -> None:
-        """The directory is gone for this process, with everything in it."""
+        """The directory and its content are lost for this process."""
         self.disk.broken.add(log_dir)
         for tp, used in self.disk.dirs.items():
             if used == log_dir:
@@ -260,7 +260,7 @@ _converted: dict[tuple[int, int], tuple[UpdateMetadataBody, tuple[TopicUpdate, .
 
 
 def _topics_of(body: UpdateMetadataBody, head: RequestHead) -> tuple[TopicUpdate, ...]:
-    """A body is told more than once: it is converted once a broker. It is kept, so its id is nobody else's."""
+    """A body is delivered several times and converted once per broker. It is kept alive, so its id stays unique."""
     key = (id(body), head.broker_epoch)
     known = _converted.get(key)
     if known is None:

@@ -19,7 +19,7 @@ RETRY_MS = 100
 
 
 class Channel:
-    """From one controller to one broker, whatever incarnation of it answers. Closed: nothing more is sent."""
+    """From one controller to one broker, in any incarnation. After close nothing more is sent."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class Channel:
         self._twins = DeliveryTwins(target, stop_epochs=has_stop_epochs)
         self._in_flight: ControlRequest | None = None
         self.endpoints = endpoints
-        """Where the broker is sought: the next attempt goes there."""
+        """Address of the broker for the next attempt."""
         self.closed = False
         self.broker_epoch: int | None = None
-        """The incarnation that it is for, from the first request on."""
+        """The incarnation that this channel serves, from the first request on."""
 
     @property
     def is_idle(self) -> bool:
@@ -53,7 +53,7 @@ class Channel:
         self._pump()
 
     def close(self) -> None:
-        """What is queued is dropped; what is on the wire may still arrive, even much later."""
+        """Queued requests are dropped; a request on the wire may still arrive, even much later."""
         self.closed = True
         self._queue.clear()
 
@@ -91,13 +91,14 @@ class Channel:
                 self._world.scheduler.at(delay, self._answered, request, response)
 
     def _says_when(self, request: ControlRequest) -> bool:
-        """A StopReplica of known leader epochs. Of anything else a broker cannot tell that it was overtaken."""
+        """A StopReplica with known leader epochs. For other requests a broker cannot detect that they were
+        overtaken."""
         if not isinstance(request, StopReplicaRequest) or not self._has_stop_epochs:
             return False
         return all(state.leader_epoch >= 0 for state in request.partitions)
 
     def _arrive_late(self, request: ControlRequest) -> None:
-        """Over a connection that its sender has given up: nobody waits for the answer."""
+        """Over a connection that its sender has abandoned: the answer is ignored."""
         target = self._world.nodes[self._target]
         if target.alive and target.broker.broker_epoch >= 0:
             self._world.deliver(self._source, self._target, request)

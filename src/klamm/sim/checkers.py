@@ -1,4 +1,4 @@
-"""What must hold at every step. A broken rule raises `Violation`; the runner prints the seed and what led to it."""
+"""Invariants of every step. A broken rule raises `Violation`; the runner prints the seed and the trace."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _FENCED = (
 )
 
 _ALL_ISRS_EVERY: Final = 8
-"""An AlterPartition should change what it asks for and nothing else: so often all are looked at."""
+"""An AlterPartition must change only what it requests: all partitions are checked this often."""
 
 
 class Checkers:
-    """`writer`: the process whose session it is. `are_suspected`: whether all of these that live lost power."""
+    """`writer` returns the process of a session. `are_suspected` tells whether all live members of a set lost power."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Checkers:
         self._states: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
         self._replicas: dict[TopicPartition, tuple[int, ...]] = {}
         self.left: dict[tuple[TopicPartition, int], int] = {}
-        """Replicas that are not assigned any more, and the controller epoch in which they were taken away."""
+        """Replicas that are no longer assigned, and the controller epoch of their removal."""
         self.unfenced_sessions: set[int] = {TOOLS_SESSION}
         self.unclean = UncleanRules(writer)
         self._told: dict[tuple[int, int], tuple[int, int]] = {}
@@ -79,7 +79,7 @@ class Checkers:
         require(other == broker, f"brokers {other} and {broker} both lead {state.partition} in epoch {key[2]}")
 
     def on_send(self, controller: int, channel: Channel, request: ControlRequest) -> None:
-        """A controller sends in its own name and epoch, and a channel knows one incarnation of its broker."""
+        """A controller sends under its own id and epoch, and a channel serves one incarnation of its broker."""
         head = request.head
         if channel.broker_epoch is None:
             channel.broker_epoch = head.broker_epoch
@@ -94,7 +94,7 @@ class Checkers:
         )
 
     def on_delivered(self, node: Node, head: RequestHead, error: ErrorCode) -> None:
-        """No zombie is obeyed: neither an older controller nor one that means an earlier life of the broker."""
+        """No zombie is obeyed: neither an older controller nor one that addresses an earlier incarnation."""
         key = (node.id, node.generation)
         epoch, broker_epoch = self._told.get(key, (0, -1))
         broker_epoch = max(broker_epoch, node.broker.broker_epoch)
@@ -107,7 +107,7 @@ class Checkers:
             require(stale, f"broker {node.id} refused {head} with {error.name}: it has heard of no newer")
 
     def on_stopped(self, node: Node, request: StopReplicaRequest, before: dict[TopicPartition, Hosted]) -> None:
-        """Nothing is taken from a broker by a request that is older than what it hosts, where requests say so."""
+        """A request that is older than a broker's replica removes nothing from it, if requests carry epochs."""
         if not node.broker.has_stop_epochs:
             return
         for state in request.partitions:
@@ -117,7 +117,7 @@ class Checkers:
             require(not (overtaken and obeyed), f"broker {node.id} obeyed {state} and had {had}")
 
     def on_producer_ids(self, broker: int, start: int, length: int) -> None:
-        """Blocks of ids: each id is given away once."""
+        """Blocks of producer ids: each id is allocated once."""
         for other, (first, count) in self._producer_ids.items():
             overlap = start < first + count and first < start + length
             require(not overlap, f"broker {broker} got producer ids from {start} on, which {other} gave away already")
@@ -126,7 +126,7 @@ class Checkers:
     def after_event(self, node: Node, event: ControllerEvent) -> None:
         """A controller knows its epoch, and keeps no dead broker in an ISR that has a living member.
 
-        Who is not the controller sends to nobody and waits for nothing, except to compete again.
+        An inactive controller has no channels and no timers, except for the next election.
         """
         ctx = node.controller.context
         if not ctx.is_active:
@@ -135,7 +135,7 @@ class Checkers:
             require(not waits, f"broker {node.id} is not active and waits for {waits}")
             return
         require(ctx.epoch > 0, f"broker {node.id} is active without an epoch")
-        decides_isr = ctx.config.inter_broker_protocol.has_alter_partition  # else leaders write it as they like
+        decides_isr = ctx.config.inter_broker_protocol.has_alter_partition  # otherwise leaders write it themselves
         if decides_isr and isinstance(event, BrokerChange | AlterPartition):
             for tp in self._to_look_at(ctx, event):
                 isr = ctx.leadership[tp].leader_and_isr.isr if tp in ctx.leadership else ()
@@ -168,7 +168,7 @@ class Checkers:
 
     @staticmethod
     def _check_claim(ops: tuple[WriteOp, ...], fenced: bool) -> None:
-        """The role is claimed together with the next epoch, and given up under the fence."""
+        """The role is claimed together with the next epoch, and released under the fence."""
         counted = any(isinstance(op, SetData) and op.path == paths.CONTROLLER_EPOCH and op.version >= 0 for op in ops)
         for op in ops:
             if op.path == paths.CONTROLLER:
@@ -176,9 +176,9 @@ class Checkers:
                 require(fine, f"{op} without the controller epoch")
 
     def _on_topic(self, op: Create | SetData | Delete) -> None:
-        """Remembers which replicas left an assignment, and in which controller's term.
+        """Record which replicas left an assignment, and under which controller.
 
-        That controller must see to their logs. When it is deposed before it could, nobody knows of them any more.
+        That controller must delete their logs. If it is deposed first, no later controller knows of them.
         """
         topic = op.path.rpartition("/")[2]
         if isinstance(op, Delete):

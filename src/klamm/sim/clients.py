@@ -1,7 +1,7 @@
 """Clients of a simulated cluster: idempotent producers with acks=all, and consumers that read everything.
 
-They speak through klamm's own BrokerConnection and do what real clients do: ask any broker for the metadata, send to
-leaders, repeat what was not answered or was refused for now, with the same sequence numbers.
+They use klamm's own client connection and act like real clients: ask any broker for metadata, send to leaders, and
+retry after timeouts and retriable errors with the same sequence numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Addresses = Mapping[int, tuple[str, int]]
 
 
 class Client:
-    """Connections by broker and the leaders as the last metadata named them."""
+    """Connections per broker, and the leaders of the last metadata."""
 
     def __init__(self, name: str, addresses: Addresses, rng: random.Random) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Client:
         self._epochs: dict[TopicPartition, int] = {}
 
     async def ask(self, broker_id: int, request: Message, version: int, *, timeout_ms: int = TIMEOUT_MS) -> Any:
-        """Raises OSError when there is no answer."""
+        """Raise OSError if there is no answer."""
         connection = self._connections.get(broker_id)
         if connection is None or connection.is_closed:
             host, port = self._addresses[broker_id]
@@ -73,7 +73,7 @@ class Client:
         return await connection.send(request, version, timeout_ms=timeout_ms)
 
     def connection_number(self, broker_id: int) -> int:
-        """Another one for every connection: over the same one the same process answers."""
+        """Unique per connection: the same process answers over one connection."""
         return self._numbers.get(broker_id, 0)
 
     def any_broker(self) -> int:
@@ -83,7 +83,7 @@ class Client:
         await asyncio.sleep(self.rng.uniform(*RETRY_S))
 
     async def leader(self, tp: TopicPartition) -> tuple[int, int]:
-        """The leader and its epoch; asks until there is one."""
+        """Return the leader and its epoch; asks until there is one."""
         while tp not in self._leaders:
             with contextlib.suppress(OSError):
                 await self._refresh(tp.topic)
@@ -101,14 +101,16 @@ class Client:
         for found in response.topics:
             for partition in found.partitions:
                 tp = TopicPartition(topic, partition.partition_index)
-                is_old = partition.leader_epoch < self._epochs.get(tp, -1)  # of a broker that is behind: as Java's
+                is_old = partition.leader_epoch < self._epochs.get(
+                    tp, -1
+                )  # from a broker that lags behind; handled like in the Java client
                 if partition.leader_id in known and not is_old:
                     self._leaders[tp] = (partition.leader_id, partition.leader_epoch)
                     self._epochs[tp] = partition.leader_epoch
 
 
 async def create_topic(client: Client, topic: str, partitions: int, replication_factor: int) -> None:
-    """Until it is there, whoever creates it."""
+    """Wait until the topic exists."""
     wanted = CreatableTopic(
         name=topic, num_partitions=partitions, replication_factor=replication_factor, assignments=(), configs=()
     )
@@ -125,9 +127,9 @@ async def create_topic(client: Client, topic: str, partitions: int, replication_
 
 
 class Producer:
-    """Sends to every partition, one batch at a time each, until `may_go_on` says no. What was begun is finished.
+    """Sends to every partition, one batch at a time each, while `may_go_on` is true. A started batch is finished.
 
-    One batch each is sent in any case: in a cluster that was never there meanwhile, when it is.
+    At least one batch per partition is sent, even if the cluster becomes available only later.
     """
 
     def __init__(
@@ -174,7 +176,7 @@ class Producer:
             await asyncio.sleep(rng.uniform(0.02, 0.4))
 
     async def _deliver(self, tp: TopicPartition, values: list[bytes], sequence: int) -> int:
-        """The same batch again and again until it is acknowledged; its base offset."""
+        """Send the same batch until it is acknowledged; returns its base offset."""
         batch = build_batch(
             [Record(timestamp=1_700_000_000_000, value=value) for value in values],
             producer_id=self._producer_id,
@@ -208,10 +210,10 @@ class Producer:
 
 
 class Consumer:
-    """Reads one partition from its beginning on, for ever, and asks now and then how far it goes.
+    """Reads one partition from its beginning, forever, and regularly asks for its end offset.
 
-    What it is told must agree: the end never goes back, and who has moved on to a newer leader epoch does not serve
-    an older one again.
+    Answers must agree: the end never goes back, and a broker that moved to a newer leader epoch never serves an older
+    one.
     """
 
     def __init__(self, client: Client, tp: TopicPartition, history: History, rack: str = "") -> None:
@@ -220,12 +222,12 @@ class Consumer:
         self._history = history
         self._rack = rack
         self._near: int | None = None
-        """The follower that the leader sent it to."""
+        """The follower that the leader referred it to."""
         self.near_records = 0
-        """How often a follower gave it records."""
+        """Number of responses with records from a follower."""
         self.offset = 0
         self._end = 0
-        """The largest end of the partition that it was told."""
+        """The largest end offset that it received."""
         self._high_watermark = -1
         self._answered: tuple[int, int] = (-1, -1)
         """The connection and the leader epoch of the last answer. A leader that was killed and is back before the
@@ -259,7 +261,7 @@ class Consumer:
             self._take(result.records, result.high_watermark)
 
     async def _fetch_near(self, follower: int, epoch: int) -> None:
-        """From a follower. It may know less than its leader, never more than is committed."""
+        """Handle records of a follower. It may lag behind its leader, but never return uncommitted records."""
         response = await self._client.ask(follower, self._request(epoch), 11)
         result = response.responses[0].partitions[0]
         if await self._is_answer(result.error_code):
@@ -279,7 +281,7 @@ class Consumer:
             self._end = result.offset
 
     async def _ask_in_the_past(self, leader: int, epoch: int) -> None:
-        """Who has just answered in `epoch` must refuse the one before."""
+        """A broker that has just answered in `epoch` must refuse the previous epoch."""
         answered = (self._client.connection_number(leader), epoch)
         if epoch == 0 or self._answered != answered:
             return

@@ -1,7 +1,7 @@
 """Level 2: whole brokers on one loop in virtual time, with a simulated network, disks, clocks and ZooKeeper.
 
 A broker here is the `KafkaServer` of production in another `Environment`. Killing it keeps its disk (a process died,
-not the machine); what it did is only seen through what it wrote, sent and stored in ZooKeeper.
+not the machine). Checkers see only what it wrote, sent and stored in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ SETTINGS: Final[dict[str, object]] = {
 }
 RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 _SKELETON: Final = frozenset(levels_of(paths.PERSISTENT_PATHS))
-"""Znodes that any broker creates when they are missing."""
+"""Znodes that any broker creates if they are missing."""
 
 
 class ObservedServer(KafkaServer):
-    """A broker that tells the checkers of every leadership it takes."""
+    """A broker that reports every leadership to the checkers."""
 
     cluster: SimCluster
 
@@ -101,7 +101,7 @@ class SimNode:
 
     @property
     def broker(self) -> Broker | None:
-        """The broker that answers, if there is one."""
+        """The broker that answers, if any."""
         return self.server.broker if self.server is not None and self.is_ready else None
 
     @property
@@ -124,7 +124,7 @@ class SimNode:
         )
 
     def start(self) -> None:
-        """A new process, from whatever is on the disk."""
+        """Start a new process from the content of the disk."""
         if self.process is not None:
             return
         self._runs += 1
@@ -154,7 +154,7 @@ class SimNode:
         self._cluster.note(f"broker {self.id} answers")
 
     def kill(self) -> None:
-        """The process ends in the middle of whatever it did. Its disk stays."""
+        """Kill the process at an arbitrary point. Its disk stays."""
         if self.process is not None:
             self.process.kill()
             self.process = self.server = None
@@ -163,7 +163,7 @@ class SimNode:
             self.files = self.files.after_kill()
 
     def lose_power(self, kept: Collection[TopicPartition]) -> None:
-        """The machine goes, and with it what was not forced to its disk, except of the `kept` logs."""
+        """The machine loses power and all unflushed data, except for the `kept` logs."""
         rng, files = self._cluster.rng, self.files
         directories = tuple(f"/data/{tp.topic}-{tp.partition}/" for tp in kept)
         self.kill()
@@ -171,14 +171,14 @@ class SimNode:
         self._has_lost_records = True
 
     def damage(self, path: str) -> None:
-        """Of a machine whose broker was stopped: half of a file is zeros."""
+        """Damage a stopped broker's disk: half of a file becomes zeros."""
         size = len(self.files.read_bytes(path))
         self.files.open(path).pwrite((bytes(size - size // 2),), size // 2)
         self._has_lost_records = True
 
     @property
     def is_suspected(self) -> bool:
-        """Whether its logs may lack what it had acknowledged, and ISRs still depend on them."""
+        """Whether its logs may lack acknowledged records while ISRs still depend on them."""
         if self._has_lost_records and (broker := self.broker) is not None:
             znode = self._cluster.zookeeper.tree.nodes.get(paths.broker_path(self.id))
             if znode is not None and znode.czxid == broker.broker_epoch:
@@ -186,7 +186,7 @@ class SimNode:
         return self._has_lost_records
 
     async def stop(self) -> None:
-        """A controlled shutdown, by whoever operates it; a process that does not end is killed."""
+        """A controlled shutdown by the operator; a process that does not end is killed."""
         process, server = self.process, self.server
         if process is None or server is None or not self.is_ready:
             return
@@ -202,7 +202,7 @@ class SimNode:
         self.is_disk_broken = True
 
     def _fault(self, operation: str, path: str) -> int | None:
-        """From the moment on in which it breaks, a disk writes nothing; half a write may still get through."""
+        """A broken disk writes nothing more; half of a write may still succeed."""
         if not self.is_disk_broken or operation in ("pread", "read", "list"):
             return None
         if operation == "pwrite":
@@ -213,7 +213,7 @@ class SimNode:
 
 
 class SimCluster:
-    """Everything there is in one run. `lines` is the transcript; it is written when `tracing`."""
+    """Everything in one run. `lines` is the transcript, written if `tracing`."""
 
     def __init__(self, seed: int, brokers: int = 3, *, tracing: bool = False) -> None:
         self.seed = seed
@@ -227,7 +227,7 @@ class SimCluster:
         self.partitions: list[TopicPartition] = []
         """Those that clients use."""
         self.counts: Counter[str] = Counter()
-        """Faults that were injected, and what came of them."""
+        """Injected faults and their outcomes."""
         self.checkers = Checkers(are_suspected=self._are_suspected)
         self.history = History()
         copies = min(3, brokers)
@@ -262,7 +262,7 @@ class SimCluster:
         self.watch.check()
 
     def outside(self, delay_s: float, call: Any, *args: Any) -> None:
-        """Later, and in nobody's process."""
+        """Call it later, outside of all processes."""
         with running_as(None) as context:
             self.loop.call_later(delay_s, call, *args, context=context)
 
@@ -272,7 +272,7 @@ class SimCluster:
         return process
 
     def _are_suspected(self, members: Iterable[int]) -> bool:
-        """Whether those that are registered were all not shut down cleanly: then a longer log may lead."""
+        """Whether no registered broker was shut down cleanly: then a longer log may lead."""
         found = {b: self.zookeeper.tree.nodes.get(paths.broker_path(b)) for b in members}
         live = [decode_broker(b, znode.data, znode.czxid) for b, znode in found.items() if znode is not None]
         return bool(live) and all(broker.unclean_shutdown for broker in live)
@@ -322,7 +322,7 @@ class SimCluster:
 
 
 def _is_of_any_broker(op: WriteOp) -> bool:
-    """What a broker writes that need not be the controller: a failed disk is told by whoever has it."""
+    """Writes of brokers that are not the controller: each broker reports its own failed disk."""
     tells_failure = isinstance(op, Create) and op.path.startswith(paths.LOG_DIR_EVENT_NOTIFICATION)
     return tells_failure or op.path in _SKELETON
 
@@ -334,7 +334,7 @@ def _tell(op: WriteOp) -> str:
 
 
 class _LogHandler(logging.Handler):
-    """What brokers log goes into the transcript. An exception that was caught and logged is a problem all the same."""
+    """Copies the brokers' log lines to the transcript. A caught and logged exception counts as a problem."""
 
     def __init__(self, cluster: SimCluster) -> None:
         super().__init__(logging.DEBUG)

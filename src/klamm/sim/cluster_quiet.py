@@ -1,4 +1,4 @@
-"""What must hold in a whole cluster when everybody lives and nothing happens any more."""
+"""Invariants of a whole cluster in which all brokers live and nothing happens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ States = dict[TopicPartition, LeaderAndIsr]
 
 
 def check_quiet(cluster: SimCluster, topics: Sequence[TopicPartition], consumers: Sequence[Consumer]) -> None:
-    """Raises Violation with the first thing that does not hold (yet)."""
+    """Raise Violation for the first condition that does not hold (yet)."""
     brokers = _brokers(cluster)
     _check_controller(cluster, brokers)
     states = _states(cluster)
@@ -38,7 +38,7 @@ def check_quiet(cluster: SimCluster, topics: Sequence[TopicPartition], consumers
 
 
 def led_from_failed_disks(cluster: SimCluster) -> list[TopicPartition]:
-    """Partitions whose leader has noticed that its disk failed, while another member of the ISR could lead."""
+    """Return partitions whose leader has a failed disk while another member of the ISR could lead."""
     nodes = cluster.nodes
     failed = {n.id for n in nodes.values() if n.broker is not None and not n.broker.logs.dirs.live}
     able = {n.id for n in nodes.values() if n.broker is not None and not n.is_disk_broken}
@@ -126,13 +126,13 @@ def _check_replicas(broker: Broker, states: States) -> None:
 
 
 def _check_strays(broker: Broker, states: States) -> None:
-    """All replicas are in the ISR, so any other log was moved away and left behind."""
+    """All replicas are in the ISR, so any other log is a leftover of a move."""
     strays = [tp for tp in broker.logs.logs if tp not in states or broker.id not in states[tp].isr]
     require(not strays, f"broker {broker.id} still has {strays}, which were moved away")
 
 
 def _check_logs(tp: TopicPartition, leader: Broker, members: Sequence[Broker]) -> None:
-    """All members of the ISR have the same bytes, all of it committed."""
+    """All members of the ISR have the same bytes, all committed."""
     log = _log(leader, tp)
     end = log.log_end_offset
     require(log.high_watermark == end, f"the leader of {tp} has committed {log.high_watermark} of {end}")

@@ -23,7 +23,7 @@ from klamm.sim.runner import Failure
 
 FAULTS_S: Final = 12.0
 PATIENCE_S: Final = 60.0
-"""How long after the last fault everything may take to be well again."""
+"""Maximum time to recover after the last fault."""
 LOOK_S: Final = 0.2
 GROUP: Final = "readers"
 
@@ -34,7 +34,7 @@ class ClusterSummary:
     records: int = 0
     simulated_s: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
-    """Faults by their kind, and what came of them."""
+    """Faults by kind, and their outcomes."""
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -98,7 +98,7 @@ class Scenario:
         self._clients += self._producing
 
     def _may_produce(self) -> bool:
-        """In some runs the last faults meet a cluster that nobody writes to any more."""
+        """In some runs, the last faults hit a cluster without writers."""
         return not self._is_quiet and self._cluster.loop.time() < self._produces_until_s
 
     def _start_consumers(self, name: str, rack: str) -> None:
@@ -120,7 +120,7 @@ class Scenario:
         self._clients.append(cluster.loop.spawn(process, member.run()))
 
     async def _check_offsets(self) -> None:
-        """What the group has committed is what it was told."""
+        """The group's committed offsets equal the acknowledged ones."""
         cluster = self._cluster
         client = Client("auditor", cluster.addresses, Random(cluster.rng.getrandbits(64)))
         process = cluster.client_process("auditor")
@@ -130,7 +130,7 @@ class Scenario:
             self._committed.check(tp, task.result())
 
     async def _move_coordinator(self) -> None:
-        """The members go, the coordinator is killed: its successor has only what was written."""
+        """The members leave and the coordinator is killed: its successor has only the written records."""
         cluster = self._cluster
         for process in self._member_processes:
             process.kill()
@@ -164,7 +164,7 @@ class Scenario:
             self._look()
 
     async def _until_quiet(self) -> None:
-        """What does not hold yet may hold soon; what does not hold at the end is told."""
+        """Retry until the condition holds; at the end, report the violation."""
         deadline = self._cluster.loop.time() + PATIENCE_S
         while True:
             self._look()
@@ -179,7 +179,7 @@ class Scenario:
 
 
 def run_cluster(seed: int, brokers: int = 3, *, tracing: bool = False) -> tuple[SimCluster, Failure | None]:
-    """One seed. The cluster is closed; it still knows what happened."""
+    """Run one seed. The returned cluster is closed but keeps its history."""
     cluster = SimCluster(seed, brokers, tracing=tracing)
     failure = None
     try:
@@ -212,6 +212,6 @@ def run_cluster_seeds(
 
 
 def fingerprint(seed: int, brokers: int = 3) -> str:
-    """A digest of all that happened: the same for the same seed, in every process."""
+    """Return a digest of the run: the same for the same seed in every process."""
     cluster, _ = run_cluster(seed, brokers, tracing=True)
     return hashlib.sha256("\n".join(cluster.lines).encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
-"""What must hold in a whole cluster at every moment, whatever goes wrong.
+"""Invariants of a whole cluster at every moment, during all faults.
 
-Every member of an ISR has all that any client knows to be committed; what was acknowledged is on as many brokers as
-`min.insync.replicas` says; nobody obeys a controller after it has heard of a newer one, or a controller that was never
-elected; no leader epoch that a broker knows goes back.
+Every member of an ISR has all records that any client knows to be committed. Acknowledged records are on at least
+`min.insync.replicas` brokers. No broker obeys a controller after a newer one, or one that was never elected. No leader
+epoch of a broker goes back.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class ClusterWatch:
         self._check_obedience()
 
     def check_copies(self, tp: TopicPartition, end: int) -> None:
-        """A produce with acks=all was answered. A broker that cannot be looked at may have the records."""
+        """Check an acknowledged produce with acks=all. A broker that cannot be inspected may have the records."""
         ends = {node.id: self._end(node, tp) for node in self._cluster.nodes.values()}
         copies = sum(known is None or known >= end for known in ends.values())
         require(copies >= self._needed, f"{tp} was acknowledged up to {end}, its copies end at {ends}")
 
     def is_leader(self, tp: TopicPartition, broker_id: int) -> bool:
-        """Whether this broker leads in the epoch that ZooKeeper has: it may be elected again and not know it yet."""
+        """Whether this broker leads in ZooKeeper's epoch: it may be elected again and not know it yet."""
         znode = self._cluster.zookeeper.tree.nodes.get(paths.partition_state_path(*tp))
         broker = self._cluster.nodes[broker_id].broker
         hosted = None if broker is None else broker.replicas.partitions.get(tp)
@@ -63,9 +63,9 @@ class ClusterWatch:
         return () if znode is None else decode_partition_state(tp, znode.data, 0).leader_and_isr.isr
 
     def _end(self, node: SimNode, tp: TopicPartition) -> int | None:
-        """Where a broker's log ends; None: it cannot be told, for the broker or its disk is out of order.
+        """Return the end of a broker's log; None if the broker or its disk is down.
 
-        One that lost power is left out until the controller has dealt with what it may have lost.
+        A broker that lost power is excluded until the controller has handled its possible loss.
         """
         broker = node.broker
         if broker is None or node.is_disk_broken or node.is_suspected or not broker.logs.dirs.live:

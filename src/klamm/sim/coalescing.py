@@ -1,4 +1,5 @@
-"""Coalescing must change nothing: beside every channel, one broker is told all that was put and one what was sent."""
+"""Coalescing must change nothing: for every channel, one model broker receives all queued requests and another one the
+sent requests."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from klamm.sim.violation import require
 
 
 class DeliveryTwins:
-    """Whenever something was merged and nothing waits, both must know the same and host the same.
+    """Whenever requests were merged and the queue is empty, both must have the same metadata and replicas.
 
-    Until then requests are only kept: of most channels nothing is ever merged. And as long as both are told the same
-    there is one broker for both.
+    Until then requests are only stored, since most channels never merge. While both receive the same requests, one
+    broker stands for both.
     """
 
     def __init__(self, broker_id: int, *, stop_epochs: bool) -> None:
@@ -24,7 +25,7 @@ class DeliveryTwins:
         self._put.append(request)
 
     def taken(self, request: ControlRequest, *, is_last: bool, coalesced: int) -> None:
-        """`coalesced` counts what was merged so far: without anything merged there is nothing to compare."""
+        """`coalesced` counts merged requests: without any there is nothing to compare."""
         self._taken.append(request)
         if is_last and coalesced > self._compared:
             self._compared = coalesced
@@ -48,6 +49,6 @@ def _told(broker: BrokerModel, requests: list[ControlRequest]) -> tuple[object, 
 
 
 def _state(broker: BrokerModel) -> tuple[object, ...]:
-    """An ISR that grew within a leader epoch does not count: plainly told, it comes too late to be taken over."""
+    """An ISR that grew within a leader epoch is ignored: without coalescing it arrives too late to be applied."""
     hosted = {tp: (it.leader, it.leader_epoch, it.topic_id) for tp, it in broker.hosted.items()}
     return hosted, broker.disk.logs, broker.cache, dict(broker.live), broker.controller_epoch

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", type=int, help="how many seeds to run (default 200, or as many as the mutant needs)")
     parser.add_argument("--first", type=int, default=0, help="the first seed of the range")
-    parser.add_argument("--seed", type=int, help="run only this seed; a failure is told in full")
+    parser.add_argument("--seed", type=int, help="run only this seed; a failure is reported in full")
     parser.add_argument("--brokers", type=int, default=3)
     parser.add_argument("--mutant", help="run with this bug built in: the run should fail")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds of level 1")
@@ -50,7 +50,7 @@ def run(
     all_lines: bool = False,
     jobs: int = 1,
 ) -> int:
-    """The exit code: 0 when nothing failed. A mutant must come before anything of the controller is imported."""
+    """Return the exit code: 0 if nothing failed. A mutant must be applied before the controller is imported."""
     if mutant:
         from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
         from klamm.sim.mutants import MUTANTS, install
@@ -64,7 +64,7 @@ def run(
 
 
 def mutant_names(level: int) -> list[str]:
-    """The bugs that can be built in, of a level."""
+    """Return the mutants of a level."""
     from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
     from klamm.sim.mutants import MUTANTS
 
@@ -81,7 +81,7 @@ def simulate(
     all_lines: bool = False,
     jobs: int = 1,
 ) -> int:
-    """Prints what was run and what failed; 0 when nothing did."""
+    """Print what was run and what failed; returns 0 if nothing failed."""
     from klamm.sim import runner  # after a mutant was put in place
 
     if seed is not None:
@@ -103,7 +103,7 @@ def simulate(
 
 
 def _simulate_one(seed: int, brokers: int, mutant: str | None, all_lines: bool) -> int:
-    """What happened, line by line when something is wrong or when it is asked for."""
+    """Print the transcript if something is wrong or on request."""
     from klamm.sim import runner
 
     world, found = runner.tell(seed, brokers)
@@ -118,7 +118,7 @@ def _simulate_one(seed: int, brokers: int, mutant: str | None, all_lines: bool) 
 
 
 def _print_faults(faults: Counter[str]) -> None:
-    """How often each fault happened, and what else was done on purpose."""
+    """Print how often each fault and each deliberate action happened."""
     for name, count in sorted(faults.items()):
         print(f"  {count:8d} {name}")
 

@@ -1,7 +1,7 @@
 """All brokers of a cluster are stopped, and the last one finds a log damaged when it is started again.
 
-The others left the ISR when they stopped, but one of them has everything that was committed. The broker with the
-damaged log must report it: it does not lead while that one is there.
+The others left the ISR when they stopped, but one of them has all committed records. The broker with the damaged log
+must report it and must not lead while the intact one is available.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from klamm.sim.cluster import SimCluster, SimNode
 from klamm.sim.staggered_power import Moment
 
 BACK_S = 20.0
-"""How long all may take to answer and to be in sync again."""
+"""Maximum time until all answer and are in sync again."""
 
 
 class Victim(NamedTuple):
@@ -30,7 +30,7 @@ class DamagedDisk:
         self._moment = moment
 
     async def run(self) -> bool:
-        """Whether it came to that: the log was damaged, and another broker has all of it."""
+        """Whether the scenario occurred: the log was damaged, and another broker has all of it."""
         cluster = self._cluster
         found = await self._moment(self._leader)
         if found is None:
@@ -54,7 +54,7 @@ class DamagedDisk:
         return has_copy
 
     def _leader(self) -> Victim | None:
-        """Of a partition that all brokers have, in sync and with records."""
+        """Return a partition that all brokers have, in sync and with records."""
         for tp in self._cluster.partitions:
             for node in self._cluster.nodes.values():
                 partition = None if node.broker is None else node.broker.replicas.partitions.get(tp)
@@ -75,7 +75,7 @@ def _log(node: SimNode, tp: TopicPartition) -> Log | None:
 
 
 def _files_of(node: SimNode, tp: TopicPartition) -> list[str]:
-    """The segments with records."""
+    """Return the segments with records."""
     directory = f"/data/{tp.topic}-{tp.partition}"
     found = node.files.list_dir(directory)
     return [f"{directory}/{info.name}" for info in found if info.name.endswith(LOG) and info.size_bytes]

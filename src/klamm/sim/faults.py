@@ -1,4 +1,4 @@
-"""What goes wrong in a whole-cluster simulation, and when: one thing after the other, all chosen by the seed."""
+"""Faults of a whole-cluster simulation: one after the other, all chosen by the seed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _COUNTED = (
     ErrorCode.STALE_CONTROLLER_EPOCH,
     ErrorCode.STALE_BROKER_EPOCH,
 )
-"""Answers of brokers that have done, or rightly refused, what they were asked."""
+"""Error codes of requests that were executed or correctly refused."""
 
 
 class Faults:
-    """Every fault ends by itself, at the latest at `end_s`; `heal` ends them all. Each is counted when it happens."""
+    """Every fault ends by itself, at `end_s` at the latest; `heal` ends all of them. Each is counted when it
+    happens."""
 
     def __init__(self, cluster: SimCluster, end_s: float) -> None:
         self._cluster = cluster
@@ -55,7 +56,7 @@ class Faults:
         self._cluster.counts[kind] += 1
 
     def _choices(self) -> dict[str, tuple[int, Callable[[], None]]]:
-        """How often each is chosen, beside the others."""
+        """Relative weight of each fault."""
         return {
             "kill": (6, self._kill),
             "power failure": (4, self._power.fail),
@@ -78,7 +79,7 @@ class Faults:
         }
 
     async def heal(self) -> None:
-        """Nothing is wrong any more but disks that have failed, and everybody is started."""
+        """End all faults except for failed disks, and start all brokers."""
         cluster = self._cluster
         self._is_over = True
         cluster.note("--- quiet")
@@ -114,7 +115,7 @@ class Faults:
     # --- brokers ---------------------------------------------------------------------------------------------------
 
     def _kill(self) -> None:
-        """Also of one that is still starting. Sometimes it is back before anybody can have noticed."""
+        """Also kills a starting broker. Sometimes it is back before anyone can have noticed."""
         node = self._some_node()
         if node.process is None or node.is_paused:
             return
@@ -167,7 +168,7 @@ class Faults:
         self._count("disk")
         node.break_disk()
         until_s = self._until(8.0)
-        if until_s < self._end_s:  # else it stays broken to the end: see `repair_disks`
+        if until_s < self._end_s:  # otherwise it stays broken until the end: see `repair_disks`
             self._at(until_s, self._replace_disk, node, node.process)
 
     def _replace_disk(self, node: SimNode, process: object) -> None:
@@ -260,7 +261,7 @@ class Faults:
             self._cluster.zookeeper.set_down(False)
 
     def _make_zombie_controller(self) -> None:
-        """What the controller sends to one broker is on its way for long, and overtaken by its successor."""
+        """A controller's request to one broker is delayed and overtaken by its successor's."""
         nodes = list(self._cluster.nodes.values())
         owners = [node for node in nodes if node.broker is not None and node.broker.controller.is_active]
         others = [node for node in nodes if node not in owners and node.process is not None and not node.is_paused]
@@ -284,7 +285,7 @@ class Faults:
     # --- an operator's wishes ----------------------------------------------------------------------------------------
 
     def _reassign(self) -> None:
-        """To other replicas, also more or fewer of them; sometimes the last move is taken back."""
+        """Move to other replicas, also more or fewer of them; sometimes cancel the last move."""
         tp, ids = self._rng.choice(self._cluster.partitions), list(self._cluster.nodes)
         size = self._rng.randint(min(2, len(ids)), min(3, len(ids)))
         replicas = None if self._rng.random() < 0.15 else self._rng.sample(ids, size)
@@ -295,7 +296,7 @@ class Faults:
         self._ask("leader election", tp, "its preferred leader", lambda to: elect_preferred(self._client, to, tp))
 
     def _forge(self) -> None:
-        """Somebody who is not the controller sends a control request."""
+        """A sender that is not the controller sends a control request."""
         node = self._some_node()
         znode = self._cluster.zookeeper.tree.nodes.get(paths.CONTROLLER_EPOCH)
         if node.broker is None or znode is None or node.is_paused:

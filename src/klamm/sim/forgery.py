@@ -1,6 +1,6 @@
-"""Control requests of somebody who is not the controller: with an epoch that nobody was elected to, or another's id.
+"""Forged control requests: with an epoch that was never elected, or with another broker's id.
 
-The forger knows everything that can be found out or guessed: broker epochs, partitions, leader epochs.
+The forger knows everything that can be discovered or guessed: broker epochs, partitions, leader epochs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REFUSALS: Final = (ErrorCode.STALE_CONTROLLER_EPOCH, ErrorCode.STALE_BROKER_EPO
 
 
 def forge(rng: Random, node: SimNode, tp: TopicPartition, controller_id: int, epoch: int) -> tuple[Message, int]:
-    """A control request for `node` that would take `tp` or its clients away from it, and the request's version."""
+    """Return a control request that would take `tp` or its clients away from `node`, and its version."""
     broker = node.broker
     assert broker is not None
     if is_other := rng.random() < 0.3:
@@ -88,7 +88,7 @@ def forge(rng: Random, node: SimNode, tp: TopicPartition, controller_id: int, ep
 
 
 async def send_forged(client: Client, broker_id: int, request: Message, version: int) -> ErrorCode:
-    """A Violation unless the broker refuses the request or does not answer it."""
+    """Raise Violation unless the broker refuses the request or does not answer."""
     try:
         response = await client.ask(broker_id, request, version)
     except OSError:

@@ -1,7 +1,7 @@
 """Members of a consumer group in a simulated cluster, and whether the offsets they committed are kept.
 
-A member joins, takes its share of the partitions, goes on where the group stands and commits as it reads. What it
-reads is what consumers of the same run have seen, so that only the group itself is tried.
+A member joins, takes its share of the partitions, continues at the group's offsets and commits as it reads. It reads
+records that consumers of the same run have seen, so only the group itself is tested.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _EXPECTED: Final = frozenset(
 
 
 class Committed:
-    """What the offsets of a group may be: the last that was acknowledged, or one whose fate is not known.
+    """The possible offsets of a group: the last acknowledged one, or one with an unknown outcome.
 
-    What was sent in an earlier generation than that of an acknowledged one came before it, or never.
+    A commit of an earlier generation than an acknowledged one took effect before it, or never.
     """
 
     def __init__(self) -> None:
@@ -69,19 +69,20 @@ class Committed:
         return self._acknowledged.get(tp, (NO_OFFSET, -1))[0]
 
     def check_start(self, tp: TopicPartition, found: int, floor: int) -> None:
-        """Where a generation starts: what was acknowledged before its members joined is known to its coordinator."""
+        """Check where a generation starts: its coordinator must know the offsets acknowledged before its members
+        joined."""
         is_known = found >= floor or found in self._maybe.get(tp, ())
         require(is_known, f"a generation starts at {found} of {tp}, its group was told {floor} before")
 
     def check(self, tp: TopicPartition, found: int) -> None:
-        """Call it when nothing is on its way any more."""
+        """Call it when nothing is in flight."""
         acknowledged = self.acknowledged(tp)
         possible = {acknowledged, *self._maybe.get(tp, ())}
         require(found in possible, f"the group has committed {found} of {tp}, it was told {acknowledged}")
 
 
 class Refused(Exception):
-    """An answer that sends a member back to the start."""
+    """An error that makes a member join again."""
 
 
 class GroupMember:
@@ -97,7 +98,7 @@ class GroupMember:
         self._member_id = ""
         self.generation = -1
         self.positions: dict[TopicPartition, int] = {}
-        """What it owns in this generation, and how far it has committed."""
+        """Partitions owned in this generation, with the committed offsets."""
 
     async def run(self) -> None:
         while True:
@@ -179,7 +180,7 @@ class GroupMember:
         return found
 
     async def _advance(self, tp: TopicPartition) -> None:
-        """Commits some of what was read since; nothing when there is nothing new."""
+        """Commit some of the records read since; nothing if there are none."""
         position, end = self.positions[tp], self._history.read_count(tp)
         if end <= position:
             return
@@ -210,7 +211,7 @@ async def find_coordinator(client: Client, group: str) -> int:
 
 
 async def committed_offset(client: Client, group: str, tp: TopicPartition) -> int:
-    """What the group's coordinator says, whoever that is now."""
+    """Return the answer of the group's current coordinator."""
     while True:
         try:
             return await fetch_offset(client, await find_coordinator(client, group), group, tp)
@@ -237,7 +238,7 @@ def _check(code: int) -> None:
 
 
 def check_group(members: Sequence[GroupMember], tps: Sequence[TopicPartition], history: History) -> None:
-    """In quiet: one generation, every partition owned once, everything committed."""
+    """Check the quiet state: one generation, every partition owned once, everything committed."""
     generations = {member.generation for member in members}
     require(len(generations) == 1, f"the members of the group are in the generations {sorted(generations)}")
     owned = sorted(tp for member in members for tp in member.positions)

@@ -1,4 +1,4 @@
-"""What clients of a simulated cluster were told, and whether it was true: nothing acknowledged is lost or doubled.
+"""The answers that clients of a simulated cluster received, checked: nothing acknowledged is lost or duplicated.
 
 A record's value names its producer, its partition and its number, so every record of a run is different.
 """
@@ -27,10 +27,10 @@ class History:
         self._seen: dict[TopicPartition, list[bytes]] = {}
         self._acknowledged_end: dict[TopicPartition, int] = {}
         self.on_committed: Callable[[TopicPartition, int], None] = lambda tp, end: None
-        """Told of every answer to a produce, and up to where it commits the partition."""
+        """Called for every answer to a produce, with the committed end of the partition."""
 
     def on_acknowledged(self, tp: TopicPartition, base_offset: int, values: list[bytes]) -> None:
-        """A produce with acks=all was answered. A duplicate of an earlier attempt may be answered without an offset."""
+        """Record an acknowledged produce. A duplicate of an earlier attempt may be answered without an offset."""
         known = self.acknowledged.setdefault(tp, [])
         for i, value in enumerate(values):
             known.append(Acknowledged(value, base_offset + i if base_offset >= 0 else -1))
@@ -40,7 +40,7 @@ class History:
             self.on_committed(tp, end)
 
     def on_read(self, tp: TopicPartition, offset: int, value: bytes) -> None:
-        """A consumer saw a record: from now on it is at that offset, whoever reads it wherever."""
+        """Record that a consumer saw a record: every later read must find it at that offset."""
         seen = self._seen.setdefault(tp, [])
         require(offset <= len(seen), f"a consumer of {tp} was given offset {offset} where {len(seen)} was expected")
         if offset == len(seen):
@@ -54,11 +54,11 @@ class History:
         return len(self._seen.get(tp, ()))
 
     def committed(self, tp: TopicPartition) -> int:
-        """Up to where clients know that records are there to stay: they read them, or were told so."""
+        """Return the end of the records that clients know to be committed: they read them or were told so."""
         return max(self.read_count(tp), self._acknowledged_end.get(tp, 0))
 
     def check(self) -> None:
-        """Call it when consumers have read everything."""
+        """Check all records; call it when consumers have read everything."""
         for tp, acknowledged in self.acknowledged.items():
             seen = self._seen.get(tp, [])
             places = {value: offset for offset, value in enumerate(seen)}

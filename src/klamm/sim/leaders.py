@@ -1,7 +1,7 @@
-"""What leaders do all the time: who follows joins the ISR, who does not leaves it; as `klamm.replica` does it.
+"""ISR maintenance of leaders, as in `klamm.replica`: followers join the ISR, lagging ones leave it.
 
-A change goes through the controller, or into ZooKeeper itself with older protocols. One that is proposed stays the only
-one until it is decided: it is sent again as it is when no answer comes.
+A change goes through the controller, or directly to ZooKeeper with older protocols. A proposal stays the only one until
+it is decided: without an answer it is sent again unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EVERY_MS = 80
 OUT_OF_SYNC = 0.3
-"""How often a look at a member that does not follow finds that it has not for too long."""
+"""Probability that a check finds a lagging member beyond the allowed lag."""
 
 
 class Leaders:
@@ -33,7 +33,7 @@ class Leaders:
         self._world = work.world
 
     def tick(self) -> None:
-        """Every leader looks after its replicas, and after what it has proposed."""
+        """Every leader checks its replicas and its proposals."""
         for node in self._world.nodes.values():
             if node.alive and self._is_awake(node):
                 for tp, mine in list(node.broker.hosted.items()):
@@ -65,7 +65,7 @@ class Leaders:
             self._ask(node, controller, tp, mine, mine.pending_isr)
 
     def _in_sync(self, node: Node, tp: TopicPartition, mine: Hosted) -> tuple[int, ...]:
-        """The ISR with one that follows, or without those that do not; as it is when there is nothing to change."""
+        """Return the ISR with a follower added or lagging members removed; unchanged if there is nothing to do."""
         joining = [
             r
             for r in mine.replicas
@@ -78,7 +78,7 @@ class Leaders:
         return tuple(r for r in mine.isr if r not in lost)
 
     def _has_all(self, node: Node, replica: int, tp: TopicPartition, mine: Hosted) -> bool:
-        """By what its last fetch said, and of the incarnation that fetched."""
+        """Decide by the follower's last fetch and its incarnation."""
         now = (len(node.disk.records[tp]), self._world.nodes[replica].broker.broker_epoch)
         return mine.fetched.get(replica) == now
 
@@ -114,7 +114,7 @@ class Leaders:
     def _settle(
         node: Node, tp: TopicPartition, mine: Hosted, isr: tuple[int, ...], reply: AlterPartitionResults
     ) -> None:
-        """The controller's word, if it is still waited for. Anything else than these is asked again."""
+        """Apply the controller's answer if it is still awaited. Any other error is retried."""
         if reply.error is not ErrorCode.NONE or node.broker.hosted.get(tp) is not mine or mine.pending_isr is not isr:
             return
         result = reply.partitions[0]
@@ -130,7 +130,8 @@ class Leaders:
     # --- into ZooKeeper ----------------------------------------------------------------------------------------------
 
     def _write_isr(self, tp: TopicPartition, mine: Hosted, isr: tuple[int, ...]) -> None:
-        """As leaders did before AlterPartition: compare and swap of the state znode, then a note for the controller."""
+        """Like leaders before AlterPartition: compare and swap of the state znode, then a notification for the
+        controller."""
         state = LeaderAndIsr(mine.leader, mine.leader_epoch, isr)
         data = encode_partition_state(LeaderIsrAndControllerEpoch(state, mine.controller_epoch))
         note = Create(paths.isr_change_path(), encode_partitions([tp]), sequential=True)

@@ -1,4 +1,4 @@
-"""What fate and operators do to the cluster of level 1 while it is not calm. Each thing is counted."""
+"""Faults and operations on the cluster of level 1. Each is counted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Faults:
             self._world.crash(self._rng.choice(up), self._rng.randint(5, 80), self._rng.randint(5, 250))
 
     def _power_failure(self) -> None:
-        """Of one broker, of two, or of all at once; each comes back when it likes."""
+        """Power failure of one broker, of two, or of all at once; each comes back at a random time."""
         up = self._work.up()
         count = min(len(up), self._rng.choice((1, 1, 2, len(self._world.nodes))))
         for node in self._rng.sample(up, count):
@@ -69,7 +69,7 @@ class Faults:
             self._count(f"power failures of {'all' if count == len(self._world.nodes) else several} brokers")
 
     def _restart_elsewhere(self) -> None:
-        """Gone, and back under another address: fast, so that it is sometimes missed, or after a while."""
+        """Stop a broker and restart it under another address: fast, so that it is sometimes missed, or later."""
         up = self._work.up()
         if len(up) > 1:
             self._count("changed addresses at a restart")
@@ -100,7 +100,7 @@ class Faults:
             self._world.pause(self._rng.choice(up), self._rng.randint(20, 300))
 
     def _delete_controller_znode(self) -> None:
-        """Sometimes twice: the second time before everybody has seen what the first one led to."""
+        """Sometimes twice: the second time before all brokers have seen the effects of the first."""
         self._delete_controller()
         if self._rng.random() < 0.5:
             self._world.later(self._rng.randint(5, 80), self._delete_controller)
@@ -122,7 +122,7 @@ class Faults:
         self._world.zookeeper.loss_rate = 0.0
 
     def _zookeeper_away(self) -> None:
-        """Long enough, sometimes, for sessions to be over when it is back."""
+        """Sometimes long enough for sessions to expire."""
         world, duration = self._world, self._rng.randint(20, 250)
         if world.zookeeper.is_away:
             return
@@ -156,7 +156,7 @@ class Faults:
         self._work.ask(ControlledShutdown(node.id, node.broker.broker_epoch), on_reply, controllers[0])
 
     def _forge_shutdown(self, node: Node, controller: Node) -> None:
-        """Somebody asks in the name of a broker, and does not know the epoch of its registration."""
+        """A forger asks in the name of a broker without knowing its broker epoch."""
         event = ControlledShutdown(node.id, node.broker.broker_epoch + _FALSE_EPOCH)
 
         def on_reply(reply: EventReply) -> None:
@@ -167,7 +167,8 @@ class Faults:
         controller.when_awake(partial(controller.put, event, on_reply))
 
     def _fail_log_dir(self) -> None:
-        """A directory fails, and the broker leaves a note; the last one takes the process with it."""
+        """A directory fails, and the broker writes a notification; the failure of its last directory ends the
+        process."""
         up = [node for node in self._work.up() if not node.is_stopping]
         if not up:
             return

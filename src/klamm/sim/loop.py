@@ -1,8 +1,8 @@
 """An event loop in virtual time, and the processes that share it.
 
-`select` does not wait: it moves the clock to the next timer. When nothing is left that could ever happen, that is
-reported as a deadlock. Every callback belongs to the process whose context it was scheduled in, so a process can be
-stopped for a while (its callbacks wait) or killed (they never run), as a real one with all it does.
+`select` does not wait: it moves the clock to the next timer. If nothing can ever happen again, that is reported as a
+deadlock. Every callback belongs to the process whose context it was scheduled in, so a process can be stopped for a
+while (its callbacks wait) or killed (they never run), as a real one with all it does.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from weakref import WeakSet
 
 T = TypeVar("T")
 EPOCH_MS: Final = 1_700_000_000_000
-"""What the simulated clocks show at the start."""
+"""Initial time of the simulated clocks."""
 
 
 class Deadlock(AssertionError):
-    """Nothing is scheduled and nothing is ready: whoever waits will wait for ever."""
+    """Nothing is scheduled and nothing is ready: all waiting tasks would wait forever."""
 
 
 class SimProcess:
-    """Whatever runs on `host` on behalf of one process, from its start to its end."""
+    """A simulated process on `host`, from its start to its end."""
 
     def __init__(self, name: str, host: str) -> None:
         self.name = name
         self.host = host
         self.is_dead = False
         self.held: list[asyncio.Handle] | None = None
-        """While the process stands still: what would have run, in order."""
+        """Callbacks that wait while the process is paused, in order."""
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._kept: list[asyncio.Task[Any]] = []
         self.on_death: dict[Callable[[], None], None] = {}
-        """What the system does for a process that is gone: it closes its sockets."""
+        """Actions of the operating system after the process ended: it closes sockets."""
 
     def kill(self) -> None:
-        """Nothing of it runs any more. Its tasks are kept, so that none is finished by the garbage collector."""
+        """Nothing of it runs any longer. Its tasks are kept, so that the garbage collector does not finish them."""
         self.is_dead = True
         self._kept = list(self.tasks)
         for then in list(self.on_death):
@@ -49,7 +49,7 @@ class SimProcess:
         self.on_death.clear()
 
     def bury(self) -> None:
-        """At the very end: what was left in the middle is thrown away without a word."""
+        """Discard unfinished tasks silently at the end of a run."""
         for task in [*self._kept, *self.tasks]:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ def current_host() -> str:
 
 @contextmanager
 def running_as(process: SimProcess | None) -> Iterator[Context]:
-    """What is scheduled inside belongs to `process`; gives a context that does as well."""
+    """Callbacks scheduled inside belong to `process`; yields its context."""
     token = PROCESS.set(process)
     try:
         yield copy_context()
@@ -78,7 +78,7 @@ def running_as(process: SimProcess | None) -> Iterator[Context]:
 
 
 class _VirtualSelector(selectors.BaseSelector):
-    """Has no files. Waiting is letting the clock go on."""
+    """A selector without files. Waiting advances the clock."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -103,7 +103,7 @@ class _VirtualSelector(selectors.BaseSelector):
 
 
 class SimLoop(asyncio.SelectorEventLoop):
-    """Connections go through `network`, which the cluster puts in place."""
+    """Connections go through `network`, which the cluster sets."""
 
     network: Any = None
 
@@ -128,7 +128,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         pass
 
     def _note_problem(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What only the garbage collector noticed comes at no certain time and is left out."""
+        """Reports of the garbage collector are ignored: their time is not deterministic."""
         if "handle" in context:
             self.problems.append(f"{context['message']}: {context.get('exception')!r}")
 
@@ -186,12 +186,12 @@ class SimLoop(asyncio.SelectorEventLoop):
             return self.create_task(coro, context=context)
 
     def pause(self, process: SimProcess) -> None:
-        """As SIGSTOP does: nothing of it runs; what it is sent waits."""
+        """Like SIGSTOP: nothing of it runs, and its input waits."""
         if process.held is None:
             process.held = []
 
     def resume(self, process: SimProcess) -> None:
-        """What was due meanwhile runs at once, in its order."""
+        """Callbacks that became due meanwhile run at once, in order."""
         held, process.held = process.held or [], None
         self._ready.extend(handle for handle in held if not handle.cancelled())  # type: ignore[attr-defined]
 
@@ -200,7 +200,7 @@ class SimLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
     ) -> asyncio.Future[Any]:
-        """Done at once, known a little later."""
+        """Run it immediately; deliver the result a little later."""
         future: asyncio.Future[Any] = self.create_future()
         try:
             result = func(*args)
@@ -211,7 +211,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         return future
 
     def bind_listener(self, host: str, port: int) -> Any:
-        """What stands for a listening socket: it knows its address."""
+        """Stands for a listening socket and knows its address."""
         return BoundListener(host, port)
 
     async def create_server(self, protocol_factory: Any, *, sock: BoundListener, **options: Any) -> Any:  # type: ignore[override]
@@ -253,7 +253,7 @@ class SimClock:
 
 
 class SimExecutor(Executor):
-    """The log manager's thread: each job takes its time and is done after the one before it."""
+    """The log manager's thread: each job takes some time and finishes after the previous one."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Bugs in what the controller and brokers do about replicas that may have lost their tail."""
+"""Mutants of the rules for replicas that may have lost their tail."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ class Mutant:
     old: str
     new: str
     seeds: int = 60
-    """Within so many seeds it must be caught."""
+    """Number of seeds within which it must be caught."""
     first: int = 0
-    """Where the search begins: a little before the seed that finds it, so that a run of all costs little."""
+    """First seed of the search: shortly before the seed that catches it, so that a full run is cheap."""
     also: tuple[tuple[str, str], ...] = ()
     """Further replacements in the same module."""
     beside: tuple[Mutant, ...] = ()
-    """Replacements in other modules: for a rule that is kept in two places."""
+    """Replacements in other modules, for a rule that exists in two places."""

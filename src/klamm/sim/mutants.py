@@ -1,7 +1,7 @@
 """Bugs to build into the controller, one at a time: the simulator must catch each of them.
 
-A mutant replaces source text of one module when that module is first imported. One that survives means that a fault or
-a checker is missing; one whose text is not found any more must be written anew.
+A mutant replaces source text of one module when that module is first imported. A surviving mutant means that a fault or
+a checker is missing. A mutant whose text no longer exists must be rewritten.
 """
 
 from __future__ import annotations
@@ -224,12 +224,12 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install(name: str, mutants: Mapping[str, Mutant] = MUTANTS) -> Mutant:
-    """Puts a mutant in place, in a process that has not imported its module yet."""
+    """Apply a mutant in a process that has not imported its module yet."""
     if name not in mutants:
         raise SystemExit(f"there is no mutant {name!r}; there are: {', '.join(mutants)}")
     mutant = mutants[name]
     for each in (mutant, *mutant.beside):
         if each.module in sys.modules:
-            raise SystemExit(f"{each.module} is imported already: run mutants in a process of their own")
+            raise SystemExit(f"{each.module} is imported already: run each mutant in its own process")
         sys.meta_path.insert(0, _Finder(each))
     return mutant

@@ -1,7 +1,7 @@
 """The network of a simulation: listeners by host and port, connections with delay and fragments, links that fail.
 
-A direction of a link can be slow or cut for a time. What is sent into a cut link arrives when it is whole again, as
-TCP's retransmissions do; who does not wait so long gives up by its own timeout.
+A direction of a link can be slow or cut for a time. Data sent into a cut link arrives when the link works again, like
+TCP retransmissions; impatient senders use their own timeout.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from klamm.sim.loop import PROCESS, SimLoop, SimProcess, current_host
 DELAY_S: Final = (0.0002, 0.004)
 SLOW_S: Final = (0.05, 0.6)
 SOCKET_BYTES: Final = 64 * 1024
-"""What the systems on both ends take before a sender's own buffer grows."""
+"""Bytes that both operating systems buffer before the sender's own buffer grows."""
 _STEP_S: Final = 1e-7
-"""Two things on one link are never due at the same time: timers of one time have no order."""
+"""Two deliveries on one link are never due at the same time: timers of equal time have no order."""
 
 
 class Listener(NamedTuple):
@@ -29,7 +29,7 @@ class Listener(NamedTuple):
 
 
 class SimServer:
-    """What `create_server` gives."""
+    """The result of `create_server`."""
 
     sockets: tuple[()] = ()
 
@@ -47,7 +47,7 @@ class Network:
     def __init__(self, loop: SimLoop) -> None:
         self.loop = loop
         self.lost_replies = 0.0
-        """How often a server's bytes go nowhere and take the connection with them."""
+        """Probability that a server's bytes are lost together with the connection."""
         self.replies_lost = 0
         self.sent_late = 0
         self._rng = loop.rng
@@ -66,7 +66,7 @@ class Network:
         self._slow_until[source, target] = max(until_s, self._slow_until.get((source, target), 0.0))
 
     def hold(self, source: str, target: str, is_meant: Callable[[bytes], bool], until_s: float) -> None:
-        """The next thing sent that `is_meant`, and what follows it over the same connection, comes at `until_s`."""
+        """Delay the next data for which `is_meant` holds, and all later data of the connection, until `until_s`."""
         self._held[source, target] = is_meant, until_s
 
     def is_waiting_to_hold(self, source: str, target: str) -> bool:
@@ -81,7 +81,7 @@ class Network:
         return until_s
 
     def heal(self) -> None:
-        """What was sent before stays on its way for as long as it was meant to."""
+        """Data that was sent before keeps its arrival time."""
         self._cut_until.clear()
         self._slow_until.clear()
         self._held.clear()
@@ -91,7 +91,7 @@ class Network:
         return self._cut_until.get((source, target), 0.0) > self.loop.time()
 
     def arrival_s(self, source: str, target: str) -> float:
-        """When something that is sent now arrives."""
+        """Return the arrival time of data sent now."""
         now = self.loop.time()
         if source == target:
             return now + self._rng.uniform(0.00005, 0.0005)
@@ -139,7 +139,7 @@ class Network:
 
 
 class SimTransport(asyncio.Transport):
-    """One end of a connection. It belongs to the process in whose `context` it was made."""
+    """One end of a connection. It belongs to the process in whose `context` it was created."""
 
     peer: SimTransport
 
@@ -207,7 +207,7 @@ class SimTransport(asyncio.Transport):
         self._low = self._high // 4 if low is None else low
 
     def _on_read(self, size: int) -> None:
-        """The other side has taken bytes out of its socket."""
+        """The other side has read bytes from its socket."""
         self._unread -= size
         if self._is_write_paused and self.get_write_buffer_size() <= self._low and self._protocol is not None:
             self._is_write_paused = False
@@ -232,7 +232,7 @@ class SimTransport(asyncio.Transport):
             self._feed()
 
     def _feed(self) -> None:
-        """Gives the protocol what has come, as long as it reads; then, if that was all, the end."""
+        """Deliver received data while the protocol reads, then the end of the stream."""
         while self._received and self.is_reading() and self._protocol is not None:
             self._give(self._received.popleft())
         if self._end is not None and not self._received and self.is_reading():
@@ -259,7 +259,7 @@ class SimTransport(asyncio.Transport):
         return self._is_closing
 
     def close(self) -> None:
-        """What was written still arrives, then the other side learns of the end."""
+        """Written data still arrives before the other side sees the end."""
         if not self._is_closing:
             self._tell_peer(None)
             self._lose(None)
@@ -270,7 +270,7 @@ class SimTransport(asyncio.Transport):
             self._lose(None)
 
     def reset(self) -> None:
-        """The network gives the connection up: both sides learn of it, each in its time."""
+        """The network drops the connection: each side notices it after its own delay."""
         error = ConnectionResetError(104, "Connection reset by peer")
         self._tell_peer(error)
         self._is_closing = True
@@ -283,7 +283,7 @@ class SimTransport(asyncio.Transport):
         self._loop.call_at(due_s, self.peer._on_end, error, context=self.peer.context)
 
     def _on_end(self, error: Exception | None) -> None:
-        """The end of the stream is read after what came before it; a reset counts at once."""
+        """The end of the stream follows earlier data; a reset takes effect at once."""
         if self._is_closing:
             return
         if error is not None:
@@ -308,7 +308,7 @@ class SimTransport(asyncio.Transport):
             self._process.on_death.pop(self._die, None)
 
     def _die(self) -> None:
-        """Its process was killed: the system closes what it had open."""
+        """Its process was killed: the operating system closes its connections."""
         if not self._is_closing:
             self._is_closing = True
             self._tell_peer(ConnectionResetError(104, "Connection reset by peer"))

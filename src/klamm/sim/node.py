@@ -61,7 +61,7 @@ OnReply = Callable[[EventReply], None]
 
 
 class NodeClock:
-    """A process's clock: the time of day jumps, the time that passes does not."""
+    """A process's clock: its wall clock may jump, its monotonic clock does not."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -91,7 +91,7 @@ class Node:
         return self.config.broker_id
 
     def boot(self) -> None:
-        """A new process: nothing in memory, the disk as it was; directories that failed are mended."""
+        """Start a new process: empty memory, the old disk, failed directories repaired."""
         self.generation += 1
         self.alive = True
         self.paused_until_ms = 0
@@ -141,7 +141,7 @@ class Node:
             self.when_awake(lambda: self.put(event))
 
     def when_awake(self, call: Callable[[], None]) -> None:
-        """Runs `call` now, or when the process goes on, unless it has died by then."""
+        """Run `call` now, or when the process resumes, unless it has died by then."""
         generation, scheduler = self.generation, self.world.scheduler
 
         def attempt() -> None:
@@ -154,7 +154,7 @@ class Node:
         attempt()
 
     def discover_expiry(self, session: ClientSession) -> None:
-        """The client library notices that the session is over: everything queued is refused, then a new session."""
+        """The client library notices the session's expiry: queued requests are refused, then a new session begins."""
         if self.session is session and self.alive:
             self.session = None
             self.clear_and_put(Expire())
@@ -171,7 +171,7 @@ class Node:
         return self._after_shutdown is not None
 
     def shut_down(self, then: Callable[[], None]) -> None:
-        """What waits is refused, what is being processed comes to its end, the role is given up; then `then`."""
+        """Refuse queued events, finish the current one, resign; then call `then`."""
         self._after_shutdown = then
         self.clear_and_put(ShutdownEventThread())
 
@@ -275,7 +275,7 @@ class Node:
     def _ask_log_ends(
         self, channel: Channel | None, broker: BrokerEndPoints, partitions: tuple[tuple[TopicPartition, int], ...]
     ) -> None:
-        """Until it is answered or the channel is closed; whatever incarnation is there answers."""
+        """Repeat until it is answered or the channel is closed; any incarnation answers."""
         world, target, generation = self.world, self.world.nodes[broker.id], self.generation
         if channel is None:
             return
@@ -332,7 +332,7 @@ class Node:
             self.when_awake(lambda: self.put(event))
 
     def _reply(self, value: EventReply) -> None:
-        """The first answer counts."""
+        """Only the first answer counts."""
         assert self.current is not None
         if self.replied:
             return

@@ -1,6 +1,6 @@
-"""What an operator asks of a simulated cluster while clients use it: moves of partitions, and leader elections.
+"""Operations on a simulated cluster while clients use it: moves of partitions and leader elections.
 
-Whoever asks is told at once or hears nothing; what was begun is finished by the brokers, whatever happens to them.
+A request is answered at once or not at all; the brokers finish accepted operations in spite of faults.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EXPECTED = frozenset(
 
 
 async def reassign(client: Client, controller: int, tp: TopicPartition, replicas: Sequence[int] | None) -> ErrorCode:
-    """Moves a partition to `replicas`; None: takes the last move back."""
+    """Move a partition to `replicas`; None cancels the last move."""
     wanted = ReassignablePartition(partition_index=tp.partition, replicas=replicas)
     topic = ReassignableTopic(name=tp.topic, partitions=[wanted])
     request = AlterPartitionReassignmentsRequest(timeout_ms=1_000, topics=[topic])
@@ -48,7 +48,7 @@ async def reassign(client: Client, controller: int, tp: TopicPartition, replicas
 
 
 async def elect_preferred(client: Client, controller: int, tp: TopicPartition) -> ErrorCode:
-    """Asks for the preferred leader of a partition."""
+    """Request the election of a partition's preferred leader."""
     wanted = [TopicPartitions(topic=tp.topic, partitions=[tp.partition])]
     request = ElectLeadersRequest(election_type=0, topic_partitions=wanted, timeout_ms=1_000)
     try:

@@ -1,7 +1,7 @@
-"""Machines that lose power in a whole-cluster simulation: one, two or all, with what was not forced to their disks.
+"""Power failures in a whole-cluster simulation: one, two or all machines lose their unflushed data.
 
-Of every partition one member of its ISR keeps its log: it was on a machine that had power, or happened to be written
-out in time. So nothing that was acknowledged may be lost, whoever comes back first.
+One ISR member of every partition keeps its log: its machine had power, or its data happened to be flushed. So no
+acknowledged record may be lost, whichever broker comes back first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PowerFailures:
             self._start_later(node)
 
     def _survivors(self, failing: list[SimNode]) -> dict[int, list[TopicPartition]] | None:
-        """Which logs each keeps. None: a partition would lose its last good copy."""
+        """Return the logs that each machine keeps; None if a partition would lose its last good copy."""
         kept: dict[int, list[TopicPartition]] = {node.id: [] for node in failing}
         for tp, isr in current_isrs(self._cluster).items():
             good = [member for member in isr if not self._cluster.nodes[member].is_suspected]
@@ -50,7 +50,7 @@ class PowerFailures:
 
 
 def current_isrs(cluster: SimCluster) -> dict[TopicPartition, tuple[int, ...]]:
-    """As ZooKeeper has them, of all partitions that have a state."""
+    """Return ZooKeeper's ISRs of all partitions that have a state."""
     nodes = cluster.zookeeper.tree.nodes
     topics = nodes[paths.TOPICS].children or {}
     tps = [

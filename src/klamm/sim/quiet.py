@@ -1,4 +1,4 @@
-"""What must hold when all is quiet: everybody lives, nothing is on its way, and nothing was forgotten."""
+"""Invariants of the quiet state: all brokers live, nothing is in flight, and nothing was forgotten."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def _check_work(world: World, work: Workload, topics: dict[str, TopicZnode], sta
 
 
 def _is_waiting(tp: TopicPartition, topics: dict[str, TopicZnode], states: States) -> bool:
-    """A move that cannot end yet; one that only changes the order of the replicas waits as well when nobody leads."""
+    """Whether a move cannot end yet; without a leader, a mere change of the replica order waits too."""
     moves = tp.topic in topics and topics[tp.topic].assignment[tp.partition].is_being_reassigned
     return moves or (tp in states and states[tp].leader_and_isr.leader == NO_LEADER)
 
 
 def _has_unreachable_log(world: World, topic: str, znode: TopicZnode | None) -> bool:
-    """A replica in a log directory that failed cannot be deleted before its broker starts anew."""
+    """A replica in a failed log directory cannot be deleted before its broker restarts."""
     assignment = {} if znode is None else znode.assignment
     return any(
         TopicPartition(topic, p) in world.nodes[r].broker.offline for p, a in assignment.items() for r in a.replicas
@@ -111,7 +111,7 @@ def _has_unreachable_log(world: World, topic: str, znode: TopicZnode | None) -> 
 
 
 def _online(world: World, tp: TopicPartition, replicas: tuple[int, ...]) -> list[int]:
-    """Everybody lives, so only a log directory that failed keeps a replica from serving."""
+    """All brokers live, so only a failed log directory keeps a replica offline."""
     return [r for r in replicas if tp not in world.nodes[r].broker.offline]
 
 
@@ -149,7 +149,7 @@ def _check_partitions(world: World, assignments: Assignments, states: States) ->
 
 
 def _check_cache(world: World, node: Node, controller: Node, states: States, assignments: Assignments) -> None:
-    """Every cache equals ZooKeeper: the brokers and their addresses, and all partitions, no fewer and no more."""
+    """Every cache equals ZooKeeper: the brokers, their addresses, and exactly its partitions."""
     broker = node.broker
     require(broker.controller_id == controller.id, f"broker {node.id} takes {broker.controller_id} for the controller")
     znodes = {b: world.zookeeper.tree.nodes[paths.broker_path(b)] for b in world.nodes}
@@ -178,7 +178,7 @@ def _check_cache(world: World, node: Node, controller: Node, states: States, ass
 
 
 def _check_replicas(node: Node, assignments: Assignments, states: States, topics: dict[str, TopicZnode]) -> None:
-    """Every broker hosts what it is to host, as it is to."""
+    """Every broker hosts exactly its assigned replicas, in the right role."""
     for tp, assignment in assignments.items():
         deleting = paths.delete_topic_path(tp.topic) in node.world.zookeeper.tree.nodes
         if node.id not in assignment.replicas or tp in node.broker.offline or deleting or tp not in states:
@@ -197,9 +197,9 @@ def _check_replicas(node: Node, assignments: Assignments, states: States, topics
 
 
 def _check_logs(node: Node, assignments: Assignments, topics: dict[str, TopicZnode]) -> None:
-    """No log is left behind, except of a topic that is gone: who had to see to it was deposed before it could.
+    """No log is left behind, except of a deleted topic whose controller was deposed too early.
 
-    A log in a directory that failed is nobody's fault as well.
+    Logs in failed directories do not count either.
     """
     last_epoch = max(node.world.checkers.controllers)
     for tp, topic_id in node.disk.logs.items():
@@ -214,7 +214,7 @@ def _check_logs(node: Node, assignments: Assignments, topics: dict[str, TopicZno
 
 
 def _check_strays(world: World, ctx: ControllerContext) -> None:
-    """Every broker has said that it deleted what this controller took away from it, if it can."""
+    """Every broker has confirmed the deletion of replicas that this controller took away, if it can."""
     for broker, tps in ctx.pending_stray_deletes.items():
         gone = [tp for tp in tps if broker not in ctx.assignment(tp).replicas]
         left = [tp for tp in gone if tp not in world.nodes[broker].broker.offline]
@@ -222,7 +222,7 @@ def _check_strays(world: World, ctx: ControllerContext) -> None:
 
 
 def check_context(ctx: ControllerContext, assignments: Assignments, states: States) -> None:
-    """The cache equals ZooKeeper, and every index and counter equals what counting anew gives."""
+    """The cache equals ZooKeeper, and every index and counter equals a recount."""
     cached = {tp: ctx.assignment(tp) for tp in ctx.all_partitions()}
     require(cached == assignments, "the controller's assignments differ from ZooKeeper's")
     require(ctx.leadership == states, f"the controller's states differ: {_difference(ctx.leadership, states)}")
@@ -243,7 +243,7 @@ def check_context(ctx: ControllerContext, assignments: Assignments, states: Stat
 
 
 def _is_imbalanced(ctx: ControllerContext, tp: TopicPartition, assignment: ReplicaAssignment, states: States) -> bool:
-    """Another than the preferred replica leads; one that is being added is not preferred before it is in sync."""
+    """Whether a replica other than the preferred one leads; an added replica is preferred only once it is in sync."""
     if tp not in states or ctx.is_queued_for_deletion(tp.topic):
         return False
     preferred, state = assignment.replicas[0], states[tp].leader_and_isr

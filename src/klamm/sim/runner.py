@@ -16,7 +16,7 @@ from klamm.sim.world import World
 FAULTS_MS = 3_000
 QUIET_MS = 4_500
 PART = 25
-"""Seeds that a process of many is given at once."""
+"""Seeds per work item of a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Summary:
     simulated_ms: int
     failures: tuple[Failure, ...]
     faults: Counter[str]
-    """How often each fault was injected, and what else was done to the clusters on purpose."""
+    """How often each fault was injected, and each deliberate action done."""
 
 
 def run_seed(seed: int, brokers: int = 3, *, tracing: bool = False) -> World:
-    """Raises whatever is wrong; returns the world as it was at the end."""
+    """Run a seed and return the final world. Raises the first violation."""
     world = World(seed, brokers, tracing=tracing)
     _run(world)
     return world
@@ -60,12 +60,12 @@ def _run(world: World) -> None:
 
 
 def replay(seed: int, brokers: int = 3) -> Failure | None:
-    """One seed with its transcript; None when nothing is wrong."""
+    """Run one seed and return its transcript; None if nothing is wrong."""
     return tell(seed, brokers)[1]
 
 
 def tell(seed: int, brokers: int = 3) -> tuple[World, Failure | None]:
-    """One seed with its transcript, whatever comes of it."""
+    """Run one seed and return its transcript in any case."""
     world = World(seed, brokers, tracing=True)
     try:
         _run(world)
@@ -75,7 +75,7 @@ def tell(seed: int, brokers: int = 3) -> tuple[World, Failure | None]:
 
 
 def fingerprint(seed: int, brokers: int = 3) -> str:
-    """A digest of all that happened: the same for the same seed, in every process."""
+    """Return a digest of the run: the same for the same seed in every process."""
     return hashlib.sha256("\n".join(tell(seed, brokers)[0].lines).encode()).hexdigest()[:16]
 
 
@@ -103,7 +103,7 @@ def run_seeds(first: int, count: int, brokers: int = 3, *, stop_at_failure: bool
 
 
 def run_parallel(first: int, count: int, brokers: int = 3, *, jobs: int = 2) -> Summary:
-    """The same seeds, shared by some processes; the first failure ends it."""
+    """Run the seeds in several processes; the first failure ends the run."""
     parts = [(first + i, min(PART, count - i), brokers) for i in range(0, count, PART)]
     whole = Summary(0, 0, 0, (), Counter())
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:

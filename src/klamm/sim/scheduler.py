@@ -22,7 +22,7 @@ class Scheduler:
         heapq.heappush(self._heap, (self.time_ms + delay_ms, self._number, call, args))
 
     def run_until(self, end_ms: int) -> None:
-        """Everything that is due until `end_ms`, in order."""
+        """Run everything that is due until `end_ms`, in order."""
         while self._heap and self._heap[0][0] <= end_ms:
             self.time_ms, _, call, args = heapq.heappop(self._heap)
             call(*args)
@@ -36,7 +36,7 @@ class Scheduler:
 
 
 class Link:
-    """One direction between two parties: delays vary, order does not."""
+    """One direction between two parties: delays vary, the order is kept."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

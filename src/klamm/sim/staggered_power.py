@@ -1,7 +1,7 @@
 """Two machines lose power together, and the sessions of their brokers end one after the other.
 
-The first one keeps its log. When its session ends, the controller elects the other, which is gone as well; then that
-session ends too. The other comes back first, without its tail and as the only member of the ISR. It must not lead: the
+The first one keeps its log. When its session ends, the controller elects the other one, which has lost power too; then
+that session ends. The other comes back first, without its tail and as the only member of the ISR. It must not lead: the
 new leader never answered, so nothing was committed without the first one.
 """
 
@@ -20,11 +20,11 @@ from klamm.zk.model.znodes import decode_partition_state
 
 T = TypeVar("T")
 CONTROLLERS = 20
-"""So many are deposed until the right broker is the controller."""
+"""Maximum number of controllers to depose until the right broker is the controller."""
 LONE_S = 2.0
-"""How long the second one is alone: long enough to be elected."""
+"""Time that the second one is alone: long enough to be elected."""
 BACK_S = 20.0
-"""How long both may take to be in sync again."""
+"""Maximum time until both are in sync again."""
 
 
 class Moment(Protocol):
@@ -43,7 +43,8 @@ class StaggeredPowerFailure:
         self._moment = moment
 
     async def run(self) -> bool:
-        """Whether it came to that. It ends when both are well: what the controller has to remember dies with it."""
+        """Whether the scenario occurred. It ends when both are in sync: the controller's memory of it dies with the
+        controller."""
         found = await self._victims_under_another_controller()
         if found is None:
             return False

@@ -1,8 +1,8 @@
-"""Records in the logs of level 1: who has which, what was acknowledged, and what a loss of power may take.
+"""Records in the logs of level 1: which broker has which, which were acknowledged, and which a power loss may remove.
 
 A log is a list of records; a record is the leader epoch in which it was appended and a number of its own. Leaders
-append and copy to who follows them; what all of the ISR has is acknowledged. The rule that is checked: an acknowledged
-record that a surviving member of the ISR, or any live replica, still has is never lost.
+append and copy to their followers; a record that the whole ISR has is acknowledged. The rule that is checked: an
+acknowledged record that a surviving member of the ISR, or any live replica, still has is never lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from klamm.sim.world import World
 
 MOST_RECORDS = 40
-"""In one log: long enough, and cheap to compare."""
+"""Maximum records per log: enough, and cheap to compare."""
 
 
 class Tails:
@@ -30,20 +30,22 @@ class Tails:
         self._number = 0
         self.acknowledged: dict[TopicPartition, dict[Record, None]] = {}
         self._unclean_epochs: dict[TopicPartition, int] = {}
-        """Of the last leader from outside the ISR: one that it replaced may go on for a while, in vain."""
+        """Epoch of the last leader from outside the ISR: the leader that it replaced may continue for a while, in
+        vain."""
         self._lost: set[Record] = set()
-        """A leader that was replaced may acknowledge them again."""
+        """A replaced leader may acknowledge them again."""
         self._branched: set[TopicPartition] = set()
-        """Partitions that had an unclean election: records of newer epochs were given up, and logs hardly compare."""
+        """Partitions after an unclean election: records of newer epochs were discarded, so logs cannot be compared."""
         self._last_isr: dict[TopicPartition, tuple[int, ...]] = {}
-        """Of partitions without a leader: the ISR of the last one. Nothing is committed after it, so all have all."""
+        """For partitions without a leader: the last ISR. Nothing was committed after it, so all members have
+        everything."""
         self._told: dict[tuple[int, TopicPartition], tuple[int, int]] = {}
-        """By broker and partition: the newest leader epoch for which a log end was told, and by which incarnation."""
+        """By broker and partition: the newest leader epoch of a reported log end, and the reporting incarnation."""
 
     # --- leaders and followers ---------------------------------------------------------------------------------------
 
     def replicate(self, node: Node, tp: TopicPartition, mine: Hosted, followers: list[Node]) -> None:
-        """What the leader does between two looks at its ISR: append, be fetched from, acknowledge."""
+        """One leader step between two ISR checks: append, serve fetches, acknowledge."""
         rng, log = self._world.scheduler.rng, node.disk.records[tp]
         if not self._world.calm and len(log) < MOST_RECORDS and rng.random() < 0.5:
             for _ in range(rng.randint(1, 3)):
@@ -83,7 +85,7 @@ class Tails:
     # --- what must hold ----------------------------------------------------------------------------------------------
 
     def on_log_ends_told(self, node: Node, asked: Iterable[tuple[TopicPartition, int]]) -> None:
-        """A broker told where its logs end. In an older epoch than the one it was asked in they must not grow."""
+        """A broker reported its log ends. They must not grow in an epoch older than that of the question."""
         for tp, epoch in asked:
             known, generation = self._told.get((node.id, tp), (NO_EPOCH, node.generation))
             newest = max(known, epoch) if generation == node.generation else epoch
@@ -104,7 +106,7 @@ class Tails:
     def on_state(
         self, writer: Node | None, tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr, *, may_lose: bool
     ) -> None:
-        """A leader was elected. What it lacks of what was acknowledged is lost from now on."""
+        """A leader was elected. Acknowledged records that it lacks are lost from now on."""
         members = self._last_isr.pop(tp, old.isr)
         if now.leader == NO_LEADER:
             self._last_isr[tp] = members
@@ -118,7 +120,7 @@ class Tails:
                 self.acknowledged.pop(tp, None)
         leader = self._world.nodes[now.leader]
         if not self._is_known(ctx, leader):
-            return  # it is another by now, which the controller has yet to find out
+            return  # it is a new incarnation, which the controller has not noticed yet
         log = set(leader.disk.records.get(tp, ()))
         lacking = [record for record in self.acknowledged.get(tp, ()) if record not in log]
         if not lacking:
@@ -160,7 +162,7 @@ class Tails:
         return hold is not None and hold.deadline_s <= self._world.scheduler.monotonic()
 
     def check_quiet(self, tp: TopicPartition, topic_id: UUID, state: LeaderAndIsr) -> None:
-        """Every member of the ISR has all that was acknowledged."""
+        """Every member of the ISR has all acknowledged records."""
         for member in state.isr if state.leader != NO_LEADER else ():
             disk = self._world.nodes[member].disk
             has = set(disk.records.get(tp, ())) if disk.logs.get(tp) == topic_id else set()

@@ -1,4 +1,4 @@
-"""Effects, events and requests as lines a person can read: the simulator's traces and the transcript tests use them."""
+"""Effects, events and requests as readable lines, for the simulator's traces and the transcript tests."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def show_request(request: ControlRequest) -> str:
 
 
 def show_value(value: object) -> str:
-    """A frozen value without what is at its default."""
+    """Format a frozen value without fields at their default."""
     shown = []
     for field in fields(value):  # type: ignore[arg-type]
         item = getattr(value, field.name)
@@ -119,7 +119,7 @@ _WITHOUT_DETAILS: dict[type[Effect], str] = {
 
 
 def show_effect(effect: Effect) -> str:
-    """One line an effect."""
+    """Return one line per effect."""
     match effect:
         case ZkRead(ops):
             return "zk " + "; ".join(map(show_read, ops))

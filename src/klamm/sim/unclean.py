@@ -1,4 +1,4 @@
-"""When a replica outside the ISR may lead: only where records may be lost, and only where nothing else is left."""
+"""Checks unclean elections: only where loss is allowed, and only if no member of the ISR can lead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = "unclean.leader.election.enable"
 
 
 class UncleanRules:
-    """Allowed by the topic's configuration, by the controller's own default, or by who asked for this partition."""
+    """Whether it is allowed by the topic's configuration, the controller's default, or an explicit request."""
 
     def __init__(self, writer: Callable[[int], Node | None]) -> None:
         self._writer = writer
@@ -29,7 +29,7 @@ class UncleanRules:
         self.elections = 0
 
     def on_config(self, op: WriteOp) -> None:
-        """What was ever allowed counts: a controller may have read it just before it was taken back."""
+        """A past permission counts: a controller may have read it just before it was revoked."""
         topic = desanitize(op.path.rpartition("/")[2])
         allowed = isinstance(op, Create | SetData) and decode_config(op.path, op.data).get(KEY) == "true"
         (self._now.add if allowed else self._now.discard)(topic)
@@ -37,7 +37,7 @@ class UncleanRules:
             self._topics.add(topic)
 
     def allows(self, topic: str) -> bool:
-        """What holds now."""
+        """The current permission."""
         return topic in self._now
 
     def asked(self, partitions: tuple[TopicPartition, ...] | None) -> None:

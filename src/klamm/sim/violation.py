@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Violation(AssertionError):
-    """The runner prints the seed and what led to it."""
+    """The runner prints the seed and the trace."""
 
 
 def require(condition: bool, text: str) -> None:

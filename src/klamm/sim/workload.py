@@ -1,4 +1,4 @@
-"""What users and tools ask of the cluster while it is not calm."""
+"""Requests of users and tools during the faulty phase."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ UNCLEAN = "unclean.leader.election.enable"
 
 
 def _hear_of_config(node: Node, topic: str) -> None:
-    """As `klamm.server.dynamic_config` does: only the active controller is told, and only of what allows."""
+    """Like `klamm.server.dynamic_config`: only the active controller is notified, and only of permissions."""
     data = node.world.zookeeper.tree.nodes.get(paths.config_entity_path("topics", topic))
     allowed = data is not None and decode_config("", data.data).get(UNCLEAN) == "true"
     if allowed and node.controller.is_active:
@@ -65,9 +65,9 @@ class Workload:
         self.unanswered: dict[int, tuple[str, Node, int]] = {}
         self._asked = 0
         self._answers_epoch = 0
-        """The controller epoch of whoever gave the answer that is being looked at."""
+        """The controller epoch of the broker that gave the current answer."""
         self._incarnations: Counter[str] = Counter()
-        """How often a name was taken anew: the answer to a deletion that was asked for before says nothing of now."""
+        """Generation of a topic name: the answer to an earlier deletion says nothing about the current topic."""
         self._faults = Faults(self)
 
     def tick(self) -> None:
@@ -108,7 +108,7 @@ class Workload:
     # --- work asked of the controller --------------------------------------------------------------------------------
 
     def ask(self, event: ControllerEvent, on_reply: Callable[[EventReply], None], node: Node | None = None) -> None:
-        """Puts an event at some broker, mostly at the controller. Whoever lives to answer must answer."""
+        """Submit an event at some broker, usually the controller. A broker that survives must answer."""
         up = self.up()
         if not up:
             return
@@ -158,9 +158,9 @@ class Workload:
                 self.created[result.name] = result.topic_id
 
     def _free_name(self) -> str:
-        """A new name, or that of a topic that was deleted and is gone from ZooKeeper.
+        """Return a new name, or that of a deleted topic that is no longer in ZooKeeper.
 
-        Without topic ids, or with a log left behind by a move, a name that comes back is what Kafka cannot handle.
+        Kafka cannot handle a reused name without topic ids, or with a log left behind by a move.
         """
         left = {tp.topic for node in self.world.nodes.values() for tp in node.disk.logs}
         nodes = self.world.zookeeper.tree.nodes
@@ -204,7 +204,7 @@ class Workload:
         self.ask(ReplicaLeaderElection(wanted, ElectionType.PREFERRED), lambda _: None)
 
     def _elect_unclean(self) -> None:
-        """ElectLeaders of type UNCLEAN: from being asked for until it is answered, records may be lost."""
+        """ElectLeaders of type UNCLEAN: between request and answer, records may be lost."""
         tp = self._some_partition()
         if tp is None:
             return
@@ -216,7 +216,7 @@ class Workload:
         self.ask(event, lambda _: rules.answered(wanted))
 
     def _allow_unclean(self) -> None:
-        """`unclean.leader.election.enable` of one topic; brokers hear of it, as by their config listeners."""
+        """Set `unclean.leader.election.enable` of one topic; brokers are notified as by their config listeners."""
         if not (names := self._names()):
             return
         name = self.rng.choice(names)
@@ -249,7 +249,7 @@ class Workload:
             self.world.later(self.rng.randint(1, 8), self._claim_producer_ids_by_znode)
 
     def _claim_producer_ids_by_znode(self) -> None:
-        """As brokers of a protocol before 3.0 do it, beside the controller."""
+        """Like brokers of a protocol before 3.0, without the controller."""
         node = self.world.zookeeper.tree.nodes[paths.PRODUCER_ID_BLOCK]
         last = decode_producer_id_block(node.data)
         start = 0 if last is None else last.block_end + 1
@@ -258,7 +258,7 @@ class Workload:
             self.world.checkers.on_producer_ids(0, start, 1000)
 
     def _move_to_and_fro(self) -> None:
-        """A replica is taken away and given back while its broker is slow: all of it waits in one queue."""
+        """A replica is removed and added again while its broker is slow: both requests wait in one queue."""
         tp = self._some_partition()
         znode = self.world.zookeeper.tree.nodes.get(paths.topic_path(tp.topic)) if tp is not None else None
         active = self.world.active()
@@ -285,7 +285,7 @@ class Workload:
     # --- work of tools that write znodes -----------------------------------------------------------------------------
 
     def tool(self, what: str, *ops: WriteOp) -> bool:
-        """A transaction of a tool or an operator; False when it did not happen."""
+        """A transaction of a tool or an operator; returns False if it failed."""
         if self.world.zookeeper.is_away:
             return False
         try:
@@ -296,7 +296,7 @@ class Workload:
         return True
 
     def leave_note(self, what: str, note: Create) -> None:
-        """A sequential znode; whoever leaves it tries until ZooKeeper is there."""
+        """Create a sequential znode, retrying until ZooKeeper is available."""
         if self.tool(what, note):
             self.world.notes_due -= 1
         else:

@@ -20,7 +20,7 @@ from klamm.sim.zookeeper import SimulatedZooKeeper
 
 SESSION_TIMEOUT_MS = 60
 UNCLEAN_REPLICA_WAIT_MS = 500
-"""Longer than most restarts take, but not than all."""
+"""Longer than most restarts, but not all."""
 PROTOCOLS = {4: "2.7-IV1", 6: "3.0", 9: "2.5"}
 """By the last digit of the seed, where it is not the newest. Before 2.7-IV2 leaders write ISRs themselves, before 2.8
 topics have no ids, before 2.6 a StopReplica has no leader epochs, before 3.2 nobody recovers."""
@@ -35,9 +35,9 @@ class World:
         self.steps = 0
         self.calm = False
         self.notes_due = 0
-        """Notes for the controller that somebody is about to leave in ZooKeeper."""
+        """Notifications for the controller that are about to be created in ZooKeeper."""
         self.faults: Counter[str] = Counter()
-        """How often each thing went wrong, or was done to the cluster on purpose."""
+        """Number of faults and deliberate actions by kind."""
         self.tails = Tails(self)
         self.checkers = Checkers(self._writer, self.tails)
         self.zookeeper = SimulatedZooKeeper(self.scheduler, self.checkers.on_written)
@@ -79,13 +79,13 @@ class World:
         return lost
 
     def is_held_up(self) -> bool:
-        """A request whose sender has given it up: it may come when nobody expects it any more."""
+        """A request whose sender has given up: it may arrive much later."""
         held_up = not self.calm and self.scheduler.rng.random() < 0.5
         self.faults["requests of a closed channel that come late"] += held_up
         return held_up
 
     def is_overtaken(self) -> bool:
-        """A request that stays on its way for so long that its sender sends it again, over another connection."""
+        """A request that is delayed so long that its sender repeats it over another connection."""
         overtaken = not self.calm and self.scheduler.rng.random() < 0.2
         self.faults["requests overtaken by what followed them"] += overtaken
         return overtaken
@@ -117,7 +117,7 @@ class World:
         return ", ".join(f"{tp}:{error.name}" for tp, error in response.partition_errors if error) or "NONE"
 
     def _writer(self, session_id: int) -> Node | None:
-        """Whose session it is; None for tools and for a process that is gone."""
+        """Return the process of a session; None for tools and ended processes."""
         nodes = self.nodes.values()
         return next((node for node in nodes if node.session is not None and node.session.id == session_id), None)
 
@@ -135,7 +135,7 @@ class World:
         self.scheduler.at(restart_in_ms, self._restart, node, node.generation)
 
     def stop(self, node: Node, restart_in_ms: int) -> None:
-        """A clean stop: what waits is refused, the session is closed at once."""
+        """A clean stop: queued events are refused, the session is closed at once."""
         self.trace(node.id, "STOP")
         is_clean = not node.was_unclean or node.broker.is_tail_settled
 
@@ -152,13 +152,13 @@ class World:
         node.disk.lose_power(self.scheduler.rng)
 
     def fail_log_dir(self, node: Node, log_dir: int) -> bool:
-        """False: it was the last one, and the process goes with it."""
+        """Returns False if it was the last one, which ends the process."""
         self.trace(node.id, f"LOG DIRECTORY {log_dir} FAILS")
         node.broker.fail_log_dir(log_dir)
         return len(node.disk.broken) < LOG_DIRS
 
     def move(self, node: Node, *, in_place: bool) -> None:
-        """New addresses: of a process that is not there yet, or of one that rewrites its registration."""
+        """New addresses, for a process that starts or one that rewrites its registration."""
         port = 9092 + self.scheduler.rng.randint(1, 1000)
         listeners = ("PLAINTEXT", "OTHER")[: self.scheduler.rng.randint(1, 2)]
         endpoints = tuple(EndPoint(name, f"host{node.id}", port + i) for i, name in enumerate(listeners))
@@ -189,7 +189,7 @@ class World:
         self.scheduler.at(delay, node.discover_expiry, session)
 
     def resume_all(self) -> None:
-        """The end of all faults: everybody runs, every link works."""
+        """End all faults: all brokers run, every link works."""
         self.calm = True
         self.zookeeper.loss_rate = 0.0
         self.zookeeper.away_until_ms = min(self.zookeeper.away_until_ms, self.scheduler.time_ms)
@@ -198,7 +198,7 @@ class World:
             node.paused_until_ms = min(node.paused_until_ms, self.scheduler.time_ms)
 
     def mend_log_dirs(self) -> None:
-        """Brokers with a directory that failed are started anew, with working ones."""
+        """Restart brokers with a failed directory, with working ones."""
         for node in self.nodes.values():
             if node.alive and node.disk.broken:
                 self.crash(node, self.scheduler.rng.randint(5, 80), self.scheduler.rng.randint(5, 250))
@@ -211,7 +211,7 @@ class World:
         return counted
 
     def is_settled(self) -> bool:
-        """Nobody is in the middle of something: no event is processed or waits, no request is on its way."""
+        """Whether the cluster is idle: no event is processed or queued, no request is in flight."""
         return not self.notes_due and all(
             node.running is None
             and not node.queue

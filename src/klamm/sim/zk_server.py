@@ -1,6 +1,6 @@
-"""The ZooKeeper server of a whole-cluster simulation: a tree, its sessions, and who is connected to them.
+"""The ZooKeeper server of a whole-cluster simulation: a tree, its sessions and their connections.
 
-Nothing is lost when it is down: it comes back with the tree, and counts every session's time anew.
+A restart loses nothing: the tree stays, and every session's timeout starts again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Written = Callable[[int, tuple[WriteOp, ...]], None]
 
 
 class Client(Protocol):
-    """A connection, as the server knows it. `watcher` is its number."""
+    """The server's view of a connection. `watcher` is its number."""
 
     watcher: int
 
@@ -36,7 +36,7 @@ class ZooKeeperServer:
         self.tree = ZnodeTree()
         self.is_down = False
         self.loss_rate = 0.0
-        """How often the connection is lost with a request, before or after it took effect."""
+        """Probability that the connection is lost with a request, before or after it took effect."""
         self.expired_sessions = 0
         self.lost_requests = 0
         self._loop = loop
@@ -64,7 +64,7 @@ class ZooKeeperServer:
     # --- sessions --------------------------------------------------------------------------------------------------
 
     def attach(self, client: Client, session_id: int, timeout_ms: int) -> int | None:
-        """A client connects, with its session or without (0); the session, or None: it has expired."""
+        """Connect a client, with its session or without (0). Returns the session, or None if it has expired."""
         if session_id == 0:
             self._next_session += 1
             session_id = self._next_session
@@ -91,14 +91,15 @@ class ZooKeeperServer:
         self.tree.touch_session(session_id, self.now_ms)
 
     def end_session(self, session_id: int) -> None:
-        """By expiry or by its owner's wish: ephemeral znodes go; who is still connected learns when it asks."""
+        """End a session by expiry or close: its ephemeral znodes are deleted; a connected client learns it with its
+        next request."""
         if session_id in self.tree.sessions:
             self.tree.close_session(session_id, self.now_ms)
             self.drop(session_id)
             self._tell_watchers()
 
     def drop(self, session_id: int) -> None:
-        """The connection ends, the session goes on."""
+        """End the connection; the session continues."""
         client = self._attached.get(session_id)
         self._detach(session_id)
         if client is not None:
@@ -114,7 +115,7 @@ class ZooKeeperServer:
     # --- requests --------------------------------------------------------------------------------------------------
 
     def handle(self, session_id: int, watcher: int, request: Request) -> tuple[Any, ZkError | None] | None:
-        """The answer, or None: the connection was lost over it."""
+        """Return the answer; None if the connection was lost."""
         self.touch(session_id)
         is_write = isinstance(request, Multi | Write)
         is_lost = is_write and self._rng.random() < self.loss_rate
@@ -133,7 +134,7 @@ class ZooKeeperServer:
         return answer
 
     def operate(self, *operations: WriteOp) -> bool:
-        """A person with a tool changes the tree; False when it was refused."""
+        """Change the tree like an operator's tool; returns False if it was refused."""
         results = self.tree.multi(OPERATOR_SESSION, operations, self.now_ms)
         if multi_failure(operations, results) is not None:
             return False

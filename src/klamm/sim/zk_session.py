@@ -1,4 +1,4 @@
-"""A broker's session with the simulated ZooKeeper: the real `ZkSession` over a connection that only pretends to be one.
+"""A broker's session with the simulated ZooKeeper: the real `ZkSession` over a simulated connection.
 
 The connection behaves as `SocketConnection` does: requests wait while there is no connection and fail when it is lost,
 pings keep the session alive, and a session that has expired is followed by a new one once its listeners are done with
@@ -41,7 +41,7 @@ CONNECTING, CONNECTED, EXPIRED, CLOSED = "connecting", "connected", "expired", "
 
 
 class Sent:
-    """A request on its way. Lost: the connection broke before the server had it."""
+    """A request in flight. `lost`: the connection broke before the server received it."""
 
     __slots__ = ("is_lost", "request", "result")
 
@@ -71,7 +71,7 @@ class SimZkConnection:
         self._host = current_host()
         self._context = copy_context()
         self._number = 0
-        """Counts connections: what comes over an earlier one is not heard."""
+        """Counts connections: data of an earlier one is ignored."""
         self._attached = 0
         """The connection that the server has."""
         self._queue: deque[Sent] = deque()
@@ -90,7 +90,7 @@ class SimZkConnection:
     # --- the wire --------------------------------------------------------------------------------------------------
 
     def watch_loop(self, pulse: LoopPulse) -> None:
-        """Nothing to do: a simulated process stands still as a whole, and sends no pings then."""
+        """Nothing to do: a paused simulated process sends no pings."""
 
     def _to_server(self, call: Callable[..., None], *args: Any) -> None:
         self._there_s = max(self._there_s, self._network.arrival_s(self._host, HOST)) + _STEP_S
@@ -128,7 +128,7 @@ class SimZkConnection:
         self._to_client(number, self._on_accepted, session)
 
     def _retry(self) -> None:
-        """Nobody answers: it is tried again after a while."""
+        """No answer: retry after a while."""
         self._number += 1
         self._loop.call_later(self._loop.rng.uniform(0.05, 0.4), self._retry_now, self._number)
 
@@ -162,7 +162,7 @@ class SimZkConnection:
             self._connect()
 
     def _ping(self, number: int) -> None:
-        """A third of the timeout: ask for a sign of life; two thirds without one: the connection is given up."""
+        """Ping after a third of the timeout; drop the connection after two thirds without an answer."""
         if number != self._number or self.state not in (CONNECTED, CONNECTING):
             return
         if self._loop.time() - self._last_heard_s >= self._timeout_s * 2 / 3 - _STEP_S:
@@ -177,7 +177,7 @@ class SimZkConnection:
             self._to_client(number, lambda: None)
 
     def _lose(self) -> None:
-        """The connection is gone. What was on its way may have arrived or not, in its order."""
+        """The connection is lost. Requests in flight may have arrived or not, in order."""
         self._number += 1
         arrived = self._loop.rng.randint(0, len(self._pending)) if self._pending else 0
         for sent in list(self._pending)[arrived:]:
@@ -235,7 +235,7 @@ class SimZkConnection:
         self._to_server(self._execute, self.session_id, self.watcher, sent)
 
     def _execute(self, number: int, session_id: int, watcher: int, sent: Sent) -> None:
-        """At the server. The requests of a connection that it has closed are not read any more."""
+        """At the server. Requests of a connection that it has closed are ignored."""
         if sent.is_lost or not self._server.is_attached(session_id, watcher):
             return
         answer = self._server.handle(session_id, watcher, sent.request)
@@ -294,7 +294,7 @@ class SimZkConnection:
 
 
 class SimZkSession(ZkSession):
-    """Nothing can block here: the next session begins when the last listener has ended."""
+    """Nothing can block here: the next session begins when the last listener has finished."""
 
     _connection: SimZkConnection
 
@@ -315,11 +315,11 @@ class SimZkSession(ZkSession):
 
 
 class SessionNote:
-    """What a broker leaves on its disk about its session, for its successor."""
+    """The session file that a broker leaves on its disk for its successor."""
 
     session_id: int | None = None
     is_a_copy = False
-    """The next process cannot tell that the one before is dead: it has to wait for the end of its session."""
+    """The next process cannot know that the previous one is dead: it waits for the session's expiry."""
 
 
 class SimCoordination(Coordination):

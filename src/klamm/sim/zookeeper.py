@@ -28,7 +28,7 @@ Written = Callable[[int, tuple[WriteOp, ...]], None]
 
 
 class ClientSession:
-    """A session and its two links; what is told to the client keeps its order, watches before later answers."""
+    """A session and its two links; messages to the client keep their order, watch events before later answers."""
 
     def __init__(self, scheduler: Scheduler, session_id: int, on_watch: Callable[[WatchEvent], None]) -> None:
         self.id = session_id
@@ -42,7 +42,7 @@ class SimulatedZooKeeper:
         self.tree = ZnodeTree()
         self.loss_rate = 0.0
         self.away_until_ms = 0
-        """Until then nobody is served, and no session ends: ZooKeeper is down, or cannot be reached."""
+        """Until then no request is served and no session expires: ZooKeeper is down or unreachable."""
         self.lost_answers = 0
         self._scheduler = scheduler
         self._rng = scheduler.rng
@@ -76,7 +76,7 @@ class SimulatedZooKeeper:
         return session.id in self.tree.sessions
 
     def end_session(self, session: ClientSession) -> None:
-        """By expiry or by its client's wish: ephemeral znodes go."""
+        """End a session by expiry or close: its ephemeral znodes are deleted."""
         if self.is_away:
             self._scheduler.at(self.away_until_ms - self._scheduler.time_ms, self.end_session, session)
         elif self.is_alive(session):
@@ -114,7 +114,7 @@ class SimulatedZooKeeper:
             self._answer(session, answer, value, None, slow=lost)
 
     def _outage(self, session: ClientSession, effect: ZkRead | ZkMulti, answer: Answer) -> None:
-        """A read is asked again when ZooKeeper is back; of a transaction nobody knows whether it arrived."""
+        """A read is repeated when ZooKeeper is back; the outcome of a transaction is unknown."""
         wait_ms = self.away_until_ms - self._scheduler.time_ms
         if isinstance(effect, ZkMulti) and self._rng.random() < 0.5:
             session.to_client.send(wait_ms, answer, None, ConnectionLoss())
@@ -136,7 +136,7 @@ class SimulatedZooKeeper:
         return tuple(results)
 
     def write(self, session_id: int, ops: tuple[WriteOp, ...]) -> Any:
-        """A transaction, here and now; the checkers see every one that took effect."""
+        """Execute a transaction immediately; the checkers see every one that took effect."""
         results = self.tree.multi(session_id, ops, self._scheduler.time_ms)
         failure = multi_failure(ops, results)
         if failure is not None:
