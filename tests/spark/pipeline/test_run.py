@@ -75,7 +75,7 @@ def test_a_changed_query_is_told_what_changed(
 
     # A filter may change; keys and windows may not.
     run(pipeline(tmp_path, events, where="id > 0"), options(spark, servers, told))
-    with pytest.raises(KlammError, match=r"it had: aggregate by \[.*% .*2.*\n.*it has now: aggregate by \[.*3"):
+    with pytest.raises(KlammError, match=r"it had: aggregate by \[.*% .*2.*\n.*it now has: aggregate by \[.*3"):
         run(pipeline(tmp_path, events, key="id % 3"), options(spark, servers, told))
     with pytest.raises(KlammError, match=r"klamm pipeline reset counted\.yaml --sink lake"):
         run(pipeline(tmp_path, events, width="2 minutes"), options(spark, servers, told))
@@ -179,7 +179,7 @@ def test_counts_without_a_watermark_are_told_what_to_set(
     text = PLAIN.format(base=tmp_path, topic=topic("events")).replace("from: events, table", "from: counts, table")
     text += "  out: {from: counts, topic: out}\nviews: {counts: SELECT count(*) AS n FROM events}\n"
     told: list[str] = []
-    with pytest.raises(KlammError, match=r"plain\.yaml:7: sink 'lake': .*A table takes finished rows only: give"):
+    with pytest.raises(KlammError, match=r"plain\.yaml:7: sink 'lake': .*A table accepts finished rows only: give"):
         run(read_yaml(text, "plain.yaml"), options(spark, cluster.bootstrap_servers, told))
     topics = "\n".join(line for line in text.splitlines() if "lake:" not in line)
     with pytest.raises(

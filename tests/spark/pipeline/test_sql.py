@@ -69,7 +69,7 @@ def test_topics_are_tables(spark: SparkSession, cluster: LocalCluster, topic: To
     assert tables.query("select count(*) from mine").collect()[0][0] == 4
     with pytest.raises(KlammError, match="There is no topic 'nothing'"):
         tables.query("select * from nothing")
-    with pytest.raises(KlammError, match=f"goes into backticks: `{users}`"):
+    with pytest.raises(KlammError, match=f"in backticks: `{users}`"):
         tables.query(f"select * from {dotted(users)}")
 
 

@@ -155,7 +155,7 @@ def test_a_delivery_that_fails_names_topic_partition_and_reason(cluster: LocalCl
             {"kafka.bootstrap.servers": "a:1", "kafka.sasl.mechanism": "PLAIN"},
             "'kafka.sasl.mechanism' is not supported",
         ),
-        ({"kafka.bootstrap.servers": "a:1", "kafka.partitioner.class": "com.x.Mine"}, "com.x.Mine is a class of Java"),
+        ({"kafka.bootstrap.servers": "a:1", "kafka.partitioner.class": "com.x.Mine"}, "com.x.Mine is a Java class"),
         ({"kafka.bootstrap.servers": "a:1", "kafka.buffer.memory": "much"}, "'kafka.buffer.memory' is a number"),
         ({"kafka.bootstrap.servers": "a:1", "kafka.acks": "2x"}, "Option 'kafka.acks' is all, -1, 0 or 1"),
     ],

@@ -83,7 +83,7 @@ def test_a_table_is_made_from_a_sample_filled_and_widened(
     )
     assert ks.table(spark, path).count() == 25
     shutil.rmtree(checkpoint_of(path))
-    with pytest.raises(KlammError, match=r"checkpoint .* is gone"):
+    with pytest.raises(KlammError, match=r"checkpoint .* is missing"):
         sync(spark, path)
 
 
@@ -199,5 +199,5 @@ def test_a_table_that_is_there_is_not_made_anew(cluster: LocalCluster, topic: To
         assert told in done.stdout
     with pytest.raises(KlammError, match="'id' is long in the table and string in the rows"):
         klamm("table", "create", tmp_path / "t", "-t", name, "--schema", "id string", "-b", servers)
-    with pytest.raises(KlammError, match="there already, with topic"):
+    with pytest.raises(KlammError, match="exists already, with topic"):
         klamm("table", "create", tmp_path / "t", "-t", "another", "--schema", "id long", "-b", servers)
