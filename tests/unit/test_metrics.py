@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from klamm.clock import SystemClock
-from klamm.metrics import BrokerTopicStats, MetricsRegistry, MetricsServer, SampleTable
+from klamm.metrics import BrokerTopicStats, GaugeTable, MetricsRegistry, MetricsServer, SampleTable
 from klamm.metrics.exposition import PIECE
 from klamm.metrics.http import _HttpConnection
 from klamm.metrics.instruments import WINDOW
@@ -253,6 +253,24 @@ def test_members_may_go_between_two_pieces() -> None:
         registry.remove("kafka.cluster", "Partition", "ReplicasCount", {"partition": str(number)})
     text += "".join(pieces)
     assert text.count("\n") == 2 * PIECE and text.count("# TYPE") == 1
+
+
+def test_a_table_of_gauges_follows_its_mapping_and_comes_in_pieces() -> None:
+    registry = MetricsRegistry(ManualClock())
+    replicas = {number: number % 4 for number in range(3 * PIECE)}
+    table = GaugeTable(replicas, lambda number: {"topic": "t", "partition": str(number)}, lambda count: count + 1)
+    registry.gauge_table("kafka.cluster", "Partition", "ReplicasCount", table)
+    assert registry.size == 3 * PIECE
+    pieces = registry.families()
+    text = next(pieces)
+    for number in range(PIECE, 2 * PIECE + 1):
+        del replicas[number]
+    rest = list(pieces)
+    text += "".join(rest)
+    assert max(piece.count("\n") for piece in rest) <= PIECE
+    assert text.count("\n") == 2 * PIECE and text.count("# TYPE kafka_cluster_partition_replicascount gauge\n") == 1
+    replicas.clear()
+    assert not registry.exposition() and registry.size == 0, "without entries there is no name either"
 
 
 class RecordingTransport(asyncio.Transport):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final
 from uuid import UUID
 
@@ -59,11 +60,17 @@ def encode_partition_metadata(topic_id: UUID) -> bytes:
 
 
 def decode_partition_metadata(data: bytes, path: str) -> UUID:
-    fields = dict(line.split(": ", 1) for line in data.decode("utf-8", "replace").splitlines() if ": " in line)
     try:
-        return decode_topic_id(fields["topic_id"].strip())
+        return _topic_id_of(data)
     except (KeyError, ValueError) as e:
         raise KlammError(f"{path} does not name a topic id") from e
+
+
+@lru_cache(maxsize=1024)
+def _topic_id_of(data: bytes) -> UUID:
+    """Cached, because the partitions of a topic have equal files and a start reads all of them."""
+    fields = dict(line.split(": ", 1) for line in data.decode("utf-8", "replace").splitlines() if ": " in line)
+    return decode_topic_id(fields["topic_id"].strip())
 
 
 @dataclass(frozen=True, slots=True)

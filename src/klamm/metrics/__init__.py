@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from klamm.metrics.broker_topic import BrokerTopicMetrics, BrokerTopicStats
 from klamm.metrics.http import MetricsServer
-from klamm.metrics.instruments import BusyRatio, Gauge, Histogram, HistogramColumn, Meter, SampleTable, Timer
+from klamm.metrics.instruments import (
+    BusyRatio,
+    Gauge,
+    GaugeTable,
+    Histogram,
+    HistogramColumn,
+    Meter,
+    SampleTable,
+    Timer,
+)
 from klamm.metrics.registry import MetricsRegistry
 
 __all__ = [
@@ -16,6 +25,7 @@ __all__ = [
     "BrokerTopicStats",
     "BusyRatio",
     "Gauge",
+    "GaugeTable",
     "Histogram",
     "HistogramColumn",
     "Meter",

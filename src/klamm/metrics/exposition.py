@@ -13,20 +13,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from klamm.metrics.instruments import (
     PERCENTILES,
     BusyRatio,
     Gauge,
+    GaugeTable,
     Histogram,
     HistogramColumn,
     Meter,
+    Tags,
     Timer,
 )
 
 Metric: TypeAlias = Meter | Gauge | Histogram | HistogramColumn | Timer | BusyRatio
-Tags: TypeAlias = tuple[tuple[str, str], ...]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -53,6 +54,19 @@ def render_family(group: str, type_: str, name: str, members: Mapping[Tags, Metr
         if not items:  # they went since
             continue
         lines = _render(base, items)
+        if lines and has_head:
+            del lines[0]
+        has_head |= bool(lines)
+        yield "".join(lines)
+
+
+def render_table(group: str, type_: str, name: str, table: GaugeTable[Any, Any]) -> Iterator[str]:
+    """Yield the gauges of a table as text, in pieces."""
+    base = base_name(group, type_, name)
+    keys = table.keys()
+    has_head = False
+    for start in range(0, len(keys), PIECE):
+        lines = _gauges(base, table.samples(keys[start : start + PIECE]))
         if lines and has_head:
             del lines[0]
         has_head |= bool(lines)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from klamm.clock import Clock
 
@@ -15,6 +15,9 @@ PERCENTILES: Final = (50, 75, 95, 98, 99, 999)
 """The percentile attributes a JMX histogram has; 999 stands for 99.9."""
 
 Number = int | float
+Tags: TypeAlias = tuple[tuple[str, str], ...]
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Meter:
@@ -71,6 +74,34 @@ class Gauge:
     @property
     def value(self) -> object:
         return self.fn()
+
+
+class GaugeTable(Generic[K, V]):
+    """Gauges of one name, one per entry of a mapping that its owner keeps up to date.
+
+    Entries are not registered: a broker with 20,000 partitions would register 120,000 gauges while it starts.
+    """
+
+    __slots__ = ("_members", "_tags", "_value")
+
+    def __init__(
+        self, members: Mapping[K, V], tags: Callable[[K], Mapping[str, str]], value: Callable[[V], object]
+    ) -> None:
+        self._members = members
+        self._tags = tags
+        self._value = value
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def keys(self) -> list[K]:
+        return list(self._members)
+
+    def samples(self, keys: Sequence[K]) -> Iterator[tuple[Tags, object]]:
+        """Yield tags and value of each key that still has an entry."""
+        for key in keys:
+            if (member := self._members.get(key)) is not None:
+                yield tuple(self._tags(key).items()), self._value(member)
 
 
 class Histogram:

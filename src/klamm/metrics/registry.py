@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from klamm.clock import Clock
-from klamm.metrics.exposition import Metric, Tags, render_family
-from klamm.metrics.instruments import BusyRatio, Gauge, Histogram, Meter, Timer
+from klamm.metrics.exposition import Metric, render_family, render_table
+from klamm.metrics.instruments import BusyRatio, Gauge, GaugeTable, Histogram, Meter, Tags, Timer
 
 M = TypeVar("M", bound=Metric)
 FamilyKey = tuple[str, str, str]
@@ -19,6 +19,7 @@ class MetricsRegistry:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._families: dict[FamilyKey, dict[Tags, Metric]] = {}
+        self._tables: dict[FamilyKey, GaugeTable[Any, Any]] = {}
         self._tagged: dict[tuple[str, str], dict[tuple[FamilyKey, Tags], None]] = {}
 
     def meter(self, group: str, type_: str, name: str, tags: Mapping[str, str] | None = None) -> Meter:
@@ -42,6 +43,10 @@ class MetricsRegistry:
         """Registers `fn` under the name; a gauge that was there before gives way (its owner was replaced)."""
         return self.register(group, type_, name, tags, Gauge(fn))
 
+    def gauge_table(self, group: str, type_: str, name: str, table: GaugeTable[Any, Any]) -> None:
+        """Registers all gauges of one name at once. `find` does not know its members."""
+        self._tables[group, type_, name] = table
+
     def register(self, group: str, type_: str, name: str, tags: Mapping[str, str] | None, metric: M) -> M:
         """Registers a metric made elsewhere, for instance a column of a `SampleTable`."""
         key, tag_key = (group, type_, name), _tags(tags)
@@ -64,12 +69,14 @@ class MetricsRegistry:
     @property
     def size(self) -> int:
         """Kafka's `yammer-metrics-count`."""
-        return sum(len(members) for members in list(self._families.values()))
+        return sum(map(len, list(self._families.values()))) + sum(map(len, list(self._tables.values())))
 
     def families(self) -> Iterator[str]:
         """The exposition in pieces, so that a scrape can give way to other work in between."""
         for (group, type_, name), members in list(self._families.items()):
             yield from render_family(group, type_, name, members)
+        for (group, type_, name), table in list(self._tables.items()):
+            yield from render_table(group, type_, name, table)
 
     def exposition(self) -> str:
         return "".join(self.families())

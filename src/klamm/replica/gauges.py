@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from klamm.metrics import MetricsRegistry
+from klamm.metrics import GaugeTable, MetricsRegistry
 from klamm.purgatory import DelayedOperationPurgatory
 
 if TYPE_CHECKING:
@@ -41,24 +41,14 @@ def register(replicas: ReplicaManager) -> None:
         replicas.metrics.gauge(_SERVER, "ReplicaManager", name, value)
     for purgatory in (replicas.produce_purgatory, replicas.fetch_purgatory, replicas.delete_records_purgatory):
         register_purgatory(replicas.metrics, purgatory)
+    for name, value_of in _PARTITION_GAUGES.items():
+        replicas.metrics.gauge_table(*_PARTITION, name, GaugeTable(replicas.partitions, _tags, value_of))
 
 
 def register_purgatory(metrics: MetricsRegistry, purgatory: DelayedOperationPurgatory) -> None:
     tags = {"delayedOperation": purgatory.name}
     metrics.gauge(_SERVER, "DelayedOperationPurgatory", "PurgatorySize", lambda: purgatory.watched, tags)
     metrics.gauge(_SERVER, "DelayedOperationPurgatory", "NumDelayedOperations", lambda: purgatory.size, tags)
-
-
-def register_partition(metrics: MetricsRegistry, partition: Partition) -> None:
-    """Kafka's `kafka.cluster:type=Partition` gauges; zero on a broker that does not lead the partition."""
-    tags = _tags(partition)
-    for name, value in _partition_gauges(partition).items():
-        metrics.gauge(*_PARTITION, name, value, tags)
-
-
-def remove_partition(metrics: MetricsRegistry, partition: Partition) -> None:
-    for name in _partition_gauges(partition):
-        metrics.remove(*_PARTITION, name, _tags(partition))
 
 
 def register_lag(metrics: MetricsRegistry, client_id: str, state: PartitionFetchState) -> None:
@@ -74,22 +64,21 @@ def _lag_tags(client_id: str, tp: TopicPartition) -> dict[str, str]:
     return {"clientId": client_id, "topic": tp.topic, "partition": str(tp.partition)}
 
 
-def _tags(partition: Partition) -> dict[str, str]:
-    tp = partition.topic_partition
+def _tags(tp: TopicPartition) -> dict[str, str]:
     return {"topic": tp.topic, "partition": str(tp.partition)}
-
-
-def _partition_gauges(partition: Partition) -> dict[str, Callable[[], object]]:
-    return {
-        "UnderReplicated": lambda: int(partition.is_under_replicated),
-        "UnderMinIsr": lambda: int(partition.is_under_min_isr),
-        "AtMinIsr": lambda: int(partition.is_at_min_isr),
-        "InSyncReplicasCount": lambda: len(partition.isr) if partition.is_leader else 0,
-        "ReplicasCount": lambda: len(partition.replicas) if partition.is_leader else 0,
-        "LastStableOffsetLag": lambda: _last_stable_offset_lag(partition),
-    }
 
 
 def _last_stable_offset_lag(partition: Partition) -> int:
     log = partition.log
     return log.high_watermark - log.last_stable_offset if log is not None and partition.is_leader else 0
+
+
+_PARTITION_GAUGES: Final[dict[str, Callable[[Partition], object]]] = {
+    "UnderReplicated": lambda partition: int(partition.is_under_replicated),
+    "UnderMinIsr": lambda partition: int(partition.is_under_min_isr),
+    "AtMinIsr": lambda partition: int(partition.is_at_min_isr),
+    "InSyncReplicasCount": lambda partition: len(partition.isr) if partition.is_leader else 0,
+    "ReplicasCount": lambda partition: len(partition.replicas) if partition.is_leader else 0,
+    "LastStableOffsetLag": _last_stable_offset_lag,
+}
+"""Kafka's `kafka.cluster:type=Partition` gauges; zero on a broker that does not lead the partition."""

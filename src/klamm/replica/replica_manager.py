@@ -147,7 +147,6 @@ class ReplicaManager:
         if tp in self.partitions:
             return
         self.partitions[tp] = partition
-        gauges.register_partition(self.metrics, partition)
         self._by_topic.setdefault(tp.topic, {})[tp] = partition
 
     def drop(self, tp: TopicPartition) -> Partition | None:
@@ -158,7 +157,6 @@ class ReplicaManager:
             return None
         self.counters.forget(tp)
         self.lagging.pop(partition, None)
-        gauges.remove_partition(self.metrics, partition)
         partition.changed()
         siblings = self._by_topic[tp.topic]
         del siblings[tp]

@@ -49,6 +49,29 @@ def leader(one: OneBroker) -> OneBroker:
     return one
 
 
+def test_a_partition_registers_no_metric_and_all_its_gauges_are_shown(one: OneBroker) -> None:
+    metrics = one.broker.metrics
+    registered: list[str] = []
+    register = metrics.register
+
+    def count_one(group: str, type_: str, name: str, *rest: Any) -> Any:
+        registered.append(f"{group}:{type_}:{name}")
+        return register(group, type_, name, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "register", count_one)
+        assert one.leader_and_isr({"t": range(MANY)}, **STATE).error_code == 0
+    assert len(registered) < MANY, "a start with very many partitions must not pay for each of them"
+    values = dict(line.rsplit(" ", 1) for line in metrics.exposition().splitlines() if "cluster_partition_" in line)
+    names = ("underreplicated", "underminisr", "atminisr", "insyncreplicascount", "replicascount")
+    expected = dict(zip((*names, "laststableoffsetlag"), ("0", "0", "0", "2", "2", "0"), strict=True))
+    for name, value in expected.items():
+        for index in range(MANY):
+            assert values[f'kafka_cluster_partition_{name}{{topic="t",partition="{index}"}}'] == value
+    one.broker.replicas.drop(TopicPartition("t", 3))
+    assert 'topic="t",partition="3"' not in metrics.exposition()
+
+
 def partition(one: OneBroker, index: int) -> Partition:
     return one.broker.replicas.partitions[TopicPartition("t", index)]
 
