@@ -1,12 +1,15 @@
 """The follower's side of incremental fetch sessions (KIP-227): what one Fetch request has to name.
 
-The first request names every partition; the leader remembers them, and later requests name only what changed. After
-any failure the next request names everything again. Cost follows the change, not the number of partitions.
+The leader remembers the partitions that a session has named; later requests name only new and changed ones. The
+first requests name `NEW_PARTITIONS` each until all partitions are named: encoding one request for 20,000 partitions
+would hold the loop for 6 ms. After any failure everything is named again. Cost follows the change, not the number of
+partitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from itertools import islice
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -18,6 +21,8 @@ from klamm.replica.fetch_state import PartitionFetchState
 from klamm.replica.fetcher_config import REPLICA_STATE_VERSION, TOPIC_ID_VERSION, FetcherConfig
 
 _MAX_EPOCH: Final = (1 << 31) - 1
+NEW_PARTITIONS: Final = 2_000
+"""Partitions that one request adds to a session. If more are left, the leader is asked to answer at once."""
 PARTITIONS_PER_SLICE: Final = 200
 """Partitions that a follower asks for, or takes from an answer, before the loop serves others."""
 
@@ -34,7 +39,12 @@ class FetchSessionHandler:
         self._config = config
         self._active: dict[TopicPartition, PartitionFetchState] = {}
         self._without_id = 0
+        self._new: dict[TopicPartition, PartitionFetchState] = {}
+        """Partitions that the leader's session does not hold yet."""
         self._changed: dict[TopicPartition, PartitionFetchState] = {}
+        """Partitions that the session holds with an outdated position: every request names all of them."""
+        self._names_all = False
+        """The leader has no room for a session: each request has to name every partition."""
         self._forgotten: dict[SessionKey, tuple[TopicPartition, UUID]] = {}
         self._session_id = INVALID_SESSION_ID
         self._epoch = INITIAL_EPOCH
@@ -53,8 +63,12 @@ class FetchSessionHandler:
         if self._active.get(tp) is not state:
             self.remove(tp)
             self._without_id += state.topic_id == ZERO_UUID
-        self._active[tp] = self._changed[tp] = state
-        self._forgotten.pop(self._key(state), None)
+        self._active[tp] = state
+        key = self._key(state)
+        if self._forgotten.pop(key, None) is not None or key in self._asked:
+            self._changed[tp] = state
+        else:
+            self._new[tp] = state
 
     def remove(self, tp: TopicPartition) -> None:
         """The partition is not to be asked for any more, or not for a while."""
@@ -63,6 +77,7 @@ class FetchSessionHandler:
             return
         self._without_id -= state.topic_id == ZERO_UUID
         self._changed.pop(tp, None)
+        self._new.pop(tp, None)
         key = self._key(state)
         if self._asked.pop(key, None) is not None:
             self._forgotten[key] = tp, state.topic_id
@@ -107,7 +122,9 @@ class FetchSessionHandler:
         is_full = self._epoch == INITIAL_EPOCH
         if is_full:
             self._asked = {}
-        states = list((self._active if is_full else self._changed).values())
+            self._new = dict(self._active)
+            self._changed = {}
+        states = [*self._changed.values(), *self._take_new()]
         forgotten = () if is_full else self._forgotten_topics()
         self._changed = {}
         self._forgotten = {}
@@ -121,7 +138,12 @@ class FetchSessionHandler:
         topics = [
             FetchTopic(topic=name, topic_id=topic_id, partitions=each) for (name, topic_id), each in grouped.items()
         ]
-        return BuiltRequest(self._request(version, topics, forgotten, max_wait_ms, broker_epoch), version)
+        wait_ms = 0 if self._new else max_wait_ms
+        return BuiltRequest(self._request(version, topics, forgotten, wait_ms, broker_epoch), version)
+
+    def _take_new(self) -> list[PartitionFetchState]:
+        count = len(self._new) if self._names_all else NEW_PARTITIONS
+        return [self._new.pop(tp) for tp in list(islice(self._new, count))]
 
     def _request(
         self,
@@ -175,6 +197,7 @@ class FetchSessionHandler:
             self.reset()
         elif self._epoch == INITIAL_EPOCH:
             self._session_id = session_id
-            self._epoch = INITIAL_EPOCH if session_id == INVALID_SESSION_ID else 1
+            self._names_all = session_id == INVALID_SESSION_ID
+            self._epoch = INITIAL_EPOCH if self._names_all else 1
         else:
             self._epoch = 1 if self._epoch == _MAX_EPOCH else self._epoch + 1

@@ -594,3 +594,65 @@ class TestFollowersOfMany:
         request, _ = session.build(0)
         assert [p.partition for topic in request.topics for p in topic.partitions] == [late.tp.partition]
         assert [list(topic.partitions) for topic in request.forgotten_topics_data] == [[first.tp.partition]]
+
+    def test_a_session_begins_with_some_partitions_and_each_request_adds_others(
+        self, follower: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One request with all of them takes too long to encode."""
+        monkeypatch.setattr(fetch_session_handler, "NEW_PARTITIONS", 25)
+        session = FetchSessionHandler(FetcherConfig(broker_id=1))
+        states = self.states(follower)
+        for state in states:
+            session.put(state)
+        built = [session.build(500).request]
+        session.on_response(ErrorCode.NONE, 7)
+        for state in states[:25]:
+            session.put(state)  # an answer moved them: the leader must not read them again at the old position
+        built.append(session.build(500).request)
+        session.on_response(ErrorCode.NONE, 7)
+        built.append(session.build(500).request)
+        session.on_response(ErrorCode.NONE, 7)
+        assert [(named(request), request.max_wait_ms) for request in built] == [
+            ([*range(25)], 0),
+            ([*range(25), *range(25, 50)], 0),
+            ([*range(50, MANY)], 500),
+        ]
+        assert named(session.build(500).request) == []
+        session.reset()
+        assert len(named(session.build(500).request)) == 25, "a new session begins in the same way"
+
+    def test_a_leader_without_room_for_sessions_is_asked_for_everything(
+        self, follower: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(fetch_session_handler, "NEW_PARTITIONS", 25)
+        session = FetchSessionHandler(FetcherConfig(broker_id=1))
+        for state in self.states(follower):
+            session.put(state)
+        session.build(500)
+        for _ in range(2):
+            session.on_response(ErrorCode.NONE, 0)
+            request = session.build(500).request
+            assert (len(named(request)), request.max_wait_ms) == (MANY, 500)
+        session.on_response(ErrorCode.NONE, 7)
+        session.reset()
+        assert len(named(session.build(500).request)) == 25
+
+    def test_a_partition_that_is_put_back_does_not_wait_behind_new_ones(
+        self, follower: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The leader's session still has its old position."""
+        monkeypatch.setattr(fetch_session_handler, "NEW_PARTITIONS", 25)
+        session = FetchSessionHandler(FetcherConfig(broker_id=1))
+        states = self.states(follower)
+        for state in states:
+            session.put(state)
+        session.build(0)
+        session.on_response(ErrorCode.NONE, 7)
+        session.remove(states[3].tp)
+        session.put(states[3])
+        request = session.build(0).request
+        assert named(request) == [3, *range(25, 50)] and not request.forgotten_topics_data
+
+
+def named(request: FetchRequest) -> list[int]:
+    return [p.partition for topic in request.topics for p in topic.partitions]
