@@ -351,10 +351,11 @@ class KafkaServer:
     def _on_dir_failure(self, log_dir: str, sentence: str) -> None:
         """Called in the middle of what failed: posts the consequences."""
         if self._broker is not None:
-            self._broker.loop.call_soon_threadsafe(self._take_dir_offline, log_dir)
+            self._broker.loop.call_soon_threadsafe(lambda: self._spawn(self._take_dir_offline(log_dir)))
 
-    def _take_dir_offline(self, log_dir: str) -> None:
-        self.broker.replicas.on_log_dir_failure(log_dir)
+    async def _take_dir_offline(self, log_dir: str) -> None:
+        for _ in self.broker.replicas.log_dir_failure_pass(log_dir):
+            await asyncio.sleep(0)
         self._ask_to_be_told()
 
     def _ask_to_be_told(self) -> None:
@@ -362,7 +363,7 @@ class KafkaServer:
         self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))
 
     def _on_dir_revival(self, log_dir: str) -> None:
-        self.broker.replicas.on_log_dir_revival()
+        self.broker.replicas.on_log_dir_revival(log_dir)
         self._ask_to_be_told()
 
     def _allocate_producer_ids(self) -> asyncio.Future[ProducerIdBlock]:

@@ -482,6 +482,35 @@ class TestSlices:
         assert sliced.stop_replica("t", MANY - 1).error_code == 0, "who comes later is served"
 
 
+class TestFailedDirectories:
+    """The partitions of a failed directory go offline in slices."""
+
+    @pytest.fixture
+    def failed(self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch) -> tuple[OneBroker, Iterator[None]]:
+        monkeypatch.setattr(replica_manager, "OFFLINE_PER_SLICE", 10)
+        return leader, leader.broker.replicas.log_dir_failure_pass(leader.log_dirs[0])
+
+    def test_other_work_has_its_turn_in_between(self, failed: tuple[OneBroker, Iterator[None]]) -> None:
+        one, steps = failed
+        replicas = one.broker.replicas
+        told: list[int] = []
+        replicas.leadership_listeners.append(lambda led, followed: told.append(len(followed)))
+        seen = [len(replicas.partitions) for _ in steps]
+        assert seen == list(range(MANY - 10, -1, -10)) and told == [10] * (MANY // 10)
+        assert len(replicas.offline) == MANY and not replicas.partitions
+
+    def test_a_directory_that_comes_back_keeps_the_partitions_that_are_left(
+        self, failed: tuple[OneBroker, Iterator[None]]
+    ) -> None:
+        one, steps = failed
+        replicas = one.broker.replicas
+        next(steps)
+        replicas.on_log_dir_revival("another")
+        next(steps)
+        replicas.on_log_dir_revival(one.log_dirs[0])
+        assert list(steps) == [] and len(replicas.partitions) == MANY - 20 and not replicas.offline
+
+
 class Leader:
     """Answers every partition that a follower names, without records."""
 
