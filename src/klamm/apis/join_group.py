@@ -9,13 +9,16 @@ flexible v6; protocol type in the answer, and a protocol name that may be null, 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.copies import INLINE_BYTES, copy
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
 from klamm.coordinator.deferred import deliver
 from klamm.coordinator.effects import JoinGroupResult
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.join import JoinGroup
+from klamm.coordinator.member_metadata import Protocols
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
 
@@ -30,9 +33,25 @@ def handle(
     groups: GroupCoordinator = broker.groups
     if len(req.protocols) > MAX_PROTOCOLS:
         return _response(JoinGroupResult.failed(req.member_id, ErrorCode.INVALID_REQUEST), version)
-    if sum(len(protocol.metadata) for protocol in req.protocols) > groups.config.record_max_bytes:
+    size = sum(len(protocol.metadata) for protocol in req.protocols)
+    if size > groups.config.record_max_bytes:
         # Refused before the metadata is copied out of the frame.
         return _response(JoinGroupResult.failed(req.member_id, ErrorCode.UNKNOWN_SERVER_ERROR), version)
+    if size <= INLINE_BYTES:
+        return _join(broker, ctx, req, _protocols(req, bytes))
+    copied = broker.replicas.run_record_work(lambda: _protocols(req, copy))
+    return then(copied, lambda protocols: _join(broker, ctx, req, protocols))
+
+
+def _protocols(req: JoinGroupRequest, take: Callable[[bytes], bytes]) -> Protocols:
+    return tuple((protocol.name, take(protocol.metadata)) for protocol in req.protocols)
+
+
+def _join(
+    broker: Broker, ctx: RequestContext, req: JoinGroupRequest, protocols: Protocols
+) -> JoinGroupResponse | asyncio.Future[JoinGroupResponse]:
+    version = ctx.api_version
+    groups: GroupCoordinator = broker.groups
     join = JoinGroup(
         member_id=req.member_id,
         group_instance_id=req.group_instance_id,
@@ -41,7 +60,7 @@ def handle(
         rebalance_timeout_ms=req.session_timeout_ms if version == 0 else req.rebalance_timeout_ms,
         session_timeout_ms=req.session_timeout_ms,
         protocol_type=req.protocol_type,
-        protocols=tuple((protocol.name, bytes(protocol.metadata)) for protocol in req.protocols),
+        protocols=protocols,
         require_known_member_id=version >= 4,
         supports_skipping_assignment=version >= 9,
     )

@@ -9,10 +9,11 @@ REBALANCE_IN_PROGRESS: the rebalance was lost with the one before it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Final
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, at_once
+from klamm.apis.copies import INLINE_BYTES, copy
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, at_once, then
 from klamm.coordinator.deferred import deliver
 from klamm.coordinator.effects import SyncGroupResult
 from klamm.coordinator.group_coordinator import GroupCoordinator
@@ -29,29 +30,37 @@ def handle(
 ) -> SyncGroupResponse | asyncio.Future[SyncGroupResponse] | Sliced[SyncGroupResponse]:
     if ctx.api_version >= 5 and (req.protocol_type is None or req.protocol_name is None):
         return _response(SyncGroupResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
-    steps = _assignments(broker.groups, req)
-    if len(req.assignments) <= _SLICE:
-        return _sync(broker, req, at_once(steps))
-    return _sync_in_slices(broker, req, steps)
+    steps = _sync_in_slices(broker, req)
+    return at_once(steps) if len(req.assignments) <= _SLICE else steps
 
 
 def _sync_in_slices(
-    broker: Broker, req: SyncGroupRequest, steps: Generator[None, None, dict[str, bytes]]
-) -> Sliced[SyncGroupResponse]:
-    return _sync(broker, req, (yield from steps))
+    broker: Broker, req: SyncGroupRequest
+) -> Generator[None, None, SyncGroupResponse | asyncio.Future[SyncGroupResponse]]:
+    size = yield from _size(req)
+    groups: GroupCoordinator = broker.groups
+    if size > groups.config.record_max_bytes:
+        # Not copied out of the frame: the group is not stored.
+        return _sync(broker, req, (yield from _assignments(req, lambda view: view)))
+    if size <= INLINE_BYTES:
+        return _sync(broker, req, (yield from _assignments(req, bytes)))
+    copied = broker.replicas.run_record_work(lambda: at_once(_assignments(req, copy)))
+    return then(copied, lambda assignments: _sync(broker, req, assignments))
 
 
-def _assignments(groups: GroupCoordinator, req: SyncGroupRequest) -> Generator[None, None, dict[str, bytes]]:
-    """Assignments that are too large are not copied out of the frame: the group is not stored."""
+def _size(req: SyncGroupRequest) -> Generator[None, None, int]:
     size = 0
     for number, given in enumerate(req.assignments, 1):
         size += len(given.assignment)
         if number % _SLICE == 0:
             yield
-    is_copied = size <= groups.config.record_max_bytes
+    return size
+
+
+def _assignments(req: SyncGroupRequest, take: Callable[[bytes], bytes]) -> Generator[None, None, dict[str, bytes]]:
     assignments: dict[str, bytes] = {}
     for number, given in enumerate(req.assignments, 1):
-        assignments[given.member_id] = bytes(given.assignment) if is_copied else given.assignment
+        assignments[given.member_id] = take(given.assignment)
         if number % _SLICE == 0:
             yield
     return assignments

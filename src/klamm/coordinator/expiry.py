@@ -22,10 +22,8 @@ def expired_offsets(group: GroupMetadata, retention_ms: int, *, timestamp_ms: in
             retention_ms,
             base_timestamp_ms=lambda value: value.commit_timestamp_ms if empty_since_ms is None else empty_since_ms,
         )
-    if group.state is GroupState.STABLE and group.is_consumer_group and group.subscribed_topics is not None:
-        return group.offsets.expired(
-            timestamp_ms, retention_ms, base_timestamp_ms=_commit_timestamp, subscribed=group.subscribed_topics
-        )
+    if group.state is GroupState.STABLE and group.is_consumer_group and (topics := group.subscribed_topics) is not None:
+        return group.offsets.expired(timestamp_ms, retention_ms, base_timestamp_ms=_commit_timestamp, subscribed=topics)
     if group.protocol_type is None:
         return group.offsets.expired(timestamp_ms, retention_ms, base_timestamp_ms=_commit_timestamp)
     return []

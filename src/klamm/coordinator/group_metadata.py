@@ -8,7 +8,6 @@ clock that never goes back. Timers are values: a rule that sets one calls `wake_
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -64,7 +63,7 @@ class GroupMetadata:
     pending_sync_members: dict[str, None] = field(default_factory=dict)
     awaiting_join_count: int = 0
     supported_protocols: Counter[str] = field(default_factory=Counter)
-    subscribed_topics: frozenset[str] | None = None
+    subscriptions: consumer_protocol.Subscriptions | None = None
     new_member_added: bool = False
     initial_delay: InitialDelay | None = None
     join_deadline_ms: int | None = None
@@ -214,22 +213,25 @@ class GroupMetadata:
         else:
             self.protocol_name = None
             self.transition_to(GroupState.EMPTY, now_ms)
-        self.compute_subscribed_topics()
+        self.keep_subscriptions()
         self.pending_sync_members.clear()
 
-    def compute_subscribed_topics(self) -> None:
-        """Known only for consumers: no topics when there is no member, None when a subscription is unreadable."""
-        self.subscribed_topics = None
-        if self.is_consumer_group and not self.members:
-            self.subscribed_topics = frozenset()
-        elif self.is_consumer_group and self.protocol_name is not None:
-            self.subscribed_topics = consumer_protocol.subscribed_topics(self._subscriptions(self.protocol_name))
+    def keep_subscriptions(self) -> None:
+        """Keeps the subscriptions of a consumer group as they are now."""
+        protocol = self.protocol_name
+        self.subscriptions = None
+        if self.is_consumer_group and (protocol is not None or not self.members):
+            subscribed = (b"" if protocol is None else member.metadata(protocol) for member in self.members.values())
+            self.subscriptions = consumer_protocol.Subscriptions(subscribed)
 
-    def _subscriptions(self, protocol: str) -> Iterable[bytes]:
-        return (member.metadata(protocol) for member in self.members.values())
+    @property
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """Known only for consumers: no topics if there is no member, None if a subscription is unreadable."""
+        return None if self.subscriptions is None else self.subscriptions.topics
 
     def is_subscribed_to(self, topic: str) -> bool:
-        return self.subscribed_topics is None or topic in self.subscribed_topics
+        topics = self.subscribed_topics
+        return topics is None or topic in topics
 
     def join_result(self, member_id: str, *, members: bool, skip_assignment: bool = False) -> JoinGroupResult:
         """What a member learns of the current generation; the leader also learns of the `members`."""

@@ -24,6 +24,7 @@ from klamm.coordinator.metrics import GroupMetrics
 from klamm.coordinator.offset_records import OffsetAndMetadata
 from klamm.coordinator.offsets_loader import OffsetsLoader
 from klamm.coordinator.offsets_log import OffsetsLog
+from klamm.coordinator.ordered_appends import OrderedAppends
 from klamm.coordinator.partitioning import partition_for
 from klamm.coordinator.scheduler import Scheduler, Wakeups
 from klamm.errors import ErrorCode, ProtocolError
@@ -67,9 +68,9 @@ class GroupMetadataManager:
         metadata_budget = Budget(
             config.offset_metadata_total_bytes, lambda: sum(group.offsets.metadata_bytes for group in self.groups())
         )
-        self._writer = GroupWriter(log, clock, config, metadata_budget)
         self._wakeups = Wakeups()
         self._partitions: dict[int, OffsetsPartition] = {}
+        self._writer = GroupWriter(OrderedAppends(log, self._partitions.get), clock, config, metadata_budget)
         self._epochs: dict[int, int] = {}
         metrics.register(self.groups)
 
@@ -188,6 +189,8 @@ class GroupMetadataManager:
         timestamp_ms, now_ms = self._clock.now_ms(), self.now_ms()
         removed = 0
         for i, group in enumerate(list(self.groups())):
+            if group.state is GroupState.STABLE and group.subscriptions is not None:
+                yield from group.subscriptions.reading()
             if group.state is not GroupState.DEAD:
                 expired = expired_offsets(
                     group, self._config.offsets_retention_ms, timestamp_ms=timestamp_ms, now_ms=now_ms

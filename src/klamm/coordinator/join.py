@@ -147,7 +147,7 @@ def _replace_static_member(
     group.await_join(member, waiter)
     rebalance.restart_session(group, member, now_ms)
     if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
-        group.compute_subscribed_topics()
+        group.keep_subscriptions()
         group.effects.append(store)
     elif group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
         # The leader may have been sent the old id already: the new one would get no assignment.

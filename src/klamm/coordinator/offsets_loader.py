@@ -139,5 +139,5 @@ def _loaded_group(
         )
     if value.leader in group.members:
         group.leader_id = value.leader
-    group.compute_subscribed_topics()
+    group.keep_subscriptions()
     return group

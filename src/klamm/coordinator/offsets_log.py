@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from klamm.coordinator.deferred import Deferred
@@ -20,6 +21,9 @@ class Appended:
 class OffsetsLog(Protocol):
     def append(self, partition: int, batch: bytes, timeout_ms: int) -> Deferred[Appended]:
         """Appends as leader; done when all in-sync replicas have the batch, in the order of the calls."""
+
+    def build(self, work: Callable[[], bytes]) -> Deferred[bytes | None]:
+        """Runs `work`, which builds a large batch from frozen values, off the loop. None: it failed."""
 
     def bounds(self, partition: int) -> tuple[int, int] | ErrorCode:
         """The log's start offset and end offset."""

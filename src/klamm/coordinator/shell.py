@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from klamm.clock import Clock
 from klamm.config import KafkaConfig
@@ -23,6 +23,7 @@ from klamm.model import GROUP_METADATA_TOPIC, TopicPartition
 
 _log = logging.getLogger("klamm.coordinator")
 
+T = TypeVar("T")
 AppendResults = dict[TopicPartition, AppendResult]
 Leadership = Sequence[tuple[TopicPartition, int]]
 
@@ -40,6 +41,8 @@ class Replicas(Protocol):
         records: Mapping[TopicPartition, memoryview | bytes],
         timeout_ms: int = ...,
     ) -> AppendResults | asyncio.Future[AppendResults]: ...
+
+    def run_record_work(self, work: Callable[[], T]) -> asyncio.Future[T]: ...
 
     def leader_log(self, tp: TopicPartition) -> Log | ErrorCode: ...
 
@@ -109,6 +112,18 @@ class ReplicaOffsetsLog:
         appended: Deferred[Appended] = Deferred()
         outcome.add_done_callback(lambda done: appended.complete(_appended_later(done, tp)))
         return appended
+
+    def build(self, work: Callable[[], bytes]) -> Deferred[bytes | None]:
+        built: Deferred[bytes | None] = Deferred()
+
+        def on_done(done: asyncio.Future[bytes]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if error is not None:
+                _log.error("a batch of %s was not built", GROUP_METADATA_TOPIC, exc_info=error)
+            built.complete(None if done.cancelled() or error is not None else done.result())
+
+        self._replicas.run_record_work(work).add_done_callback(on_done)
+        return built
 
     def bounds(self, partition: int) -> tuple[int, int] | ErrorCode:
         log = self._replicas.leader_log(TopicPartition(GROUP_METADATA_TOPIC, partition))

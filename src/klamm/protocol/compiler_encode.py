@@ -2,7 +2,7 @@
 
 Structs and arrays are written out inline. Neighbouring fixed-size fields, the length that follows them and empty
 sections of tagged fields become one precompiled `Struct.pack`. The function gathers pieces in a list and joins them
-once; large records are never joined but stay the caller's objects between two joined parts.
+once; large records and bytes are never joined but stay the caller's objects between two joined parts.
 
 A sliced encoder is the same function as a generator: it yields after `SLICE_ELEMENTS` elements and joins what it has.
 """
@@ -154,7 +154,7 @@ class _Writer:
             self.flush()
             if self.sliced and kind != "records":
                 self.emit(f"steps += {n} >> 8")
-            if kind == "records" and self.sink == "write":
+            if kind in ("records", "bytes") and self.sink == "write":
                 self.emit(f"put_records(parts, out, {value})")
             else:
                 self.emit(f"{self.sink}({value})")

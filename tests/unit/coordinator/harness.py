@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from klamm.coordinator.config import GroupConfig
@@ -46,6 +46,9 @@ class MemoryOffsetsLog:
     error: ErrorCode = ErrorCode.NONE
     read_error: ErrorCode = ErrorCode.NONE
     held: list[tuple[Deferred[Appended], Appended]] = field(default_factory=list)
+    holds_builds: bool = False
+    builds: list[tuple[Deferred[bytes | None], Callable[[], bytes]]] = field(default_factory=list)
+    """Batches that a worker has yet to build, while `holds_builds`."""
 
     def append(self, partition: int, batch: bytes, timeout_ms: int) -> Deferred[Appended]:
         if self.error is not ErrorCode.NONE:
@@ -61,6 +64,18 @@ class MemoryOffsetsLog:
         deferred: Deferred[Appended] = Deferred()
         self.held.append((deferred, appended))
         return deferred
+
+    def build(self, work: Callable[[], bytes]) -> Deferred[bytes | None]:
+        built: Deferred[bytes | None] = Deferred()
+        self.builds.append((built, work))
+        if not self.holds_builds:
+            self.finish_builds()
+        return built
+
+    def finish_builds(self, *, fails: bool = False) -> None:
+        builds, self.builds = self.builds, []
+        for built, work in builds:
+            built.complete(None if fails else work())
 
     def release(self, error: ErrorCode = ErrorCode.NONE) -> None:
         held, self.held = self.held, []
