@@ -6,8 +6,9 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from klamm.server.collector import FullCollections, resident_bytes
+from klamm.server.collector import THRESHOLDS, FullCollections, resident_bytes
 
 
 class Node:
@@ -37,6 +38,28 @@ def test_survivors_are_not_walked_through_again() -> None:
         gc.collect()
         assert sum(gc.get_count()) + len(gc.get_objects(generation=2)) < len(kept)
         assert gc.get_freeze_count() >= len(kept)
+
+
+def test_no_pass_walks_through_many_objects() -> None:
+    """A client that opens large sessions makes many objects that stay: each pass holds the loop."""
+    walked: list[int] = []
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            walked.append(sum(len(gc.get_objects(generation=each)) for each in range(info["generation"] + 1)))
+
+    before = gc.get_threshold()
+    with collections(Memory()):
+        gc.collect()
+        gc.collect()  # Python waits with a full pass for a quarter of the survivors of the last: now they are few
+        gc.callbacks.append(note)
+        gc.set_threshold(*THRESHOLDS)
+        try:
+            kept = [[i] for i in range(600_000)]
+        finally:
+            gc.set_threshold(*before)
+            gc.callbacks.remove(note)
+    assert len(kept) > sum(THRESHOLDS) and 0 < max(walked) < 60_000
 
 
 def test_new_cycles_are_collected() -> None:
