@@ -15,7 +15,16 @@ from typing import Final
 
 from bench import report
 from bench.clusters import KlammCluster
-from bench.control_plane import control_log_cost, failover, one_change, peer, saturation, start_up, stopped_broker
+from bench.control_plane import (
+    broker_death,
+    control_log_cost,
+    failover,
+    one_change,
+    peer,
+    saturation,
+    start_up,
+    stopped_broker,
+)
 from bench.report import Row
 from klamm.errors import KlammError
 
@@ -39,6 +48,7 @@ def failovers(quick: bool) -> Iterator[Row]:
 
 PARTS: Final[dict[str, Callable[[bool], Iterable[Row]]]] = {
     "change": lambda quick: one_change.rows(large=10_000 if quick else one_change.LARGE),
+    "death": lambda _: broker_death.rows(),
     "failover": failovers,
     "life": life,
     "propagation": lambda quick: saturation.rows(30 if quick else saturation.CHANGES),
@@ -91,6 +101,8 @@ What the rows say:
   three dies with the old controller, so that a third of all partitions need a leader and the rest a smaller ISR. From
   the deletion of `/controller` until the last of the others has read the last request. The CPU rows are what the new
   controller's process (its own metadata cache and the produce probe included) and ZooKeeper's used meanwhile.
+- *Death of a broker with 3,000 partitions*: counted in this process, without sockets. The other two brokers have a
+  replica of every partition, and a third of them lose their leader.
 - *One partition changed*: in this process, without sockets, in CPU time.
 - *Propagation*: from the CreateTopics request until all three brokers' Metadata has the topic.
 - *Stopped*: without coalescing the queue is as long as the queue and the coalesced requests together."""

@@ -95,18 +95,26 @@ def _delete_strays(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
 
 
 def on_replicas_become_offline(ctx: ControllerContext, replicas: Sequence[PartitionReplica]) -> Steps[None]:
-    """New leaders for what lost its leader, then the replicas leave their ISRs; deletions of theirs must wait."""
+    """Elect new leaders, take the replicas out of the other ISRs, and send both in one batch; deletions must wait.
+
+    The batch also carries the list of live brokers, so it is sent even if no partition changed.
+    """
     deleting = [r for r in replicas if ctx.is_queued_for_deletion(r.partition.topic)]
     others = [r for r in replicas if not ctx.is_queued_for_deletion(r.partition.topic)]
     leaderless = ctx.partitions_without_online_leader(r.replica for r in replicas)
     yield from partition_state_machine.handle_state_changes(ctx, leaderless, PartitionState.OFFLINE)
-    outcome = yield from partition_state_machine.trigger_online(ctx)
-    yield from replica_state_machine.handle_state_changes(ctx, others, ReplicaState.OFFLINE)
+    outcome = partition_state_machine.Outcome()
+    tells = yield from partition_state_machine.elect_missing_leaders(ctx, outcome)
+    offline = yield from replica_state_machine.take_offline(ctx, others, outcome.elected)
+    yield from ControllerBrokerRequestBatch.build(
+        ctx,
+        leader_and_isr=[*tells, *offline.leader_and_isr],
+        stop_replica=offline.stop_replica,
+        update_metadata=offline.update_metadata,
+    ).send()
     yield from reassignment.maybe_complete(ctx, outcome.elected)  # an unclean election leaves an ISR of one
     if deleting:
         yield from deletion.fail(ctx, deleting)
-    if not others and not outcome.elected:
-        yield from tell_live_brokers(ctx)
 
 
 def on_replicas_come_back(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:

@@ -60,6 +60,11 @@ def startup(
     return frozenset(tell.partition for tell in tells if tell.is_new)
 
 
+def elect_missing_leaders(ctx: ControllerContext, outcome: Outcome) -> Steps[list[TellLeaderAndIsr]]:
+    """Elect as `trigger_online` does, but send nothing: return what the caller must send with its own changes."""
+    return (yield from _bring_online(ctx, _to_bring_online(ctx), ElectionStrategy.OFFLINE, outcome))
+
+
 def _to_bring_online(ctx: ControllerContext, topic: str | None = None) -> list[TopicPartition]:
     return [tp for tp in ctx.not_online if topic in (None, tp.topic) and not ctx.is_queued_for_deletion(tp.topic)]
 

@@ -5,7 +5,8 @@ As with partitions a call moves many replicas to one state: one fenced transacti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 
 from klamm.controller import store
 from klamm.controller.context import ControllerContext, PartitionReplica
@@ -14,6 +15,15 @@ from klamm.controller.election import remove_from_isr
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr, TellStopReplica
 from klamm.controller.states import VALID_PREVIOUS_REPLICA_STATES, ReplicaState
 from klamm.model import NO_LEADER, LeaderAndIsr, ReplicaAssignment, TopicPartition
+
+
+@dataclass(slots=True)
+class OfflineReplicas:
+    """What the brokers must learn after replicas went offline; the parts of one batch."""
+
+    leader_and_isr: list[TellLeaderAndIsr] = field(default_factory=list)
+    stop_replica: list[TellStopReplica] = field(default_factory=list)
+    update_metadata: list[TopicPartition] = field(default_factory=list)
 
 
 def startup(ctx: ControllerContext) -> dict[TopicPartition, list[int]]:
@@ -54,13 +64,7 @@ def has_unassigned_isr(ctx: ControllerContext, tp: TopicPartition) -> bool:
 def handle_state_changes(
     ctx: ControllerContext, replicas: Iterable[PartitionReplica], target: ReplicaState
 ) -> Steps[None]:
-    legal = []
-    for replica in replicas:
-        state = ctx.replica_state(replica)
-        if state in VALID_PREVIOUS_REPLICA_STATES[target]:
-            legal.append(replica)
-        else:
-            yield Note(f"replica {replica} cannot go from {state.name} to {target.name}")
+    legal = yield from _legal(ctx, replicas, target)
     if not legal:
         return
     match target:
@@ -69,7 +73,13 @@ def handle_state_changes(
         case ReplicaState.ONLINE:
             yield from _become_online(ctx, legal)
         case ReplicaState.OFFLINE:
-            yield from _become_offline(ctx, legal)
+            offline = yield from _become_offline(ctx, legal)
+            yield from ControllerBrokerRequestBatch.build(
+                ctx,
+                leader_and_isr=offline.leader_and_isr,
+                stop_replica=offline.stop_replica,
+                update_metadata=offline.update_metadata,
+            ).send()
         case ReplicaState.DELETION_STARTED:
             yield from _start_deletion(ctx, legal)
         case ReplicaState.NON_EXISTENT:
@@ -77,6 +87,30 @@ def handle_state_changes(
         case ReplicaState.DELETION_SUCCESSFUL | ReplicaState.DELETION_INELIGIBLE:
             for replica in legal:
                 ctx.put_replica_state(replica, target)
+
+
+def take_offline(
+    ctx: ControllerContext, replicas: Iterable[PartitionReplica], elected: Collection[TopicPartition]
+) -> Steps[OfflineReplicas]:
+    """Move replicas to OFFLINE without sending anything; the caller sends the result together with its elections.
+
+    The ISRs of `elected` partitions were settled by their elections, so their states are not written again.
+    """
+    legal = yield from _legal(ctx, replicas, ReplicaState.OFFLINE)
+    return (yield from _become_offline(ctx, legal, elected))
+
+
+def _legal(
+    ctx: ControllerContext, replicas: Iterable[PartitionReplica], target: ReplicaState
+) -> Steps[list[PartitionReplica]]:
+    legal = []
+    for replica in replicas:
+        state = ctx.replica_state(replica)
+        if state in VALID_PREVIOUS_REPLICA_STATES[target]:
+            legal.append(replica)
+        else:
+            yield Note(f"replica {replica} cannot go from {state.name} to {target.name}")
+    return legal
 
 
 def _become_new(ctx: ControllerContext, replicas: list[PartitionReplica]) -> Steps[None]:
@@ -101,13 +135,16 @@ def _become_online(ctx: ControllerContext, replicas: list[PartitionReplica]) -> 
     yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
 
 
-def _become_offline(ctx: ControllerContext, replicas: list[PartitionReplica]) -> Steps[None]:
+def _become_offline(
+    ctx: ControllerContext, replicas: list[PartitionReplica], elected: Collection[TopicPartition] = ()
+) -> Steps[OfflineReplicas]:
     """The replica is stopped and leaves the ISR; the others of its partition learn the new ISR."""
     by_partition: dict[TopicPartition, list[int]] = {}
     for replica in replicas:
         by_partition.setdefault(replica.partition, []).append(replica.replica)
     known = [tp for tp in by_partition if tp in ctx.leadership]
-    yield from shrink_isr(ctx, {tp: by_partition[tp] for tp in known})
+    unsettled = [tp for tp in known if tp not in elected or _is_any_in_sync(ctx, tp, by_partition[tp])]
+    yield from shrink_isr(ctx, {tp: by_partition[tp] for tp in unsettled})
     tells = []
     for tp in known:
         if tp in ctx.leadership and not ctx.is_queued_for_deletion(tp.topic):
@@ -115,12 +152,14 @@ def _become_offline(ctx: ControllerContext, replicas: list[PartitionReplica]) ->
             tells.append(TellLeaderAndIsr(others, tp))
     for replica in replicas:
         ctx.put_replica_state(replica, ReplicaState.OFFLINE)
-    yield from ControllerBrokerRequestBatch.build(
-        ctx,
-        leader_and_isr=tells,
-        stop_replica=[TellStopReplica(r.replica, r.partition, delete=False) for r in replicas],
-        update_metadata=list(by_partition),
-    ).send()
+    stops = [TellStopReplica(r.replica, r.partition, delete=False) for r in replicas]
+    return OfflineReplicas(tells, stops, list(by_partition))
+
+
+def _is_any_in_sync(ctx: ControllerContext, tp: TopicPartition, replicas: list[int]) -> bool:
+    """Whether the cached state still counts on one of these; a first state that was adopted from ZooKeeper may."""
+    state = ctx.leadership[tp].leader_and_isr
+    return any(r in state.isr or r == state.leader for r in replicas)
 
 
 def shrink_isr(ctx: ControllerContext, leaving: dict[TopicPartition, list[int]]) -> Steps[None]:

@@ -61,8 +61,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "dead_broker_stays_in_isr": Mutant(
         _C + "broker_changes",
-        "    yield from replica_state_machine.handle_state_changes(ctx, others, ReplicaState.OFFLINE)\n",
-        "    yield from ()\n",
+        "    offline = yield from replica_state_machine.take_offline(ctx, others, outcome.elected)\n",
+        "    offline = yield from replica_state_machine.take_offline(ctx, (), outcome.elected)\n",
     ),
     "offline_partitions_not_retried": Mutant(
         _C + "broker_changes",
