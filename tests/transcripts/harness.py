@@ -19,6 +19,7 @@ from klamm.controller.effects import (
     CloseAllChannels,
     CloseChannel,
     Enqueue,
+    LeadershipChanged,
     Reply,
     Send,
     Steps,
@@ -149,7 +150,7 @@ class Harness:
                     continue
                 replied = True
                 self.replies.append(effect.value)
-            elif isinstance(effect, BrokerRegistered | ActiveControllerChanged):
+            elif isinstance(effect, BrokerRegistered | ActiveControllerChanged | LeadershipChanged):
                 continue
             shown.append(line)
         if shown:

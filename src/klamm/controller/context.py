@@ -6,9 +6,9 @@ changes: nothing here walks over all partitions, except `all_partitions`, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 from uuid import UUID
 
 from klamm.clock import Clock
@@ -28,8 +28,14 @@ from klamm.model import (
     TopicPartition,
 )
 
-LeadershipObserver: TypeAlias = Callable[[TopicPartition, str, LeaderAndIsr | None, LeaderAndIsr], None]
-"""Called with the partition, the strategy of the election if there was one, and the states before and after."""
+
+class LeadershipChange(NamedTuple):
+    """A change of a partition's leader or ISR. `strategy` is empty unless the change is the outcome of an election."""
+
+    partition: TopicPartition
+    strategy: str
+    before: LeaderAndIsr | None
+    after: LeaderAndIsr
 
 
 class PartitionReplica(NamedTuple):
@@ -60,9 +66,6 @@ class ControllerContext:
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
     epoch: int = 0
     epoch_zk_version: int = 0
-
-    on_leadership: LeadershipObserver | None = None
-    """Hears of every change of a partition's leader or ISR; what is read after a failover is no change."""
 
     next_topic_list_s: float = 0.0
 
@@ -227,11 +230,15 @@ class ControllerContext:
 
     # ---- leadership --------------------------------------------------------------------------------------------------
 
-    def put_leadership(self, tp: TopicPartition, state: LeaderIsrAndControllerEpoch, election: str = "") -> None:
-        """`election`: the strategy, where this is the outcome of one."""
+    def put_leadership(
+        self, tp: TopicPartition, state: LeaderIsrAndControllerEpoch, election: str = ""
+    ) -> LeadershipChange | None:
+        """Cache a state and return the change that the caller must report; None if nothing changed.
+
+        `election` is the strategy, if the state is the outcome of an election. A state that a new controller reads
+        for the first time is not a change.
+        """
         old = self.leadership.get(tp)
-        if self.on_leadership is not None and (election or (old is not None and old != state)):
-            self.on_leadership(tp, election, None if old is None else old.leader_and_isr, state.leader_and_isr)
         self.leadership[tp] = state
         leader = state.leader_and_isr.leader
         self.preferred_replica_imbalance_count += self._imbalance_in(tp, state)
@@ -245,6 +252,9 @@ class ControllerContext:
         if led is None:
             led = self.partitions_by_leader[leader] = {}
         led[tp] = None
+        if not election and (old is None or old == state):
+            return None
+        return LeadershipChange(tp, election, None if old is None else old.leader_and_isr, state.leader_and_isr)
 
     def remove_leadership(self, tp: TopicPartition) -> None:
         self.preferred_replica_imbalance_count -= self._imbalance(tp)

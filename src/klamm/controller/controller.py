@@ -211,7 +211,6 @@ class KafkaController:
         old = self.context
         self.context = ControllerContext(old.config, old.clock, old.rng, broker_epoch=old.broker_epoch)
         self.context.unclean_elections = old.unclean_elections
-        self.context.on_leadership = old.on_leadership
         yield from failover.resign()
         yield ActiveControllerChanged(NO_CONTROLLER, 0)
 

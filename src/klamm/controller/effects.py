@@ -8,9 +8,10 @@ answered with None.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any, TypeAlias, TypeVar
 
+from klamm.controller.context import LeadershipChange
 from klamm.controller.events import ControllerEvent
 from klamm.controller.replies import EventReply
 from klamm.controller.requests import ControlRequest
@@ -121,6 +122,13 @@ class ActiveControllerChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LeadershipChanged:
+    """Record these changes of leaders and ISRs in the control log; yielded before the requests that carry them."""
+
+    changes: tuple[LeadershipChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A line for the state change log. A warning needs an operator; it is not repeated within a minute."""
 
@@ -143,6 +151,7 @@ Effect: TypeAlias = (
     | CancelScheduled
     | BrokerRegistered
     | ActiveControllerChanged
+    | LeadershipChanged
     | Note
 )
 
@@ -151,3 +160,10 @@ Steps: TypeAlias = Generator[Effect, Any, T]
 """A part of the controller's work that yields effects and ends with a T."""
 ReadResults: TypeAlias = tuple[ReadResult | None, ...]
 MultiResults: TypeAlias = tuple[MultiResult, ...]
+
+
+def report_leadership(changes: Iterable[LeadershipChange | None]) -> Steps[None]:
+    """Report the changes that `ControllerContext.put_leadership` returned; yield nothing if there are none."""
+    found = tuple([change for change in changes if change is not None])
+    if found:
+        yield LeadershipChanged(found)

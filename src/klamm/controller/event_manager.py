@@ -27,6 +27,7 @@ from klamm.controller.effects import (
     CloseChannel,
     Effect,
     Enqueue,
+    LeadershipChanged,
     MultiResults,
     Note,
     ReadResults,
@@ -289,16 +290,8 @@ class ControllerEventManager:
 
     def _carry_out(self, effect: Effect, queued: QueuedEvent) -> None:
         match effect:
-            case Send(broker_id, request):
-                self._channels.send_request(broker_id, request)
-            case AskLogEnds(broker, partitions):
-                self._channels.ask_log_ends(broker, partitions)
-            case AddChannel(broker):
-                self._channels.add_broker(broker)
-            case CloseChannel(broker_id):
-                self._channels.remove_broker(broker_id)
-            case CloseAllChannels():
-                self._channels.remove_all()
+            case Send() | AskLogEnds() | AddChannel() | CloseChannel() | CloseAllChannels():
+                self._use_channels(effect)
             case Reply(value):
                 queued.reply(value)
             case Enqueue(event):
@@ -312,10 +305,25 @@ class ControllerEventManager:
             case ActiveControllerChanged(controller_id, epoch):
                 self._journal.controller_changed(controller_id, epoch)
                 self._on_controller(controller_id, epoch)
+            case LeadershipChanged(changes):
+                self._journal.leadership_changed(changes)
             case Note(text, is_warning):
                 self._note(text, is_warning)
             case ZkRead() | ZkMulti() | AskSessionId():
                 raise AssertionError(f"{effect} is awaited elsewhere")
+
+    def _use_channels(self, effect: Send | AskLogEnds | AddChannel | CloseChannel | CloseAllChannels) -> None:
+        match effect:
+            case Send(broker_id, request):
+                self._channels.send_request(broker_id, request)
+            case AskLogEnds(broker, partitions):
+                self._channels.ask_log_ends(broker, partitions)
+            case AddChannel(broker):
+                self._channels.add_broker(broker)
+            case CloseChannel(broker_id):
+                self._channels.remove_broker(broker_id)
+            case CloseAllChannels():
+                self._channels.remove_all()
 
     def _note(self, text: str, is_warning: bool) -> None:
         if not is_warning:

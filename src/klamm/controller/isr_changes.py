@@ -8,7 +8,7 @@ from klamm.controller import reassignment, replica_state_machine, store
 from klamm.controller.broker_changes import on_replicas_become_offline, on_replicas_come_back
 from klamm.controller.context import ControllerContext, PartitionReplica
 from klamm.controller.deletion import is_current
-from klamm.controller.effects import Note, Reply, Steps
+from klamm.controller.effects import Note, Reply, Steps, report_leadership
 from klamm.controller.events import (
     AlterPartition,
     AlterPartitionItem,
@@ -107,8 +107,8 @@ def _write(ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr]) -
         return wanted[tp] if state.partition_epoch == wanted[tp].partition_epoch else None
 
     updated = yield from store.update_states(ctx, list(wanted), decide)
-    for tp, state in (*updated.changed.items(), *updated.unchanged.items()):
-        ctx.put_leadership(tp, state)
+    found = (*updated.changed.items(), *updated.unchanged.items())
+    yield from report_leadership([ctx.put_leadership(tp, state) for tp, state in found])
     return list(updated.changed)
 
 
@@ -138,8 +138,7 @@ def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
         except ZnodeFormatError as error:
             yield Note(str(error), True)
     states = yield from store.read_states([tp for tp in tps if ctx.has_assignment(tp)])
-    for tp, state in states.items():
-        ctx.put_leadership(tp, state)
+    yield from report_leadership([ctx.put_leadership(tp, state) for tp, state in states.items()])
     staying = (tp for tp in states if not ctx.is_queued_for_deletion(tp.topic))
     unassigned = [tp for tp in staying if replica_state_machine.has_unassigned_isr(ctx, tp)]
     yield from replica_state_machine.shrink_isr(ctx, {tp: [] for tp in unassigned})

@@ -6,7 +6,7 @@ for the next record. What changes because of them is told, once a change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -26,11 +26,12 @@ from klamm.control_log.records import (
     RequestSummary,
     first,
 )
+from klamm.controller import context
 from klamm.controller.events import ControllerEvent
 from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.controller.responses import ControlResponse
 from klamm.errors import ErrorCode
-from klamm.model import CONTROL_LOG_TOPIC, LEADER_DURING_DELETE, NO_CONTROLLER, NO_LEADER, LeaderAndIsr, TopicPartition
+from klamm.model import CONTROL_LOG_TOPIC, LEADER_DURING_DELETE, NO_CONTROLLER, NO_LEADER
 
 _MAX_LOOKED_AT: Final = 256
 
@@ -68,13 +69,10 @@ class ControllerJournal:
             self._controller = controller_id, epoch
             self._log.record(ControllerChanged(epoch, controller_id))
 
-    def leadership_changed(
-        self, tp: TopicPartition, strategy: str, before: LeaderAndIsr | None, after: LeaderAndIsr
-    ) -> None:
+    def leadership_changed(self, changes: Iterable[context.LeadershipChange]) -> None:
         if self._log.is_enabled:
-            self._log.record(
-                LeadershipChange(self.epoch, self._event, self._number, strategy, tp, before, after),
-            )
+            for tp, strategy, before, after in changes:
+                self._log.record(LeadershipChange(self.epoch, self._event, self._number, strategy, tp, before, after))
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

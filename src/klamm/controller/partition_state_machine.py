@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from klamm.controller import store
 from klamm.controller.context import ControllerContext
-from klamm.controller.effects import Note, Steps
+from klamm.controller.effects import Note, Steps, report_leadership
 from klamm.controller.election import (
     INITIAL,
     Election,
@@ -123,12 +123,13 @@ def _initialise(ctx: ControllerContext, tps: list[TopicPartition], outcome: Outc
             wanted[tp] = first
     created = yield from store.create_states(ctx, wanted)
     outcome.failed.update({tp: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for tp in wanted if tp not in created})
-    tells = []
+    tells, changes = [], []
     for tp, state in created.items():
-        ctx.put_leadership(tp, state, INITIAL)
+        changes.append(ctx.put_leadership(tp, state, INITIAL))
         ctx.put_partition_state(tp, PartitionState.ONLINE if ctx.has_online_leader(tp) else PartitionState.OFFLINE)
         outcome.elected[tp] = state.leader_and_isr
         tells.append(TellLeaderAndIsr(state.leader_and_isr.isr, tp, is_new=True))
+    yield from report_leadership(changes)
     return tells
 
 
@@ -147,11 +148,11 @@ def _elect(
         return election.leader_and_isr
 
     updated = yield from store.update_states(ctx, tps, decide)
-    if stale := _refresh(ctx, updated.unchanged):
+    if stale := (yield from _refresh(ctx, updated.unchanged)):
         unclean = yield from _unclean_topics(ctx, stale, strategy)
         again = yield from store.update_states(ctx, [tp for tp in stale if tp.topic in unclean], decide)
         updated.changed |= again.changed
-    tells = []
+    tells, changes = [], []
     for tp in tps:
         state = updated.changed.get(tp)
         if state is None:
@@ -159,20 +160,22 @@ def _elect(
             outcome.failed[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if missing else ErrorCode.LEADER_NOT_AVAILABLE
             continue
         ctx.suspects.on_isr(tp, ctx.leadership[tp].leader_and_isr.isr, state.leader_and_isr.isr)
-        ctx.put_leadership(tp, state, strategy.value)
+        changes.append(ctx.put_leadership(tp, state, strategy.value))
         ctx.put_partition_state(tp, PartitionState.ONLINE)
         ctx.suspects.forget(tp)
         ctx.unclean_elections += elections[tp].unclean
         outcome.elected[tp] = state.leader_and_isr
         tells.append(TellLeaderAndIsr(elections[tp].recipients, tp))
+    yield from report_leadership(changes)
     return tells
 
 
-def _refresh(ctx: ControllerContext, found: dict[TopicPartition, LeaderIsrAndControllerEpoch]) -> list[TopicPartition]:
+def _refresh(
+    ctx: ControllerContext, found: dict[TopicPartition, LeaderIsrAndControllerEpoch]
+) -> Steps[list[TopicPartition]]:
     """Caches states as they were found; those whose ISR is news: with older protocols leaders write it themselves."""
     stale = [tp for tp, state in found.items() if ctx.leadership[tp].leader_and_isr.isr != state.leader_and_isr.isr]
-    for tp in stale:
-        ctx.put_leadership(tp, found[tp])
+    yield from report_leadership([ctx.put_leadership(tp, found[tp]) for tp in stale])
     return stale
 
 

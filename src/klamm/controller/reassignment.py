@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from klamm.controller import partition_state_machine, replica_state_machine, store, topic_store
 from klamm.controller.context import ControllerContext, PartitionReplica
-from klamm.controller.effects import Enqueue, Note, Steps
+from klamm.controller.effects import Enqueue, Note, Steps, report_leadership
 from klamm.controller.election import ElectionStrategy
 from klamm.controller.events import ZkPartitionReassignment
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
@@ -94,12 +94,12 @@ def _bump_leader_epochs(
         return state.with_leader(state.leader, tuple(r for r in state.isr if r in replicas[tp]) or state.isr)
 
     updated = yield from store.update_states(ctx, list(replicas), decide)
+    bumped = [tp for tp in replicas if tp in updated.changed]
+    yield from report_leadership([ctx.put_leadership(tp, updated.changed[tp]) for tp in bumped])
     for tp in replicas:
-        if tp in updated.changed:
-            ctx.put_leadership(tp, updated.changed[tp])
-        else:
+        if tp not in updated.changed:
             yield Note(f"partition {tp} has no state znode: its reassignment waits")
-    return [tp for tp in replicas if tp in updated.changed]
+    return bumped
 
 
 def _complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from klamm.controller import store
 from klamm.controller.context import ControllerContext, PartitionReplica
-from klamm.controller.effects import Note, Steps
+from klamm.controller.effects import Note, Steps, report_leadership
 from klamm.controller.election import remove_from_isr
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr, TellStopReplica
 from klamm.controller.states import VALID_PREVIOUS_REPLICA_STATES, ReplicaState
@@ -185,8 +185,8 @@ def shrink_isr(ctx: ControllerContext, leaving: dict[TopicPartition, list[int]])
     for tp, state in updated.changed.items():
         if tp in ctx.leadership:
             ctx.suspects.on_isr(tp, ctx.leadership[tp].leader_and_isr.isr, state.leader_and_isr.isr)
-    for tp, state in (*updated.changed.items(), *updated.unchanged.items()):
-        ctx.put_leadership(tp, state)
+    found = (*updated.changed.items(), *updated.unchanged.items())
+    yield from report_leadership([ctx.put_leadership(tp, state) for tp, state in found])
     for tp in updated.missing:
         if not ctx.is_queued_for_deletion(tp.topic):
             yield Note(f"partition {tp} has no state znode")

@@ -187,8 +187,6 @@ class ControllerRunner:
         self._loop = asyncio.get_running_loop()
         journal = ControllerJournal(self._control_log)
         controller = KafkaController(config, self._clock, self._rng)
-        if self._control_log.is_enabled:
-            controller.context.on_leadership = journal.leadership_changed
         self._channels = ControllerChannelManager(
             config,
             clock=self._clock,

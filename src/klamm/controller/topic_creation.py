@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from klamm.controller import deletion, topic_store
 from klamm.controller.context import ControllerContext, PartitionReplica
-from klamm.controller.effects import Enqueue, Reply, Steps
+from klamm.controller.effects import Enqueue, Reply, Steps, report_leadership
 from klamm.controller.election import INITIAL, initial_leader_and_isr
 from klamm.controller.events import CreatableTopic, CreateTopics, PartitionModifications
 from klamm.controller.replies import TopicResult, TopicResults
@@ -235,7 +235,7 @@ def _resolve(plan: _Plan, failed: MultiFailed) -> Steps[Refused | None]:
 
 def _adopt(ctx: ControllerContext, plans: Sequence[_Plan]) -> Steps[None]:
     """The topics exist: they enter the context, one batch tells the brokers, and changes by others are watched."""
-    tells, unfinished = [], []
+    tells, unfinished, changes = [], [], []
     for plan in plans:
         ctx.put_topic(plan.name, plan.znode.topic_id or ZERO_UUID)
         for partition, assignment in plan.znode.assignment.items():
@@ -245,11 +245,12 @@ def _adopt(ctx: ControllerContext, plans: Sequence[_Plan]) -> Steps[None]:
             if state is None:
                 unfinished.append(tp)
                 continue
-            ctx.put_leadership(tp, LeaderIsrAndControllerEpoch(state, ctx.epoch), INITIAL)
+            changes.append(ctx.put_leadership(tp, LeaderIsrAndControllerEpoch(state, ctx.epoch), INITIAL))
             ctx.put_partition_state(tp, PartitionState.ONLINE)
             for replica in assignment.replicas:
                 ctx.put_replica_state(PartitionReplica(tp, replica), ReplicaState.ONLINE)
             tells.append(TellLeaderAndIsr(state.isr, tp, is_new=True))
+    yield from report_leadership(changes)
     if tells:
         yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
     yield from on_new_partition_creation(ctx, unfinished)

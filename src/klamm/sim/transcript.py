@@ -15,6 +15,7 @@ from klamm.controller.effects import (
     CloseChannel,
     Effect,
     Enqueue,
+    LeadershipChanged,
     Note,
     Reply,
     Schedule,
@@ -141,9 +142,17 @@ def show_effect(effect: Effect) -> str:
             return f"schedule {show_value(event)} in {delay_ms} ms"
         case CloseAllChannels() | AskSessionId() | CancelScheduled():
             return _WITHOUT_DETAILS[type(effect)]
+        case BrokerRegistered() | ActiveControllerChanged() | LeadershipChanged() | Note():
+            return _show_report(effect)
+
+
+def _show_report(effect: BrokerRegistered | ActiveControllerChanged | LeadershipChanged | Note) -> str:
+    match effect:
         case BrokerRegistered(epoch):
             return f"registered with broker epoch {epoch}"
         case ActiveControllerChanged(controller, epoch):
             return f"the controller is {controller} (epoch {epoch})"
+        case LeadershipChanged(changes):
+            return "record " + ", ".join(f"{it.partition} {it.strategy or 'ISR change'}" for it in changes)
         case Note(text):
             return f"note {text}"

@@ -20,6 +20,7 @@ from klamm.control_log.records import (
     RequestQueued,
     RequestSent,
 )
+from klamm.controller import context
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.config import ControllerConfig
 from klamm.controller.context import ControllerContext
@@ -53,6 +54,10 @@ from tests.unit.controller.fake_broker import FakeBroker
 
 TP = TopicPartition("orders", 1)
 HEAD = RequestHead(0, 3, 1)
+
+
+def report(told: ControllerJournal, *changes: context.LeadershipChange | None) -> None:
+    told.leadership_changed(change for change in changes if change is not None)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -113,22 +118,24 @@ def test_an_attempt_to_create_the_logs_own_topic_is_not_told() -> None:
 
 def test_a_change_of_the_logs_own_topic_is_told_once() -> None:
     told, buffer = journal()
-    context = ControllerContext(ControllerConfig(0), SystemClock(), Random(0), on_leadership=told.leadership_changed)
+    cache = ControllerContext(ControllerConfig(0), SystemClock(), Random(0))
     tp = TopicPartition(CONTROL_LOG_TOPIC, 0)
     state = LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1, 2)), 3)
-    context.put_leadership(tp, state, "initial")
-    context.put_leadership(tp, state)
+    report(told, cache.put_leadership(tp, state, "initial"), cache.put_leadership(tp, state))
     assert [record.KIND for record in recorded(buffer) if isinstance(record, LeadershipChange)] == ["election"]
 
 
 def test_states_that_are_read_are_no_changes() -> None:
     told, buffer = journal()
-    context = ControllerContext(ControllerConfig(0), SystemClock(), Random(0), on_leadership=told.leadership_changed)
+    cache = ControllerContext(ControllerConfig(0), SystemClock(), Random(0))
     told.event_started(BrokerChange(), 9, 0.1)
     recorded(buffer)
-    context.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1, 2)), 3))
-    context.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1,), 1), 3))
-    context.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(2, 1, (2,), 2), 3), "offline")
+    report(
+        told,
+        cache.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1, 2)), 3)),
+        cache.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1,), 1), 3)),
+        cache.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(2, 1, (2,), 2), 3), "offline"),
+    )
     first, second = recorded(buffer)
     assert isinstance(first, LeadershipChange) and isinstance(second, LeadershipChange)
     assert (first.KIND, first.event, first.number) == ("isr_change", "BrokerChange", 9)
