@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(*, frozen: bool, slots: bool) -> Callable[[type[Any]], type[Any]]:
-        """For values without base classes, and only as `@dataclass(frozen=True, slots=True)`."""
+        """For values whose base classes have no fields, and only as `@dataclass(frozen=True, slots=True)`."""
         assert frozen and slots, "a class that may change, or has a __dict__, is a matter for dataclasses.dataclass"
         return _define
 

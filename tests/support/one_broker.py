@@ -86,7 +86,7 @@ class ScriptedController:
         self.submitted.append(event)
         future: asyncio.Future[Any] = self._loop.create_future()
         reply = self.script(event)
-        future.set_result(events.refusal(event) if reply is None else reply)
+        future.set_result(event.refusal() if reply is None else reply)
         return future
 
 

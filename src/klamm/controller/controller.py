@@ -126,7 +126,7 @@ class KafkaController:
         except ControllerMoved as moved:
             yield Note(f"{type(event).__name__}: {moved}")
             yield from self._settle()
-        yield Reply(e.refusal(event))
+        yield Reply(event.refusal())
 
     # ---- role --------------------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class KafkaController:
                 yield from failover.give_up_role(context)
             except SessionExpired:
                 yield Note("the session with ZooKeeper is over as well")
-        yield Reply(e.refusal(event, ErrorCode.UNKNOWN_SERVER_ERROR))
+        yield Reply(event.refusal(ErrorCode.UNKNOWN_SERVER_ERROR))
 
     def _lengthen_pause(self) -> None:
         """Errors in a row make longer pauses; a role that was held for long begins anew."""

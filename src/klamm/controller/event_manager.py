@@ -38,7 +38,7 @@ from klamm.controller.effects import (
     ZkMulti,
     ZkRead,
 )
-from klamm.controller.events import ControllerEvent, ShutdownEventThread, refusal
+from klamm.controller.events import ControllerEvent, ShutdownEventThread
 from klamm.controller.journal import ControllerJournal
 from klamm.controller.metrics import ControllerMetrics
 from klamm.controller.replies import EventReply
@@ -107,7 +107,7 @@ class QueuedEvent:
 
     def preempt(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> None:
         if self.spend():
-            self.reply(refusal(self.event, error))
+            self.reply(self.event.refusal(error))
 
     def reply(self, value: EventReply) -> None:
         """The first answer counts."""
@@ -254,7 +254,7 @@ class ControllerEventManager:
                 log.exception("%s failed: the role of controller is given up", type(event).__name__)
             await self._abandon(queued)
         finally:
-            queued.reply(refusal(event, ErrorCode.UNKNOWN_SERVER_ERROR))
+            queued.reply(event.refusal(ErrorCode.UNKNOWN_SERVER_ERROR))
             duration_ms = (self._clock.monotonic() - started) * 1000
             self._metrics.on_processed(event.STATE, duration_ms)
             self._journal.event_done(event, queued.number, duration_ms, outcome)

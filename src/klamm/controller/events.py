@@ -1,14 +1,15 @@
 """The controller's events: frozen values, each with the state that the controller shows while it processes it.
 
 Events carry what was asked, never what was read: znodes are read when the event is processed, so many notifications
-collapse into one reading. `refusal(event, error)` is the answer to a caller whose event was cleared, preempted, failed
-or met a broker that is not the controller.
+collapse into one reading. An `Event[R]` is answered with an R. Its `refusal` is the answer to a caller whose event was
+cleared, preempted or failed, or reached a broker that is not the controller.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Final, Generic, TypeVar
 from uuid import UUID
 
 from klamm.controller.replies import (
@@ -16,7 +17,7 @@ from klamm.controller.replies import (
     AlterPartitionResults,
     BrokerRegistration,
     ControlledShutdownResult,
-    EventReply,
+    Done,
     PartitionResult,
     PartitionResults,
     ProducerIdsBlock,
@@ -80,36 +81,72 @@ class AlterPartitionItem:
     isr_broker_epochs: tuple[int, ...] = ()
 
 
+# ---- what all events have in common ----------------------------------------------------------------------------------
+
+R = TypeVar("R", covariant=True)
+_NOT_REGISTERED: Final = "the broker stopped before it was registered"
+
+
+class Event(Generic[R]):
+    """An event that is answered with an R."""
+
+    __slots__ = ()
+    STATE: ClassVar[ControllerState]
+
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> R:
+        """The answer for an event that was not carried out."""
+        raise NotImplementedError
+
+
+class Notification(Event[Done]):
+    """An event that nobody waits for."""
+
+    __slots__ = ()
+
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> Done:
+        return DONE
+
+
+def _topic_refusals(names: Iterable[str], error: ErrorCode) -> TopicResults:
+    return TopicResults(tuple(TopicResult(name, error) for name in names), error)
+
+
 # ---- role ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Startup:
+class Startup(Event[BrokerRegistration]):
+    STATE: ClassVar = ControllerState.CONTROLLER_CHANGE
+
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> BrokerRegistration:
+        return BrokerRegistration(error=error, message=_NOT_REGISTERED)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerChange(Notification):
     STATE: ClassVar = ControllerState.CONTROLLER_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerChange:
+class Reelect(Notification):
     STATE: ClassVar = ControllerState.CONTROLLER_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
-class Reelect:
+class RegisterBrokerAndReelect(Event[BrokerRegistration]):
+    STATE: ClassVar = ControllerState.CONTROLLER_CHANGE
+
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> BrokerRegistration:
+        return BrokerRegistration(error=error, message=_NOT_REGISTERED)
+
+
+@dataclass(frozen=True, slots=True)
+class Expire(Notification):
     STATE: ClassVar = ControllerState.CONTROLLER_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
-class RegisterBrokerAndReelect:
-    STATE: ClassVar = ControllerState.CONTROLLER_CHANGE
-
-
-@dataclass(frozen=True, slots=True)
-class Expire:
-    STATE: ClassVar = ControllerState.CONTROLLER_CHANGE
-
-
-@dataclass(frozen=True, slots=True)
-class ShutdownEventThread:
+class ShutdownEventThread(Notification):
     STATE: ClassVar = ControllerState.CONTROLLER_SHUTDOWN
 
 
@@ -117,18 +154,18 @@ class ShutdownEventThread:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerChange:
+class BrokerChange(Notification):
     STATE: ClassVar = ControllerState.BROKER_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerModifications:
+class BrokerModifications(Notification):
     broker_id: int
     STATE: ClassVar = ControllerState.BROKER_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
-class RegistrationDeleted:
+class RegistrationDeleted(Notification):
     """The znode of a broker is gone. If this broker's session is not, somebody has deleted it."""
 
     broker_id: int
@@ -136,14 +173,19 @@ class RegistrationDeleted:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlledShutdown:
+class ControlledShutdown(Event[ControlledShutdownResult]):
     broker_id: int
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
     STATE: ClassVar = ControllerState.CONTROLLED_SHUTDOWN
 
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> ControlledShutdownResult:
+        """A stale controller epoch (11) is what Kafka answers if it is not the controller."""
+        moved = error is ErrorCode.NOT_CONTROLLER
+        return ControlledShutdownResult(ErrorCode.STALE_CONTROLLER_EPOCH if moved else error)
+
 
 @dataclass(frozen=True, slots=True)
-class LogEndsReceived:
+class LogEndsReceived(Notification):
     """Where the logs of a broker end, as that incarnation of it answered; None where it cannot tell."""
 
     broker_id: int
@@ -153,14 +195,14 @@ class LogEndsReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class UncleanReplicaWaitOver:
+class UncleanReplicaWaitOver(Notification):
     """Partitions have waited long enough for in-sync replicas that are missing."""
 
     STATE: ClassVar = ControllerState.BROKER_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
-class LogDirEventNotification:
+class LogDirEventNotification(Notification):
     STATE: ClassVar = ControllerState.LOG_DIR_CHANGE
 
 
@@ -168,23 +210,23 @@ class LogDirEventNotification:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicChange:
+class TopicChange(Notification):
     STATE: ClassVar = ControllerState.TOPIC_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionModifications:
+class PartitionModifications(Notification):
     topic: str
     STATE: ClassVar = ControllerState.TOPIC_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
-class TopicDeletion:
+class TopicDeletion(Notification):
     STATE: ClassVar = ControllerState.TOPIC_DELETION
 
 
 @dataclass(frozen=True, slots=True)
-class TopicDeletionStopReplicaResponseReceived:
+class TopicDeletionStopReplicaResponseReceived(Notification):
     """The answer to a StopReplica that deletes; a request error fails every partition of the request.
 
     `leader_epochs` are the request's, in the order of `partition_errors`.
@@ -199,33 +241,43 @@ class TopicDeletionStopReplicaResponseReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateTopics:
+class CreateTopics(Event[TopicResults]):
     topics: tuple[CreatableTopic, ...]
     validate_only: bool = False
     STATE: ClassVar = ControllerState.TOPIC_CHANGE
 
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> TopicResults:
+        return _topic_refusals((topic.name for topic in self.topics), error)
+
 
 @dataclass(frozen=True, slots=True)
-class CreatePartitions:
+class CreatePartitions(Event[TopicResults]):
     topics: tuple[CreatablePartitions, ...]
     validate_only: bool = False
     STATE: ClassVar = ControllerState.TOPIC_CHANGE
 
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> TopicResults:
+        return _topic_refusals((topic.name for topic in self.topics), error)
+
 
 @dataclass(frozen=True, slots=True)
-class DeleteTopics:
+class DeleteTopics(Event[TopicResults]):
     """Topics by name and by id; the results come in that order. An id never deletes a topic that took the name."""
 
     names: tuple[str, ...]
     topic_ids: tuple[UUID, ...] = ()
     STATE: ClassVar = ControllerState.TOPIC_DELETION
 
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> TopicResults:
+        by_id = tuple(TopicResult("", error, topic_id=topic_id) for topic_id in self.topic_ids)
+        return TopicResults((*_topic_refusals(self.names, error).topics, *by_id), error)
+
 
 # ---- elections, reassignment -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaLeaderElection:
+class ReplicaLeaderElection(Event[PartitionResults]):
     """`partitions` None: those listed in the election znode (ZK trigger) or all partitions (admin client)."""
 
     partitions: tuple[TopicPartition, ...] | None
@@ -233,14 +285,17 @@ class ReplicaLeaderElection:
     trigger: ElectionTrigger = ElectionTrigger.ADMIN_CLIENT
     STATE: ClassVar = ControllerState.MANUAL_LEADER_BALANCE
 
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> PartitionResults:
+        return PartitionResults(tuple(PartitionResult(tp, error) for tp in self.partitions or ()), error)
+
 
 @dataclass(frozen=True, slots=True)
-class AutoPreferredReplicaLeaderElection:
+class AutoPreferredReplicaLeaderElection(Notification):
     STATE: ClassVar = ControllerState.AUTO_LEADER_BALANCE
 
 
 @dataclass(frozen=True, slots=True)
-class UncleanLeaderElectionEnable:
+class UncleanLeaderElectionEnable(Notification):
     """The broker default of `unclean.leader.election.enable` changed; brokers that are not active remember it too."""
 
     enabled: bool = True
@@ -248,46 +303,52 @@ class UncleanLeaderElectionEnable:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicUncleanLeaderElectionEnable:
+class TopicUncleanLeaderElectionEnable(Notification):
     topic: str
     STATE: ClassVar = ControllerState.TOPIC_UNCLEAN_LEADER_ELECTION_ENABLE
 
 
 @dataclass(frozen=True, slots=True)
-class ZkPartitionReassignment:
+class ZkPartitionReassignment(Notification):
     STATE: ClassVar = ControllerState.ALTER_PARTITION_REASSIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
-class ApiPartitionReassignment:
+class ApiPartitionReassignment(Event[PartitionResults]):
     """A target of None cancels the partition's reassignment."""
 
     reassignments: tuple[tuple[TopicPartition, tuple[int, ...] | None], ...]
     STATE: ClassVar = ControllerState.ALTER_PARTITION_REASSIGNMENT
 
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> PartitionResults:
+        return PartitionResults(tuple(PartitionResult(tp, error) for tp, _ in self.reassignments), error)
+
 
 @dataclass(frozen=True, slots=True)
-class PartitionReassignmentIsrChange:
+class PartitionReassignmentIsrChange(Notification):
     partition: TopicPartition
     STATE: ClassVar = ControllerState.ALTER_PARTITION_REASSIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
-class ListPartitionReassignments:
+class ListPartitionReassignments(Event[Reassignments]):
     partitions: tuple[TopicPartition, ...] | None = None
     STATE: ClassVar = ControllerState.LIST_PARTITION_REASSIGNMENT
+
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> Reassignments:
+        return Reassignments(error=error)
 
 
 # ---- ISR, responses, ids ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class IsrChangeNotification:
+class IsrChangeNotification(Notification):
     STATE: ClassVar = ControllerState.ISR_CHANGE
 
 
 @dataclass(frozen=True, slots=True)
-class AlterPartition:
+class AlterPartition(Event[AlterPartitionResults]):
     """`version` is the version of the wire request: it decides how an ineligible replica is answered."""
 
     broker_id: int
@@ -296,9 +357,12 @@ class AlterPartition:
     version: int = 3
     STATE: ClassVar = ControllerState.ISR_CHANGE
 
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> AlterPartitionResults:
+        return AlterPartitionResults(error)
+
 
 @dataclass(frozen=True, slots=True)
-class LeaderAndIsrResponseReceived:
+class LeaderAndIsrResponseReceived(Notification):
     """`leader_epochs` are the request's, in the order of `partition_errors`."""
 
     broker_id: int
@@ -310,7 +374,7 @@ class LeaderAndIsrResponseReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateMetadataResponseReceived:
+class UpdateMetadataResponseReceived(Notification):
     broker_id: int
     head: RequestHead
     error: ErrorCode
@@ -318,10 +382,13 @@ class UpdateMetadataResponseReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class AllocateProducerIds:
+class AllocateProducerIds(Event[ProducerIdsBlock]):
     broker_id: int
     broker_epoch: int
     STATE: ClassVar = ControllerState.IDLE
+
+    def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> ProducerIdsBlock:
+        return ProducerIdsBlock(error)
 
 
 ControllerEvent = (
@@ -359,34 +426,3 @@ ControllerEvent = (
     | AlterPartition
     | AllocateProducerIds
 )
-
-
-def _topic_refusals(names: tuple[str, ...], error: ErrorCode) -> TopicResults:
-    return TopicResults(tuple(TopicResult(name, error) for name in names), error)
-
-
-def refusal(event: ControllerEvent, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> EventReply:
-    """The answer for an event that was not carried out. Controlled shutdown names a stale controller epoch (11)."""
-    match event:
-        case CreateTopics(topics) | CreatePartitions(topics):
-            return _topic_refusals(tuple(topic.name for topic in topics), error)
-        case DeleteTopics(names, topic_ids):
-            by_id = tuple(TopicResult("", error, topic_id=topic_id) for topic_id in topic_ids)
-            return TopicResults((*_topic_refusals(names, error).topics, *by_id), error)
-        case ReplicaLeaderElection(partitions):
-            return PartitionResults(tuple(PartitionResult(tp, error) for tp in partitions or ()), error)
-        case ApiPartitionReassignment(reassignments):
-            return PartitionResults(tuple(PartitionResult(tp, error) for tp, _ in reassignments), error)
-        case ListPartitionReassignments():
-            return Reassignments(error=error)
-        case ControlledShutdown():
-            moved = error is ErrorCode.NOT_CONTROLLER
-            return ControlledShutdownResult(ErrorCode.STALE_CONTROLLER_EPOCH if moved else error)
-        case AlterPartition():
-            return AlterPartitionResults(error)
-        case AllocateProducerIds():
-            return ProducerIdsBlock(error)
-        case Startup() | RegisterBrokerAndReelect():
-            return BrokerRegistration(error=error, message="the broker stopped before it was registered")
-        case _:
-            return DONE

@@ -12,7 +12,7 @@ import random
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from klamm.clock import Clock
 from klamm.control_log import NO_CONTROL_LOG, ControlLog
@@ -21,7 +21,7 @@ from klamm.controller.config import ControllerConfig
 from klamm.controller.controller import KafkaController
 from klamm.controller.coordination import ZkCoordination
 from klamm.controller.event_manager import ControllerEventManager
-from klamm.controller.events import ControllerEvent, Expire, RegisterBrokerAndReelect, refusal
+from klamm.controller.events import ControllerEvent, Event, Expire, RegisterBrokerAndReelect
 from klamm.controller.journal import ControllerJournal
 from klamm.controller.metrics import ControllerMetrics
 from klamm.controller.replies import BrokerRegistration, EventReply
@@ -33,6 +33,7 @@ from klamm.zk.client.zk_session import SessionListener, ZkSession
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R")
 REGISTRATION_RETRY_S: Final = 0.1
 STALL_LIMIT_S: Final = 18.0
 """How long the control loop may stand still: events of many partitions take seconds."""
@@ -46,29 +47,29 @@ class ControllerHandle:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._put: Callable[[ControllerEvent, Callable[[EventReply], object]], bool] | None = None
+        self._put: Callable[[Event[Any], Callable[[Any], object]], bool] | None = None
         self.is_active = False
         self.active_controller_id = NO_CONTROLLER
         self.broker_epoch = UNKNOWN_BROKER_EPOCH
 
-    def submit(self, event: ControllerEvent, timeout_ms: int | None = None) -> asyncio.Future[Any]:
-        """The answer to `event`, resolved on the broker loop; a refusal when the control loop does not run.
+    def submit(self, event: Event[R], timeout_ms: int | None = None) -> asyncio.Future[R]:
+        """Put an event. The future is resolved on the broker loop, with a refusal if the control loop does not run.
 
-        After `timeout_ms` the answer is REQUEST_TIMED_OUT: ZooKeeper may be away, and the event waits for it. It may
-        still be carried out.
+        After `timeout_ms` the answer is REQUEST_TIMED_OUT: ZooKeeper may be unreachable while the event waits for it.
+        The event may still take effect.
         """
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future: asyncio.Future[R] = self._loop.create_future()
 
-        def resolve(value: EventReply) -> None:
+        def resolve(value: R) -> None:
             if not future.done():
                 future.set_result(value)
 
         if self._put is None or not self._put(event, lambda value: post(self._loop, resolve, value)):
-            resolve(refusal(event))
+            resolve(event.refusal())
         if timeout_ms is not None:
             # Made only when it is needed: it is as large as the event.
             timer = self._loop.call_later(
-                max(timeout_ms, MIN_TIMEOUT_MS) / 1000, lambda: resolve(refusal(event, ErrorCode.REQUEST_TIMED_OUT))
+                max(timeout_ms, MIN_TIMEOUT_MS) / 1000, lambda: resolve(event.refusal(ErrorCode.REQUEST_TIMED_OUT))
             )
             future.add_done_callback(lambda _: timer.cancel())
         return future
@@ -151,10 +152,11 @@ class ControllerRunner:
         self._thread.join()
         self.handle.is_active = False
 
-    def _put(self, event: ControllerEvent, on_reply: Callable[[EventReply], object]) -> bool:
+    def _put(self, event: Event[Any], on_reply: Callable[[Any], object]) -> bool:
         if self._loop is None or self._manager is None:
             return False
-        return post(self._loop, partial(self._manager.put, event, on_reply, cause="request"))
+        known = cast(ControllerEvent, event)  # the union has every event that there is
+        return post(self._loop, partial(self._manager.put, known, on_reply, cause="request"))
 
     # --- on the control loop -----------------------------------------------------------------------------------------
 

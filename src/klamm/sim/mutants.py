@@ -92,7 +92,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "[partitions.setdefault(state.partition, state) for state in request.body.partitions]",
     ),
     "queued_events_not_answered": Mutant(
-        "klamm.sim.node", "                on_reply(refusal(waiting))", "                pass", 300, first=300
+        "klamm.sim.node", "                on_reply(waiting.refusal())", "                pass", 300, first=300
     ),
     "topic_id_lost_on_rewrite": Mutant(_C + "topic_store", "stored.znode.topic_id or ctx.topic_ids.get(topic)", "None"),
     "dead_broker_joins_isr": Mutant(_C + "isr_changes", "if not _is_eligible(ctx, item, tp):", "if False:", 200),

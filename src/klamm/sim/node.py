@@ -39,7 +39,6 @@ from klamm.controller.events import (
     RegisterBrokerAndReelect,
     ShutdownEventThread,
     Startup,
-    refusal,
 )
 from klamm.controller.replies import BrokerRegistration, EventReply
 from klamm.controller.watches import event_of
@@ -163,7 +162,7 @@ class Node:
         dropped, self.queue = self.queue, deque()
         for waiting, on_reply in dropped:
             if on_reply is not None:
-                on_reply(refusal(waiting))
+                on_reply(waiting.refusal())
         self.put(event)
 
     @property

@@ -11,7 +11,6 @@ from klamm.controller.events import (
     CreateTopics,
     DeleteTopics,
     UncleanLeaderElectionEnable,
-    refusal,
 )
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.controller.topics import MANY_TOPICS
@@ -42,7 +41,7 @@ def test_an_id_does_not_delete_a_topic_that_took_the_name() -> None:
 
 
 def test_a_refusal_answers_names_and_ids() -> None:
-    refused = topics(refusal(DeleteTopics(("t",), (UUID(int=5),))))
+    refused = topics(DeleteTopics(("t",), (UUID(int=5),)).refusal())
     assert [(r.name, r.topic_id.int, r.error) for r in refused] == [
         ("t", 0, ErrorCode.NOT_CONTROLLER),
         ("", 5, ErrorCode.NOT_CONTROLLER),

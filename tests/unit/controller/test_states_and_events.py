@@ -32,10 +32,10 @@ def test_every_event_has_a_state() -> None:
 
 
 def test_refusals_answer_in_the_callers_own_words() -> None:
-    created = e.refusal(e.CreateTopics((e.CreatableTopic("a"), e.CreatableTopic("b"))))
+    created = e.CreateTopics((e.CreatableTopic("a"), e.CreatableTopic("b"))).refusal()
     assert isinstance(created, TopicResults) and created.error is ErrorCode.NOT_CONTROLLER
     assert [t.error for t in created.topics] == [ErrorCode.NOT_CONTROLLER] * 2
-    stopped = e.refusal(e.ControlledShutdown(1, 5))
+    stopped = e.ControlledShutdown(1, 5).refusal()
     assert stopped == ControlledShutdownResult(ErrorCode.STALE_CONTROLLER_EPOCH)
 
 
