@@ -32,7 +32,7 @@ def controller_us(partitions: int, rounds: int = ROUNDS) -> float:
     driver = CoreDriver(cluster(partitions, PARTITIONS_A_TOPIC))
     driver.start()
     context = driver.controller.context
-    tps = list(context.leadership)
+    tps = list(context.states.leadership)
     step = max(1, len(tps) // rounds)
 
     def change(number: int) -> None:
@@ -45,19 +45,19 @@ def controller_us(partitions: int, rounds: int = ROUNDS) -> float:
 def _alter(driver: CoreDriver, tp: TopicPartition) -> None:
     """The leader takes a follower out of the ISR, or lets it back in."""
     context = driver.controller.context
-    state = context.leadership[tp].leader_and_isr
-    isr = state.isr[:-1] if len(state.isr) == len(BROKERS) else context.assignment(tp).replicas
+    state = context.states.leadership[tp].leader_and_isr
+    isr = state.isr[:-1] if len(state.isr) == len(BROKERS) else context.topics.assignment(tp).replicas
     item = AlterPartitionItem(
         topic=tp.topic,
-        topic_id=context.topic_ids[tp.topic],
+        topic_id=context.topics.ids[tp.topic],
         partition=tp.partition,
         leader_epoch=state.leader_epoch,
         new_isr=isr,
         partition_epoch=state.partition_epoch,
     )
-    broker = context.live_or_shutting_down[state.leader]
+    broker = context.brokers.live_or_shutting_down[state.leader]
     driver.process(AlterPartition(state.leader, broker.epoch, (item,)))
-    if context.leadership[tp].leader_and_isr.isr != isr:
+    if context.states.leadership[tp].leader_and_isr.isr != isr:
         raise RuntimeError(f"the change of {tp} was refused: {driver.replies}")
 
 

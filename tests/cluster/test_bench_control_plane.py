@@ -27,7 +27,7 @@ def test_the_core_alone_elects_and_tells_everybody_once() -> None:
     tree.multi(1, [ops.Delete(paths.broker_path(3))], 0)
     driver = core.CoreDriver(tree)
     driver.start()
-    states = driver.controller.context.leadership.values()
+    states = driver.controller.context.states.leadership.values()
     assert len(states) == 60 and all(3 not in state.leader_and_isr.isr for state in states)
     assert [broker for broker, _ in driver.sent] == [1, 2] * 3  # who lives, LeaderAndIsr, UpdateMetadata
 

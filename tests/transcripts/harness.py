@@ -243,7 +243,7 @@ class Harness:
     def do_log_ends(self, broker: str, *ends: str) -> None:
         """The broker answers: `T-0=3,12` is the epoch of the last record and the end."""
         assert self.controller is not None
-        epoch = self.controller.context.live_or_shutting_down[int(broker)].epoch
+        epoch = self.controller.context.brokers.live_or_shutting_down[int(broker)].epoch
         answers = ((name, _ids(end)) for name, _, end in (text.partition("=") for text in ends))
         found = tuple((_partition(name), LogEnd(*end)) for name, end in answers)
         self.queue.append(LogEndsReceived(int(broker), epoch, found))
@@ -283,8 +283,8 @@ class Harness:
         """The leader asks for this ISR."""
         assert self.controller is not None
         tp = _partition(partition)
-        state = self.controller.context.leadership[tp].leader_and_isr
-        epoch = self.controller.context.live_or_shutting_down[state.leader].epoch
+        state = self.controller.context.states.leadership[tp].leader_and_isr
+        epoch = self.controller.context.brokers.live_or_shutting_down[state.leader].epoch
         item = AlterPartitionItem(tp.partition, state.leader_epoch, _ids(isr), state.partition_epoch, topic=tp.topic)
         self.queue.append(AlterPartition(state.leader, epoch, (item,)))
 
@@ -299,7 +299,7 @@ class Harness:
 
     def do_shuts_down(self, broker: str) -> None:
         assert self.controller is not None
-        known = self.controller.context.live_or_shutting_down[int(broker)]
+        known = self.controller.context.brokers.live_or_shutting_down[int(broker)]
         self.queue.append(ControlledShutdown(int(broker), known.epoch))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from klamm.controller import deletion, lost_tails, partition_state_machine, reassignment, replica_state_machine
-from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.context import ControllerContext
+from klamm.controller.context.replica import PartitionReplica
 from klamm.controller.effects import AddChannel, CloseChannel, Note, Steps
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellStopReplica
 from klamm.controller.states import PartitionState, ReplicaState
@@ -20,7 +21,7 @@ from klamm.zk.model.znodes import ZnodeFormatError
 def on_broker_change(ctx: ControllerContext) -> Steps[None]:
     """New, dead and bounced brokers, by their epochs: a broker that came back faster than we read is another one."""
     now = yield from read_brokers(watch=True)
-    known = ctx.live_or_shutting_down
+    known = ctx.brokers.live_or_shutting_down
     new = [b for b in sorted(now) if b not in known]
     dead = [b for b in sorted(known) if b not in now]
     bounced = [b for b in sorted(now) if b in known and now[b].broker.epoch > known[b].epoch]
@@ -44,7 +45,7 @@ def on_broker_change(ctx: ControllerContext) -> Steps[None]:
 
 def _add(ctx: ControllerContext, ids: Sequence[int], now: dict[int, BrokerInfo]) -> Steps[None]:
     for broker in ids:
-        ctx.add_broker(now[broker].broker)
+        ctx.brokers.add(now[broker].broker)
         if now[broker].unclean_shutdown:
             yield from lost_tails.on_unclean_shutdown(ctx, broker)
     yield from on_broker_startup(ctx, ids)
@@ -53,7 +54,7 @@ def _add(ctx: ControllerContext, ids: Sequence[int], now: dict[int, BrokerInfo])
 def _remove(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
     for broker in ids:
         ctx.remove_broker(broker)
-    yield from on_replicas_become_offline(ctx, ctx.replicas_on(ids))
+    yield from on_replicas_become_offline(ctx, ctx.topics.replicas_on(ids))
 
 
 def on_broker_startup(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
@@ -62,14 +63,14 @@ def on_broker_startup(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]
     They hear of topics that are being deleted as well: one that only lost its session may know them from before.
     """
     for broker in ids:
-        ctx.offline_dirs.pop(broker, None)
-    others = [b for b in ctx.broker_ids() if b not in ids]
-    everything = list(ctx.leadership)
+        ctx.brokers.regain_all_logs(broker)
+    others = [b for b in ctx.brokers.ids() if b not in ids]
+    everything = list(ctx.states.leadership)
     yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=(), update_metadata_to=others).send()
     yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=everything, update_metadata_to=ids).send()
     yield from _delete_strays(ctx, ids)
     yield from lost_tails.leave_isrs(ctx, ids)
-    replicas = ctx.replicas_on(ids)
+    replicas = ctx.topics.replicas_on(ids)
     startable = [r for r in replicas if not _is_being_deleted(ctx, r)]
     yield from replica_state_machine.handle_state_changes(ctx, startable, ReplicaState.ONLINE)
     yield from partition_state_machine.trigger_online(ctx)
@@ -79,7 +80,7 @@ def on_broker_startup(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]
 
 def _is_being_deleted(ctx: ControllerContext, replica: PartitionReplica) -> bool:
     deleting = (ReplicaState.DELETION_STARTED, ReplicaState.DELETION_SUCCESSFUL)
-    return ctx.replica_state(replica) in deleting
+    return ctx.states.replica_state(replica) in deleting
 
 
 def _delete_strays(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
@@ -87,8 +88,8 @@ def _delete_strays(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
     stops = [
         TellStopReplica(broker, tp, delete=True)
         for broker in ids
-        for tp in ctx.pending_stray_deletes.get(broker, {})
-        if broker not in ctx.assignment(tp).replicas
+        for tp in ctx.deletions.strays_on(broker)
+        if broker not in ctx.topics.assignment(tp).replicas
     ]
     if stops:
         yield from ControllerBrokerRequestBatch.build(ctx, stop_replica=stops).send()
@@ -99,8 +100,8 @@ def on_replicas_become_offline(ctx: ControllerContext, replicas: Sequence[Partit
 
     The batch also carries the list of live brokers, so it is sent even if no partition changed.
     """
-    deleting = [r for r in replicas if ctx.is_queued_for_deletion(r.partition.topic)]
-    others = [r for r in replicas if not ctx.is_queued_for_deletion(r.partition.topic)]
+    deleting = [r for r in replicas if ctx.deletions.is_queued(r.partition.topic)]
+    others = [r for r in replicas if not ctx.deletions.is_queued(r.partition.topic)]
     leaderless = ctx.partitions_without_online_leader(r.replica for r in replicas)
     yield from partition_state_machine.handle_state_changes(ctx, leaderless, PartitionState.OFFLINE)
     outcome = partition_state_machine.Outcome()
@@ -131,7 +132,7 @@ def tell_live_brokers(ctx: ControllerContext, to: Iterable[int] | None = None) -
 def on_broker_modifications(ctx: ControllerContext, broker_id: int) -> Steps[None]:
     """A broker rewrote its registration in place: new addresses, same incarnation."""
     (result,) = yield from read_data([paths.broker_path(broker_id)], watch=True)
-    known = ctx.live_or_shutting_down.get(broker_id)
+    known = ctx.brokers.live_or_shutting_down.get(broker_id)
     if result is None or known is None or result.stat.czxid != known.epoch:
         return
     try:
@@ -140,6 +141,6 @@ def on_broker_modifications(ctx: ControllerContext, broker_id: int) -> Steps[Non
         yield Note(str(error), True)
         return
     if broker != known:
-        ctx.add_broker(broker)
+        ctx.brokers.add(broker)
         yield AddChannel(broker)
         yield from tell_live_brokers(ctx)

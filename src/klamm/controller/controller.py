@@ -113,7 +113,7 @@ class KafkaController:
         try:
             if isinstance(event, e.UncleanLeaderElectionEnable):
                 config = replace(self.context.config, unclean_leader_election_enable=event.enabled)
-                self.context.config = config
+                self.context.set_config(config)
             if isinstance(event, e.BrokerModifications) and event.broker_id == self.context.config.broker_id:
                 yield from failover.on_own_registration_changed(self.context)
             if isinstance(event, _RoleEvent):
@@ -172,7 +172,7 @@ class KafkaController:
         elif controller_id == me and not was_active:
             yield from failover.drop_orphaned_claim(self.context)
             controller_id = NO_CONTROLLER
-        self.context.active_controller_id = controller_id
+        self.context.set_active_controller(controller_id)
         yield ActiveControllerChanged(controller_id, self.context.epoch)
 
     def _settle(self) -> Steps[None]:
@@ -208,9 +208,7 @@ class KafkaController:
         self._pause_ends_s = now + self._pause_s
 
     def _resign(self) -> Steps[None]:
-        old = self.context
-        self.context = ControllerContext(old.config, old.clock, old.rng, broker_epoch=old.broker_epoch)
-        self.context.unclean_elections = old.unclean_elections
+        self.context = self.context.after_resignation()
         yield from failover.resign()
         yield ActiveControllerChanged(NO_CONTROLLER, 0)
 
@@ -257,7 +255,7 @@ class KafkaController:
             case e.ListPartitionReassignments():
                 yield from reassignment_requests.on_list_reassignments(ctx, event)
             case e.PartitionReassignmentIsrChange(tp):
-                yield from store.read_data([paths.partition_state_path(*tp)], watch=tp in ctx.reassigning)
+                yield from store.read_data([paths.partition_state_path(*tp)], watch=tp in ctx.topics.reassigning)
                 yield from reassignment.maybe_complete(ctx, [tp])
             case e.ReplicaLeaderElection():
                 yield from elections.on_replica_leader_election(ctx, event)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from klamm.controller import partition_state_machine, replica_state_machine, topic_store
-from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.context import ControllerContext
+from klamm.controller.context.replica import PartitionReplica
 from klamm.controller.effects import Enqueue, Note, Steps
 from klamm.controller.events import TopicDeletionStopReplicaResponseReceived, ZkPartitionReassignment
 from klamm.controller.request_batch import ControllerBrokerRequestBatch
@@ -29,15 +30,15 @@ def waiting_for(ctx: ControllerContext, topic: str) -> list[int]:
     """The brokers without which the deletion of a topic cannot end: they have replicas of it and are not there."""
     left = (
         replica
-        for replica in ctx.replicas_of(itertools.islice(ctx.partitions_of(topic), _LOOKED_AT))
-        if ctx.replica_state(replica) is not ReplicaState.DELETION_SUCCESSFUL
+        for replica in ctx.topics.replicas_of(itertools.islice(ctx.topics.partitions_of(topic), _LOOKED_AT))
+        if ctx.states.replica_state(replica) is not ReplicaState.DELETION_SUCCESSFUL
     )
-    return sorted({r.replica for r in left if not ctx.is_replica_online(r.replica, r.partition)})
+    return sorted({r.replica for r in left if not ctx.brokers.is_replica_online(r.replica, r.partition)})
 
 
 def is_current(ctx: ControllerContext, broker_id: int, head: RequestHead) -> bool:
     """False for an answer to a request of an earlier term or to an earlier incarnation of the broker."""
-    broker = ctx.live_or_shutting_down.get(broker_id)
+    broker = ctx.brokers.live_or_shutting_down.get(broker_id)
     return broker is not None and (head.controller_epoch, head.broker_epoch) == (ctx.epoch, broker.epoch)
 
 
@@ -50,8 +51,8 @@ def enqueue_topics(ctx: ControllerContext, topics: Sequence[str]) -> Steps[None]
 
 def resume_for_topics(ctx: ControllerContext, topics: Iterable[str]) -> Steps[None]:
     """Makes topics eligible again: a broker with a replica came back."""
-    queued = [topic for topic in topics if ctx.is_queued_for_deletion(topic)]
-    ctx.topics_ineligible_for_deletion.difference_update(queued)
+    queued = [topic for topic in topics if ctx.deletions.is_queued(topic)]
+    ctx.deletions.resume(queued)
     yield from resume(ctx, queued)
 
 
@@ -59,13 +60,13 @@ def resume(ctx: ControllerContext, topics: Iterable[str]) -> Steps[None]:
     """Moves each of these topics one step on: finish, retry or start."""
     complete, retry, eligible = [], [], []
     for topic in dict.fromkeys(topics):
-        if not ctx.is_queued_for_deletion(topic):
+        if not ctx.deletions.is_queued(topic):
             continue
-        busy = ctx.count_in_state(topic, ReplicaState.DELETION_STARTED) > 0
-        if ctx.are_all_replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):
+        busy = ctx.states.count_in_state(topic, ReplicaState.DELETION_STARTED) > 0
+        if ctx.states.are_all_replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):
             complete.append(topic)
-        elif not busy and topic not in ctx.topics_ineligible_for_deletion:
-            retry += ctx.replicas_in_state(topic, ReplicaState.DELETION_INELIGIBLE)
+        elif not busy and topic not in ctx.deletions.ineligible:
+            retry += ctx.states.replicas_in_state(topic, ReplicaState.DELETION_INELIGIBLE)
             eligible.append(topic)
     yield from _complete(ctx, complete)
     yield from replica_state_machine.handle_state_changes(ctx, retry, ReplicaState.OFFLINE)
@@ -74,13 +75,13 @@ def resume(ctx: ControllerContext, topics: Iterable[str]) -> Steps[None]:
 
 
 def _start(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
-    fresh = [topic for topic in topics if topic not in ctx.topics_with_deletion_started]
-    tps = [tp for topic in fresh for tp in ctx.partitions_of(topic)]
-    running = [tp for tp in tps if ctx.partition_state(tp) is not PartitionState.NON_EXISTENT]
+    fresh = [topic for topic in topics if not ctx.deletions.has_started(topic)]
+    tps = [tp for topic in fresh for tp in ctx.topics.partitions_of(topic)]
+    running = [tp for tp in tps if ctx.states.partition_state(tp) is not PartitionState.NON_EXISTENT]
     yield from partition_state_machine.handle_state_changes(ctx, running, PartitionState.OFFLINE)
     yield from partition_state_machine.handle_state_changes(ctx, running, PartitionState.NON_EXISTENT)
-    ctx.topics_with_deletion_started.update(fresh)
-    all_tps = [tp for topic in topics for tp in ctx.partitions_of(topic)]
+    ctx.deletions.start(fresh)
+    all_tps = [tp for topic in topics for tp in ctx.topics.partitions_of(topic)]
     yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=all_tps).send()
     yield from _delete_replicas(ctx, topics)
 
@@ -89,17 +90,17 @@ def _delete_replicas(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
     """Online replicas are stopped, then deleted; a topic with one that is not online must wait for it."""
     dead, alive = [], []
     for topic in topics:
-        replicas = ctx.replicas_of(ctx.partitions_of(topic))
-        left = [r for r in replicas if ctx.replica_state(r) is not ReplicaState.DELETION_SUCCESSFUL]
+        replicas = ctx.topics.replicas_of(ctx.topics.partitions_of(topic))
+        left = [r for r in replicas if ctx.states.replica_state(r) is not ReplicaState.DELETION_SUCCESSFUL]
         online: list[PartitionReplica] = []
         offline: list[PartitionReplica] = []
         for replica in left:
-            is_online = ctx.is_replica_online(replica.replica, replica.partition)
+            is_online = ctx.brokers.is_replica_online(replica.replica, replica.partition)
             (online if is_online else offline).append(replica)
         if offline:
-            ctx.topics_ineligible_for_deletion.add(topic)
+            ctx.deletions.suspend([topic])
             yield Note(f"the deletion of {topic} waits for replicas {', '.join(map(str, offline))}")
-        dead += [r for r in offline if ctx.replica_state(r) is ReplicaState.OFFLINE]
+        dead += [r for r in offline if ctx.states.replica_state(r) is ReplicaState.OFFLINE]
         alive += online
     yield from replica_state_machine.handle_state_changes(ctx, dead, ReplicaState.DELETION_INELIGIBLE)
     yield from replica_state_machine.handle_state_changes(ctx, alive, ReplicaState.OFFLINE)
@@ -108,12 +109,12 @@ def _delete_replicas(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
 
 def fail(ctx: ControllerContext, replicas: Iterable[PartitionReplica]) -> Steps[None]:
     """These replicas cannot be deleted now: their topics wait until something changes."""
-    failed = [r for r in replicas if ctx.is_queued_for_deletion(r.partition.topic)]
+    failed = [r for r in replicas if ctx.deletions.is_queued(r.partition.topic)]
     topics = dict.fromkeys(r.partition.topic for r in failed)
     stoppable = (ReplicaState.OFFLINE, ReplicaState.DELETION_STARTED)
-    moving = [r for r in failed if ctx.replica_state(r) in stoppable]
+    moving = [r for r in failed if ctx.states.replica_state(r) in stoppable]
     yield from replica_state_machine.handle_state_changes(ctx, moving, ReplicaState.DELETION_INELIGIBLE)
-    ctx.topics_ineligible_for_deletion.update(topics)
+    ctx.deletions.suspend(topics)
     yield from resume(ctx, topics)
 
 
@@ -129,11 +130,11 @@ def on_stop_replica_response(ctx: ControllerContext, event: TopicDeletionStopRep
             answered.append((tp, leader_epoch))
         else:
             failed.append(PartitionReplica(tp, event.broker_id))
-    ctx.forget_stray_deletes(event.broker_id, answered)
+    ctx.deletions.forget_strays(event.broker_id, answered)
     if failed:
         yield Note(f"broker {event.broker_id} did not delete {', '.join(str(r.partition) for r in failed)}")
         yield from fail(ctx, failed)
-    started = [r for r in deleted if ctx.replica_state(r) is ReplicaState.DELETION_STARTED]
+    started = [r for r in deleted if ctx.states.replica_state(r) is ReplicaState.DELETION_STARTED]
     if started:
         yield from replica_state_machine.handle_state_changes(ctx, started, ReplicaState.DELETION_SUCCESSFUL)
         yield from resume(ctx, [r.partition.topic for r in started])
@@ -148,13 +149,13 @@ def _complete(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
     if not topics:
         return
     refused = yield from topic_store.delete_topics(ctx, topics)
-    ctx.topics_ineligible_for_deletion.update(refused)
+    ctx.deletions.suspend(refused)
     for topic in topics:
         if topic in refused:
             continue
         yield Note(f"topic {topic} is deleted")
         ctx.remove_topic(topic)
-    if ctx.has_zk_reassignment:
+    if ctx.topics.has_zk_reassignment:
         yield Enqueue(ZkPartitionReassignment())
 
 
@@ -165,7 +166,7 @@ def on_topic_deletion(ctx: ControllerContext) -> Steps[None]:
     if not ctx.config.delete_topic_enable:
         unknown = list(topics)
     yield from _drop_entries(ctx, unknown)
-    wanted = [topic for topic in topics if topic in ctx.topics and topic not in ctx.topics_to_be_deleted]
+    wanted = [topic for topic in topics if topic in ctx.topics and topic not in ctx.deletions.queued]
     if ctx.config.delete_topic_enable and wanted:
         yield from enqueue_topics(ctx, wanted)
 
@@ -187,6 +188,6 @@ def initialise(ctx: ControllerContext) -> Steps[None]:
         if topic not in ctx.topics:
             continue
         ctx.queue_for_deletion(topic)
-        tps = list(ctx.partitions_of(topic))
-        if any(not ctx.is_replica_online(r.replica, r.partition) for r in ctx.replicas_of(tps)):
-            ctx.topics_ineligible_for_deletion.add(topic)
+        tps = list(ctx.topics.partitions_of(topic))
+        if any(not ctx.brokers.is_replica_online(r.replica, r.partition) for r in ctx.topics.replicas_of(tps)):
+            ctx.deletions.suspend([topic])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import Any, TypeAlias, TypeVar
 
-from klamm.controller.context import LeadershipChange
+from klamm.controller.context.replica import LeadershipChange
 from klamm.controller.events import ControllerEvent
 from klamm.controller.replies import EventReply
 from klamm.controller.requests import ControlRequest

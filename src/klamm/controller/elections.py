@@ -44,7 +44,7 @@ _TEXTS = {
 def on_replica_leader_election(ctx: ControllerContext, event: ReplicaLeaderElection) -> Steps[None]:
     asked_by_client = event.trigger is ElectionTrigger.ADMIN_CLIENT
     if asked_by_client:
-        wanted: Iterable[TopicPartition] = ctx.leadership if event.partitions is None else event.partitions
+        wanted: Iterable[TopicPartition] = ctx.states.leadership if event.partitions is None else event.partitions
     else:
         listed = yield from _read_election_znode()
         if listed is None:
@@ -104,25 +104,25 @@ def elect(
 
 
 def _precheck(ctx: ControllerContext, tp: TopicPartition, election_type: ElectionType) -> ErrorCode:
-    if not ctx.has_assignment(tp):
+    if not ctx.topics.has_assignment(tp):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if ctx.is_queued_for_deletion(tp.topic):
+    if ctx.deletions.is_queued(tp.topic):
         return ErrorCode.INVALID_TOPIC_EXCEPTION
-    state = ctx.leadership.get(tp)
+    state = ctx.states.leadership.get(tp)
     if state is None:
         return ErrorCode.NONE
     leader = state.leader_and_isr.leader
     if election_type is ElectionType.PREFERRED:
-        fine = leader == ctx.assignment(tp).replicas[0]
+        fine = leader == ctx.topics.assignment(tp).replicas[0]
     else:
-        fine = leader in ctx.live_broker_ids
+        fine = leader in ctx.brokers.live_ids
     return ErrorCode.ELECTION_NOT_NEEDED if fine else ErrorCode.NONE
 
 
 def on_auto_preferred_election(ctx: ControllerContext) -> Steps[None]:
     """Gives brokers back what they should lead, where more than the allowed share of it is led by others."""
     yield Schedule(ctx.config.leader_imbalance_check_interval_seconds * 1000, AutoPreferredReplicaLeaderElection())
-    if ctx.preferred_replica_imbalance_count:
+    if ctx.states.preferred_replica_imbalance_count:
         for tps in _imbalanced(ctx):
             yield from elect(ctx, tps, ElectionType.PREFERRED, ElectionTrigger.AUTO)
 
@@ -130,20 +130,20 @@ def on_auto_preferred_election(ctx: ControllerContext) -> Steps[None]:
 def _imbalanced(ctx: ControllerContext) -> list[list[TopicPartition]]:
     """For each broker over the threshold, the partitions that it can take back now."""
     by_preferred: dict[int, list[TopicPartition]] = {}
-    for tp in ctx.leadership:
-        replicas = ctx.assignment(tp).replicas
-        if replicas and not ctx.is_queued_for_deletion(tp.topic):
+    for tp in ctx.states.leadership:
+        replicas = ctx.topics.assignment(tp).replicas
+        if replicas and not ctx.deletions.is_queued(tp.topic):
             by_preferred.setdefault(replicas[0], []).append(tp)
     groups = []
     for broker in sorted(by_preferred):
         tps = by_preferred[broker]
-        elsewhere = [tp for tp in tps if ctx.leadership[tp].leader_and_isr.leader != broker]
+        elsewhere = [tp for tp in tps if ctx.states.leadership[tp].leader_and_isr.leader != broker]
         if len(elsewhere) / len(tps) <= ctx.config.leader_imbalance_per_broker_percentage / 100:
             continue
         ready = [
             tp
             for tp in elsewhere
-            if ctx.is_replica_online(broker, tp) and broker in ctx.leadership[tp].leader_and_isr.isr
+            if ctx.brokers.is_replica_online(broker, tp) and broker in ctx.states.leadership[tp].leader_and_isr.isr
         ]
         if ready:
             groups.append(ready)

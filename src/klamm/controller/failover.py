@@ -119,7 +119,7 @@ def register_broker(ctx: ControllerContext) -> Steps[BrokerRegistration]:
 
 def _registered(ctx: ControllerContext, epoch: int) -> Steps[BrokerRegistration]:
     if epoch != ctx.broker_epoch:
-        ctx.broker_epoch = epoch
+        ctx.set_broker_epoch(epoch)
         yield BrokerRegistered(epoch)
     return BrokerRegistration(epoch)
 
@@ -153,7 +153,7 @@ def on_own_registration_changed(ctx: ControllerContext) -> Steps[None]:
         yield Note(str(error), True)
         return
     if is_taken_back and found.stat.czxid == ctx.broker_epoch:
-        ctx.config = replace(ctx.config, unclean_shutdown=False)
+        ctx.set_config(replace(ctx.config, unclean_shutdown=False))
 
 
 def read_role(ctx: ControllerContext) -> Steps[int]:
@@ -193,7 +193,7 @@ def elect(ctx: ControllerContext) -> Steps[bool]:
     if controller_id == _UNREADABLE:
         yield Schedule(UNREADABLE_RETRY_MS, Reelect())
         return False
-    ctx.active_controller_id = controller_id
+    ctx.set_active_controller(controller_id)
     if controller_id != NO_CONTROLLER:
         yield ActiveControllerChanged(ctx.active_controller_id, ctx.epoch)
         return False
@@ -218,7 +218,7 @@ def elect(ctx: ControllerContext) -> Steps[bool]:
         new_version = result.stat.version
     except (MultiFailed, ConnectionLoss):
         new_version = yield from _verify_election(me, data, epoch + 1)
-    ctx.epoch, ctx.epoch_zk_version, ctx.active_controller_id = epoch + 1, new_version, me
+    ctx.become_controller(epoch + 1, new_version)
     yield Note(f"broker {me} is the controller with epoch {ctx.epoch}")
     yield ActiveControllerChanged(me, ctx.epoch)
     return True
@@ -259,7 +259,7 @@ def on_controller_failover(ctx: ControllerContext) -> Steps[None]:
     yield from _start_state_machines(ctx, returned)
     yield from reassignment_requests.on_zk_reassignment(ctx)
     yield from reassignment.resume_all(ctx)
-    yield from deletion.resume(ctx, list(ctx.topics_to_be_deleted))
+    yield from deletion.resume(ctx, list(ctx.deletions.queued))
     yield from elections.on_failover(ctx)
     yield from lost_tails.review(ctx)
     if ctx.config.auto_leader_rebalance_enable:
@@ -276,7 +276,9 @@ def _start_state_machines(ctx: ControllerContext, returned: frozenset[TopicParti
     offline = replica_state_machine.startup(ctx)
     first = yield from partition_state_machine.startup(ctx, returned)
     yield from replica_state_machine.leave_isrs(ctx, offline)
-    tells = [TellLeaderAndIsr(ctx.assignment(tp).replicas, tp, is_new=tp in first) for tp in ctx.leadership]
+    tells = [
+        TellLeaderAndIsr(ctx.topics.assignment(tp).replicas, tp, is_new=tp in first) for tp in ctx.states.leadership
+    ]
     if tells:
         yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
 
@@ -323,7 +325,7 @@ def _initialise_context(ctx: ControllerContext) -> Steps[frozenset[TopicPartitio
     """
     brokers = yield from topic_store.read_brokers(watch=True)
     for registered in brokers.values():
-        ctx.add_broker(registered.broker)
+        ctx.brokers.add(registered.broker)
         yield AddChannel(registered.broker)
     topics = yield from store.read_children(paths.TOPICS, watch=True)
     stored = yield from topic_store.read_topics(topics, watch=True)
@@ -332,20 +334,20 @@ def _initialise_context(ctx: ControllerContext) -> Steps[frozenset[TopicPartitio
     for tps in _slices(ctx, 10_000):
         mzxids: dict[TopicPartition, int] = {}
         for tp, state in (yield from store.read_states(tps, mzxids)).items():
-            ctx.put_leadership(tp, state)
-            leader = ctx.live_or_shutting_down.get(state.leader_and_isr.leader)
+            ctx.states.put_leadership(tp, state)
+            leader = ctx.brokers.live_or_shutting_down.get(state.leader_and_isr.leader)
             if leader is not None and leader.epoch > mzxids[tp]:
                 returned.append(tp)
     for broker_id, registered in brokers.items():
         if registered.unclean_shutdown:
             yield from lost_tails.on_unclean_shutdown(ctx, broker_id)
-            led = ctx.partitions_by_leader.get(broker_id, ())
+            led = ctx.states.led_by(broker_id)
             returned += [tp for tp in ctx.suspects.partitions[broker_id] if tp in led]
     return frozenset(returned)
 
 
 def _slices(ctx: ControllerContext, size: int) -> Iterator[list[TopicPartition]]:
-    tps = list(ctx.all_partitions())
+    tps = list(ctx.topics.all_partitions())
     return (tps[i : i + size] for i in range(0, len(tps), size))
 
 

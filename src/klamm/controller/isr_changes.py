@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from klamm.controller import reassignment, replica_state_machine, store
 from klamm.controller.broker_changes import on_replicas_become_offline, on_replicas_come_back
-from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.context import ControllerContext
+from klamm.controller.context.replica import PartitionReplica
 from klamm.controller.deletion import is_current
 from klamm.controller.effects import Note, Reply, Steps, report_leadership
 from klamm.controller.events import (
@@ -26,7 +27,7 @@ from klamm.zk.model.znodes import ZnodeFormatError, decode_log_dir_event, decode
 
 def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[None]:
     """Leaders change their ISR through the controller. The leader learns from the answer, the others by metadata."""
-    broker = ctx.live_or_shutting_down.get(event.broker_id)
+    broker = ctx.brokers.live_or_shutting_down.get(event.broker_id)
     if broker is None or broker.epoch != event.broker_epoch:
         yield Reply(AlterPartitionResults(ErrorCode.STALE_BROKER_EPOCH))
         return
@@ -34,7 +35,7 @@ def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[N
     wanted: dict[TopicPartition, tuple[int, LeaderAndIsr]] = {}
     seen: set[TopicPartition] = set()
     for index, item in enumerate(event.partitions):
-        topic = item.topic or ctx.topic_names.get(item.topic_id, "")
+        topic = item.topic or ctx.topics.names.get(item.topic_id, "")
         tp = TopicPartition(topic, item.partition)
         outcome = ErrorCode.INVALID_REQUEST if tp in seen else _judge(ctx, event, item, tp)
         seen.add(tp)
@@ -58,7 +59,7 @@ def _judge(
     """The state to write, an error, or None when what is asked for is already so."""
     if not tp.topic:
         return ErrorCode.UNKNOWN_TOPIC_ID
-    cached = ctx.leadership.get(tp)
+    cached = ctx.states.leadership.get(tp)
     if cached is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     current = cached.leader_and_isr
@@ -92,10 +93,10 @@ def _is_eligible(ctx: ControllerContext, item: AlterPartitionItem, tp: TopicPart
     """Replicas whose directory works, on brokers that live, do not shut down, and are that incarnation."""
     epochs = item.isr_broker_epochs or (-1,) * len(item.new_isr)
     for replica, epoch in zip(item.new_isr, epochs, strict=True):
-        broker = ctx.live_or_shutting_down.get(replica)
-        if broker is None or replica in ctx.shutting_down or replica not in ctx.assignment(tp).replicas:
+        broker = ctx.brokers.live_or_shutting_down.get(replica)
+        if broker is None or replica in ctx.brokers.shutting_down or replica not in ctx.topics.assignment(tp).replicas:
             return False
-        if epoch not in (-1, broker.epoch) or tp in ctx.offline_dirs.get(replica, ()):
+        if epoch not in (-1, broker.epoch) or tp in ctx.brokers.offline_logs.get(replica, ()):
             return False
     return True
 
@@ -108,16 +109,16 @@ def _write(ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr]) -
 
     updated = yield from store.update_states(ctx, list(wanted), decide)
     found = (*updated.changed.items(), *updated.unchanged.items())
-    yield from report_leadership([ctx.put_leadership(tp, state) for tp, state in found])
+    yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in found])
     return list(updated.changed)
 
 
 def _result(
     ctx: ControllerContext, item: AlterPartitionItem, tp: TopicPartition, error: ErrorCode
 ) -> AlterPartitionResult:
-    cached = ctx.leadership.get(tp)
+    cached = ctx.states.leadership.get(tp)
     state = cached.leader_and_isr if cached is not None and error is ErrorCode.NONE else None
-    topic_id = ctx.topic_ids.get(tp.topic, item.topic_id)
+    topic_id = ctx.topics.ids.get(tp.topic, item.topic_id)
     return AlterPartitionResult(tp.topic, topic_id, tp.partition, error, state)
 
 
@@ -137,13 +138,13 @@ def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
             tps.update(dict.fromkeys(decode_partitions(path, result.data) if result else ()))
         except ZnodeFormatError as error:
             yield Note(str(error), True)
-    states = yield from store.read_states([tp for tp in tps if ctx.has_assignment(tp)])
-    yield from report_leadership([ctx.put_leadership(tp, state) for tp, state in states.items()])
-    staying = (tp for tp in states if not ctx.is_queued_for_deletion(tp.topic))
+    states = yield from store.read_states([tp for tp in tps if ctx.topics.has_assignment(tp)])
+    yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in states.items()])
+    staying = (tp for tp in states if not ctx.deletions.is_queued(tp.topic))
     unassigned = [tp for tp in staying if replica_state_machine.has_unassigned_isr(ctx, tp)]
     yield from replica_state_machine.shrink_isr(ctx, {tp: [] for tp in unassigned})
     if states:
-        tells = [TellLeaderAndIsr(ctx.assignment(tp).replicas, tp) for tp in unassigned]
+        tells = [TellLeaderAndIsr(ctx.topics.assignment(tp).replicas, tp) for tp in unassigned]
         yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells, update_metadata=list(states)).send()
         yield from reassignment.maybe_complete(ctx, states)
     yield from store.delete_all(ctx, notes)
@@ -163,11 +164,11 @@ def on_log_dir_event(ctx: ControllerContext) -> Steps[None]:
                 brokers.add(decode_log_dir_event(path, result.data))
         except ZnodeFormatError as error:
             yield Note(str(error), True)
-    replicas = [r for r in ctx.replicas_on(sorted(brokers)) if not ctx.is_queued_for_deletion(r.partition.topic)]
+    replicas = [r for r in ctx.topics.replicas_on(sorted(brokers)) if not ctx.deletions.is_queued(r.partition.topic)]
     added: list[PartitionReplica] = []
     online: list[PartitionReplica] = []
     for replica in replicas:  # one that is new stays so until it is in sync
-        (added if ctx.replica_state(replica) is ReplicaState.NEW else online).append(replica)
+        (added if ctx.states.replica_state(replica) is ReplicaState.NEW else online).append(replica)
     yield from replica_state_machine.handle_state_changes(ctx, online, ReplicaState.ONLINE)
     tells = [TellLeaderAndIsr((r.replica,), r.partition, is_new=True) for r in added]
     yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
@@ -181,18 +182,18 @@ def on_leader_and_isr_response(ctx: ControllerContext, event: LeaderAndIsrRespon
         yield Note(f"broker {event.broker_id} answered LeaderAndIsr with {event.error.name}")
         return
     _note_leaders(ctx, event)
-    offline = ctx.offline_dirs.setdefault(event.broker_id, set())
+    offline = ctx.brokers.offline_logs.get(event.broker_id, frozenset())
     lost = []
     came_back = []
     for tp, error in event.partition_errors:
-        if error == ErrorCode.KAFKA_STORAGE_ERROR and tp not in offline and ctx.has_assignment(tp):
-            offline.add(tp)
+        if error == ErrorCode.KAFKA_STORAGE_ERROR and tp not in offline and ctx.topics.has_assignment(tp):
             lost.append(PartitionReplica(tp, event.broker_id))
         elif error == ErrorCode.NONE and tp in offline:
-            offline.discard(tp)
             came_back.append(tp)
-    if not offline:
-        del ctx.offline_dirs[event.broker_id]
+    for replica in lost:
+        ctx.brokers.lose_log(event.broker_id, replica.partition)
+    for tp in came_back:
+        ctx.brokers.regain_log(event.broker_id, tp)
     if lost:
         yield Note(f"broker {event.broker_id} lost the log directory of {', '.join(str(r.partition) for r in lost)}")
         yield from on_replicas_become_offline(ctx, lost)
@@ -206,8 +207,8 @@ def _note_leaders(ctx: ControllerContext, event: LeaderAndIsrResponseReceived) -
         return
     known = (ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH)
     for (tp, error), epoch in zip(event.partition_errors, event.leader_epochs, strict=False):
-        if tp in ctx.suspects.left and error in known and tp in ctx.leadership:
-            state = ctx.leadership[tp].leader_and_isr
+        if tp in ctx.suspects.left and error in known and tp in ctx.states.leadership:
+            state = ctx.states.leadership[tp].leader_and_isr
             if (state.leader, state.leader_epoch) == (event.broker_id, epoch):
                 ctx.suspects.on_leader_answered(tp)
 

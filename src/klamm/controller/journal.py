@@ -26,7 +26,7 @@ from klamm.control_log.records import (
     RequestSummary,
     first,
 )
-from klamm.controller import context
+from klamm.controller.context import replica
 from klamm.controller.events import ControllerEvent
 from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.controller.responses import ControlResponse
@@ -69,7 +69,7 @@ class ControllerJournal:
             self._controller = controller_id, epoch
             self._log.record(ControllerChanged(epoch, controller_id))
 
-    def leadership_changed(self, changes: Iterable[context.LeadershipChange]) -> None:
+    def leadership_changed(self, changes: Iterable[replica.LeadershipChange]) -> None:
         if self._log.is_enabled:
             for tp, strategy, before, after in changes:
                 self._log.record(LeadershipChange(self.epoch, self._event, self._number, strategy, tp, before, after))

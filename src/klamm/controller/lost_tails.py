@@ -21,7 +21,6 @@ from klamm.controller.election import ElectionStrategy
 from klamm.controller.events import LogEndsReceived, UncleanReplicaWaitOver
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
 from klamm.controller.states import PartitionState
-from klamm.controller.suspects import Hold
 from klamm.model import TopicPartition
 
 TIMER_MARGIN_MS: Final = 10
@@ -30,12 +29,8 @@ TIMER_MARGIN_MS: Final = 10
 
 def on_unclean_shutdown(ctx: ControllerContext, broker: int) -> Steps[None]:
     """A broker has registered so: it is suspected in every ISR that it is in now."""
-    states = ctx.leadership
-    tps = [
-        tp
-        for tp in ctx.partitions_by_broker.get(broker, ())
-        if tp in states and broker in states[tp].leader_and_isr.isr
-    ]
+    states = ctx.states.leadership
+    tps = [tp for tp in ctx.topics.partitions_on(broker) if tp in states and broker in states[tp].leader_and_isr.isr]
     ctx.suspects.add(broker, tps)
     if tps:
         yield Note(f"broker {broker} was not shut down cleanly and is in the ISR of {len(tps)} partitions")
@@ -49,11 +44,11 @@ def leave_isrs(ctx: ControllerContext, brokers: Iterable[int]) -> Steps[None]:
     leaving: dict[TopicPartition, list[int]] = {}
     for broker in brokers:
         for tp in ctx.suspects.partitions.get(broker, ()):
-            if ctx.has_online_leader(tp) and ctx.leadership[tp].leader_and_isr.leader != broker:
+            if ctx.has_online_leader(tp) and ctx.states.leadership[tp].leader_and_isr.leader != broker:
                 leaving.setdefault(tp, []).append(broker)
     if leaving:
         yield from replica_state_machine.shrink_isr(ctx, leaving)
-        others = {tp: tuple(r for r in ctx.assignment(tp).replicas if r not in leaving[tp]) for tp in leaving}
+        others = {tp: tuple(r for r in ctx.topics.assignment(tp).replicas if r not in leaving[tp]) for tp in leaving}
         tells = [TellLeaderAndIsr(others[tp], tp) for tp in leaving]
         yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
         for tp in leaving:
@@ -62,7 +57,7 @@ def leave_isrs(ctx: ControllerContext, brokers: Iterable[int]) -> Steps[None]:
 
 def on_log_ends(ctx: ControllerContext, event: LogEndsReceived) -> None:
     """Notes the answers of the incarnation that is registered now; `review` follows."""
-    known = ctx.live_or_shutting_down.get(event.broker_id)
+    known = ctx.brokers.live_or_shutting_down.get(event.broker_id)
     if known is None or known.epoch != event.broker_epoch:
         return
     for tp, end in event.log_ends:
@@ -75,24 +70,23 @@ def review(ctx: ControllerContext) -> Steps[None]:
     """Holds what must wait, asks who has not been asked, elects where nothing is to be waited for any longer."""
     suspects = ctx.suspects
     if not suspects.unclean:
-        suspects.held.clear()  # replicas that return later wait for the others from then on
+        suspects.keep_held(())  # replicas that return later wait for the others from then on
         return
     for tp in suspects.all_partitions():
-        if ctx.is_queued_for_deletion(tp.topic):
+        if ctx.deletions.is_queued(tp.topic):
             suspects.forget(tp)
     waiting = dict.fromkeys(tp for tp in suspects.all_partitions() if _is_waiting(ctx, tp))
-    suspects.held = {tp: hold for tp, hold in suspects.held.items() if tp in waiting}
+    suspects.keep_held(waiting)
     yield from _hold(ctx, [tp for tp in waiting if tp not in suspects.held])
     yield from _ask(ctx)
     yield from _elect(ctx)
     for broker in [b for b in suspects.unclean if not suspects.partitions.get(b)]:
-        if (yield from topic_store.trust_registration(ctx, ctx.live_or_shutting_down[broker])):
-            suspects.unclean.pop(broker, None)
-            suspects.partitions.pop(broker, None)
+        if (yield from topic_store.trust_registration(ctx, ctx.brokers.live_or_shutting_down[broker])):
+            suspects.trust(broker)
 
 
 def _is_waiting(ctx: ControllerContext, tp: TopicPartition) -> bool:
-    return ctx.partition_state(tp) is PartitionState.OFFLINE and tp in ctx.leadership
+    return ctx.states.partition_state(tp) is PartitionState.OFFLINE and tp in ctx.states.leadership
 
 
 def _hold(ctx: ControllerContext, tps: list[TopicPartition]) -> Steps[None]:
@@ -101,8 +95,8 @@ def _hold(ctx: ControllerContext, tps: list[TopicPartition]) -> Steps[None]:
     wait_ms = ctx.config.unclean_replica_wait_ms
     deadline_s = ctx.clock.monotonic() + wait_ms / 1000
     for tp in tps:
-        ctx.suspects.held[tp] = Hold(deadline_s)
-        isr, live = ctx.leadership[tp].leader_and_isr.isr, tuple(_able(ctx, tp))
+        ctx.suspects.hold(tp, deadline_s)
+        isr, live = ctx.states.leadership[tp].leader_and_isr.isr, tuple(_able(ctx, tp))
         yield Note(f"partition {tp} has no leader: {live} of its ISR {isr} are live and were not shut down cleanly")
     yield Schedule(wait_ms + TIMER_MARGIN_MS, UncleanReplicaWaitOver())
 
@@ -110,16 +104,18 @@ def _hold(ctx: ControllerContext, tps: list[TopicPartition]) -> Steps[None]:
 def _able(ctx: ControllerContext, tp: TopicPartition) -> list[int]:
     """Members of the ISR that are online; one whose log turned out to be on a failed directory is not."""
     useless = {broker for broker, end in ctx.suspects.held[tp].log_ends.items() if end is None}
-    members = ctx.leadership[tp].leader_and_isr.isr
-    return [r for r in members if r not in useless and ctx.is_replica_online(r, tp)]
+    members = ctx.states.leadership[tp].leader_and_isr.isr
+    return [r for r in members if r not in useless and ctx.brokers.is_replica_online(r, tp)]
 
 
 def _is_missing_any(ctx: ControllerContext, tp: TopicPartition) -> bool:
     """Whether a replica is not there that has everything, for all we know: a member, or one that was until now."""
     able = _able(ctx, tp)
     left = ctx.suspects.left.get(tp, ())
-    is_member_missing = len(able) < len(ctx.leadership[tp].leader_and_isr.isr)
-    return is_member_missing or any(not ctx.is_replica_online(r, tp) for r in left if r in ctx.assignment(tp).replicas)
+    is_member_missing = len(able) < len(ctx.states.leadership[tp].leader_and_isr.isr)
+    return is_member_missing or any(
+        not ctx.brokers.is_replica_online(r, tp) for r in left if r in ctx.topics.assignment(tp).replicas
+    )
 
 
 def _ask(ctx: ControllerContext) -> Steps[None]:
@@ -129,9 +125,9 @@ def _ask(ctx: ControllerContext) -> Steps[None]:
         for replica in ctx.online_replicas(tp):
             if replica not in hold.asked:
                 hold.asked.add(replica)
-                asked.setdefault(replica, []).append((tp, ctx.leadership[tp].leader_and_isr.leader_epoch))
+                asked.setdefault(replica, []).append((tp, ctx.states.leadership[tp].leader_and_isr.leader_epoch))
     for broker, tps in sorted(asked.items()):
-        yield AskLogEnds(ctx.live_or_shutting_down[broker], tuple(tps))
+        yield AskLogEnds(ctx.brokers.live_or_shutting_down[broker], tuple(tps))
 
 
 def _elect(ctx: ControllerContext) -> Steps[None]:

@@ -32,15 +32,15 @@ class ControllerMetrics:
 
         gauges: dict[str, Callable[[], object]] = {
             "ActiveControllerCount": lambda: int(context().is_active),
-            "OfflinePartitionsCount": lambda: context().offline_partition_count,
-            "PreferredReplicaImbalanceCount": lambda: context().preferred_replica_imbalance_count,
+            "OfflinePartitionsCount": lambda: context().states.offline_partition_count,
+            "PreferredReplicaImbalanceCount": lambda: context().states.preferred_replica_imbalance_count,
             "GlobalTopicCount": lambda: len(context().topics),
-            "GlobalPartitionCount": lambda: context().partition_count,
-            "TopicsToDeleteCount": lambda: len(context().topics_to_be_deleted),
-            "TopicsIneligibleToDeleteCount": lambda: len(context().topics_ineligible_for_deletion),
+            "GlobalPartitionCount": lambda: len(context().states.leadership),
+            "TopicsToDeleteCount": lambda: len(context().deletions.queued),
+            "TopicsIneligibleToDeleteCount": lambda: len(context().deletions.ineligible),
             "ReplicasToDeleteCount": self._replicas_to_delete,
             "ReplicasIneligibleToDeleteCount": self._replicas_ineligible,
-            "ActiveBrokerCount": lambda: len(context().live_or_shutting_down),
+            "ActiveBrokerCount": lambda: len(context().brokers.live_or_shutting_down),
             "FencedBrokerCount": lambda: 0,
         }
         for name, fn in gauges.items():
@@ -49,15 +49,15 @@ class ControllerMetrics:
     def _replicas_to_delete(self) -> int:
         context = self._controller.context
         return sum(
-            sum(tuple(context.replica_state_counts.get(topic, {}).values()))  # a copy: the control loop goes on
-            for topic in tuple(context.topics_to_be_deleted)
+            context.states.replica_count(topic)
+            for topic in tuple(context.deletions.queued)  # a copy: the control loop goes on
         )
 
     def _replicas_ineligible(self) -> int:
         context = self._controller.context
         return sum(
-            context.count_in_state(topic, ReplicaState.DELETION_INELIGIBLE)
-            for topic in list(context.topics_to_be_deleted)
+            context.states.count_in_state(topic, ReplicaState.DELETION_INELIGIBLE)
+            for topic in list(context.deletions.queued)
         )
 
     def watch_queue(self, size: Callable[[], int], state: Callable[[], ControllerState]) -> None:

@@ -48,14 +48,14 @@ def startup(
 
     Nothing is sent: the caller tells every broker everything. Returns the partitions that got their first state.
     """
-    for tp in list(ctx.all_partitions()):
-        if tp not in ctx.leadership:
-            ctx.put_partition_state(tp, PartitionState.NEW)
+    for tp in list(ctx.topics.all_partitions()):
+        if tp not in ctx.states.leadership:
+            ctx.states.put_partition_state(tp, PartitionState.NEW)
         else:
-            state = ctx.leadership[tp].leader_and_isr
-            may_lead = state.leader in ctx.assignment(tp).replicas or ctx.leads_for_want_of_another(tp, state)
+            state = ctx.states.leadership[tp].leader_and_isr
+            may_lead = state.leader in ctx.topics.assignment(tp).replicas or ctx.is_last_leader(tp, state)
             online = may_lead and ctx.has_online_leader(tp) and tp not in returned
-            ctx.put_partition_state(tp, PartitionState.ONLINE if online else PartitionState.OFFLINE)
+            ctx.states.put_partition_state(tp, PartitionState.ONLINE if online else PartitionState.OFFLINE)
     tells = yield from _bring_online(ctx, _to_bring_online(ctx), ElectionStrategy.OFFLINE, Outcome())
     return frozenset(tell.partition for tell in tells if tell.is_new)
 
@@ -66,7 +66,7 @@ def elect_missing_leaders(ctx: ControllerContext, outcome: Outcome) -> Steps[lis
 
 
 def _to_bring_online(ctx: ControllerContext, topic: str | None = None) -> list[TopicPartition]:
-    return [tp for tp in ctx.not_online if topic in (None, tp.topic) and not ctx.is_queued_for_deletion(tp.topic)]
+    return [tp for tp in ctx.states.not_online if topic in (None, tp.topic) and not ctx.deletions.is_queued(tp.topic)]
 
 
 def trigger_online(ctx: ControllerContext, topic: str | None = None) -> Steps[Outcome]:
@@ -83,7 +83,7 @@ def handle_state_changes(
 ) -> Steps[Outcome]:
     legal, outcome = [], Outcome()
     for tp in tps:
-        state = ctx.partition_state(tp)
+        state = ctx.states.partition_state(tp)
         if state in VALID_PREVIOUS_PARTITION_STATES[target]:
             legal.append(tp)
         else:
@@ -91,7 +91,7 @@ def handle_state_changes(
             yield Note(f"partition {tp} cannot go from {state.name} to {target.name}")
     if target is not PartitionState.ONLINE:
         for tp in legal:
-            ctx.put_partition_state(tp, target)
+            ctx.states.put_partition_state(tp, target)
         return outcome
     if legal:
         tells = yield from _bring_online(ctx, legal, strategy, outcome)
@@ -104,8 +104,8 @@ def _bring_online(
     ctx: ControllerContext, tps: list[TopicPartition], strategy: ElectionStrategy, outcome: Outcome
 ) -> Steps[list[TellLeaderAndIsr]]:
     """Who must be told of what was decided; the caller sends it."""
-    new = [tp for tp in tps if ctx.partition_state(tp) is PartitionState.NEW]
-    old = [tp for tp in tps if ctx.partition_state(tp) is not PartitionState.NEW]
+    new = [tp for tp in tps if ctx.states.partition_state(tp) is PartitionState.NEW]
+    old = [tp for tp in tps if ctx.states.partition_state(tp) is not PartitionState.NEW]
     tells = yield from _initialise(ctx, new, outcome)
     tells += yield from _elect(ctx, old, strategy, outcome)
     return tells
@@ -115,18 +115,20 @@ def _initialise(ctx: ControllerContext, tps: list[TopicPartition], outcome: Outc
     """New partitions get their first leader and ISR from the replicas that are online now."""
     wanted = {}
     for tp in tps:
-        first = initial_leader_and_isr(ctx.assignment(tp).replicas, ctx.online_replicas(tp))
+        first = initial_leader_and_isr(ctx.topics.assignment(tp).replicas, ctx.online_replicas(tp))
         if first is None:
             outcome.failed[tp] = ErrorCode.LEADER_NOT_AVAILABLE
-            yield Note(f"partition {tp} stays NEW: none of its replicas {ctx.assignment(tp).replicas} is online")
+            yield Note(f"partition {tp} stays NEW: none of its replicas {ctx.topics.assignment(tp).replicas} is online")
         else:
             wanted[tp] = first
     created = yield from store.create_states(ctx, wanted)
     outcome.failed.update({tp: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for tp in wanted if tp not in created})
     tells, changes = [], []
     for tp, state in created.items():
-        changes.append(ctx.put_leadership(tp, state, INITIAL))
-        ctx.put_partition_state(tp, PartitionState.ONLINE if ctx.has_online_leader(tp) else PartitionState.OFFLINE)
+        changes.append(ctx.states.put_leadership(tp, state, INITIAL))
+        ctx.states.put_partition_state(
+            tp, PartitionState.ONLINE if ctx.has_online_leader(tp) else PartitionState.OFFLINE
+        )
         outcome.elected[tp] = state.leader_and_isr
         tells.append(TellLeaderAndIsr(state.leader_and_isr.isr, tp, is_new=True))
     yield from report_leadership(changes)
@@ -159,11 +161,12 @@ def _elect(
             missing = tp in updated.missing
             outcome.failed[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if missing else ErrorCode.LEADER_NOT_AVAILABLE
             continue
-        ctx.suspects.on_isr(tp, ctx.leadership[tp].leader_and_isr.isr, state.leader_and_isr.isr)
-        changes.append(ctx.put_leadership(tp, state, strategy.value))
-        ctx.put_partition_state(tp, PartitionState.ONLINE)
+        ctx.suspects.on_isr(tp, ctx.states.leadership[tp].leader_and_isr.isr, state.leader_and_isr.isr)
+        changes.append(ctx.states.put_leadership(tp, state, strategy.value))
+        ctx.states.put_partition_state(tp, PartitionState.ONLINE)
         ctx.suspects.forget(tp)
-        ctx.unclean_elections += elections[tp].unclean
+        if elections[tp].unclean:
+            ctx.count_unclean_election()
         outcome.elected[tp] = state.leader_and_isr
         tells.append(TellLeaderAndIsr(elections[tp].recipients, tp))
     yield from report_leadership(changes)
@@ -174,15 +177,17 @@ def _refresh(
     ctx: ControllerContext, found: dict[TopicPartition, LeaderIsrAndControllerEpoch]
 ) -> Steps[list[TopicPartition]]:
     """Caches states as they were found; those whose ISR is news: with older protocols leaders write it themselves."""
-    stale = [tp for tp, state in found.items() if ctx.leadership[tp].leader_and_isr.isr != state.leader_and_isr.isr]
-    yield from report_leadership([ctx.put_leadership(tp, found[tp]) for tp in stale])
+    stale = [
+        tp for tp, state in found.items() if ctx.states.leadership[tp].leader_and_isr.isr != state.leader_and_isr.isr
+    ]
+    yield from report_leadership([ctx.states.put_leadership(tp, found[tp]) for tp in stale])
     return stale
 
 
 def run_strategy(
     ctx: ControllerContext, tp: TopicPartition, state: LeaderAndIsr, strategy: ElectionStrategy, *, allow_unclean: bool
 ) -> Election | None:
-    assignment = ctx.assignment(tp)
+    assignment = ctx.topics.assignment(tp)
     online = ctx.online_replicas(tp)
     suspects = ctx.suspects.of(tp)
     if suspects and len(online) == 1 and state.isr == online and tp not in ctx.suspects.left:
@@ -208,7 +213,7 @@ def run_strategy(
             return elect_preferred(assignment, state, able)
         case ElectionStrategy.CONTROLLED_SHUTDOWN:
             everyone = ctx.online_replicas(tp, include_shutting_down=True)
-            return elect_for_controlled_shutdown(assignment, state, everyone, ctx.shutting_down | suspects)
+            return elect_for_controlled_shutdown(assignment, state, everyone, ctx.brokers.shutting_down | suspects)
 
 
 def _unclean_topics(
@@ -235,5 +240,5 @@ def topics_that_may_lose_records(ctx: ControllerContext, topics: Iterable[str]) 
 
 
 def _has_online_isr(ctx: ControllerContext, tp: TopicPartition) -> bool:
-    cached = ctx.leadership.get(tp)
-    return cached is not None and any(ctx.is_replica_online(r, tp) for r in cached.leader_and_isr.isr)
+    cached = ctx.states.leadership.get(tp)
+    return cached is not None and any(ctx.brokers.is_replica_online(r, tp) for r in cached.leader_and_isr.isr)

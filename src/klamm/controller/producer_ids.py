@@ -19,7 +19,7 @@ MAX_PRODUCER_ID: Final = 2**63 - 1
 
 
 def on_allocate_producer_ids(ctx: ControllerContext, event: AllocateProducerIds) -> Steps[None]:
-    broker = ctx.live_or_shutting_down.get(event.broker_id)
+    broker = ctx.brokers.live_or_shutting_down.get(event.broker_id)
     if broker is None:
         yield Reply(ProducerIdsBlock(ErrorCode.BROKER_ID_NOT_REGISTERED))
     elif broker.epoch != event.broker_epoch:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from klamm.controller import partition_state_machine, replica_state_machine, store, topic_store
-from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.context import ControllerContext
+from klamm.controller.context.replica import PartitionReplica
 from klamm.controller.effects import Enqueue, Note, Steps, report_leadership
 from klamm.controller.election import ElectionStrategy
 from klamm.controller.events import ZkPartitionReassignment
@@ -21,17 +22,17 @@ from klamm.zk.model import paths
 
 def on_partition_reassignment(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:
     """Starts, replaces, continues, cancels or completes the move of one partition."""
-    if new != ctx.assignment(tp) and not (yield from _update_current(ctx, tp, new)):
+    if new != ctx.topics.assignment(tp) and not (yield from _update_current(ctx, tp, new)):
         return
     if (yield from _is_complete(ctx, tp, new)):
         yield from _complete(ctx, tp, new)
-    elif tp in ctx.reassigning:
+    elif tp in ctx.topics.reassigning:
         yield from _begin(ctx, [tp])
 
 
 def _update_current(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[bool]:
     """False: the topic is gone, or its znode cannot be written."""
-    old = ctx.assignment(tp)
+    old = ctx.topics.assignment(tp)
     znode = yield from topic_store.rewrite_topic(ctx, tp.topic, lambda current: {**current, tp.partition: new})
     if znode is None or znode.assignment.get(tp.partition) != new:
         yield Note(f"partition {tp} cannot be moved: its topic is gone or cannot be written")
@@ -39,7 +40,7 @@ def _update_current(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssi
     ctx.put_assignment(tp, new)
     dropped = [r for r in old.replicas if r not in new.replicas]
     yield from _remove_replicas(ctx, tp, dropped)
-    ctx.reassigning[tp] = None
+    ctx.topics.start_reassignment(tp)
     if not ctx.config.inter_broker_protocol.has_alter_partition:
         yield from store.read_data([paths.partition_state_path(*tp)], watch=True)
     return True
@@ -53,27 +54,27 @@ def _is_in_sync(
     ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment, state: LeaderIsrAndControllerEpoch | None
 ) -> bool:
     """The target is in sync, and one of it can lead: otherwise taking the others away would lose the partition."""
-    if state is None or tp not in ctx.reassigning:
+    if state is None or tp not in ctx.topics.reassigning:
         return False
     isr, target = state.leader_and_isr.isr, new.target_replicas
-    able = not ctx.suspects.of(tp) and any(ctx.is_replica_online(r, tp) for r in target if r in isr)
+    able = not ctx.suspects.of(tp) and any(ctx.brokers.is_replica_online(r, tp) for r in target if r in isr)
     return able and (not new.is_being_reassigned or set(target) <= set(isr))
 
 
 def _begin(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:
     """Everyone learns the new replica lists under new leader epochs; added replicas begin to fetch."""
-    begun = yield from _bump_leader_epochs(ctx, {tp: ctx.assignment(tp).replicas for tp in tps})
+    begun = yield from _bump_leader_epochs(ctx, {tp: ctx.topics.assignment(tp).replicas for tp in tps})
     tells: list[TellLeaderAndIsr] = []
     fresh: list[PartitionReplica] = []
     for tp in begun:
-        new = ctx.assignment(tp)
+        new = ctx.topics.assignment(tp)
         tells.append(TellLeaderAndIsr(tuple(r for r in new.replicas if r not in new.adding_replicas), tp))
         tells.append(TellLeaderAndIsr(new.adding_replicas, tp, is_new=True))
         adding = (PartitionReplica(tp, r) for r in new.adding_replicas)
-        fresh += (r for r in adding if ctx.replica_state(r) is ReplicaState.NON_EXISTENT)
+        fresh += (r for r in adding if ctx.states.replica_state(r) is ReplicaState.NON_EXISTENT)
     yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
     yield from replica_state_machine.handle_state_changes(ctx, fresh, ReplicaState.NEW)
-    yield from _elect_added(ctx, [tp for tp in begun if ctx.partition_state(tp) is PartitionState.OFFLINE])
+    yield from _elect_added(ctx, [tp for tp in begun if ctx.states.partition_state(tp) is PartitionState.OFFLINE])
 
 
 def _elect_added(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:
@@ -95,7 +96,7 @@ def _bump_leader_epochs(
 
     updated = yield from store.update_states(ctx, list(replicas), decide)
     bumped = [tp for tp in replicas if tp in updated.changed]
-    yield from report_leadership([ctx.put_leadership(tp, updated.changed[tp]) for tp in bumped])
+    yield from report_leadership([ctx.states.put_leadership(tp, updated.changed[tp]) for tp in bumped])
     for tp in replicas:
         if tp not in updated.changed:
             yield Note(f"partition {tp} has no state znode: its reassignment waits")
@@ -110,18 +111,18 @@ def _complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment
     yield from _move_leader(ctx, tp, target, new.replicas)
     yield from _remove_replicas(ctx, tp, new.removing_replicas)
     yield from topic_store.rewrite_topic(ctx, tp.topic, lambda current: {**current, tp.partition: target})
-    ctx.reassigning.pop(tp, None)
+    ctx.topics.end_reassignment(tp)
     yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=[tp]).send()
     yield Note(f"reassignment of {tp} to {list(target.replicas)} is complete")
-    if ctx.has_zk_reassignment:
+    if ctx.topics.has_zk_reassignment:
         yield Enqueue(ZkPartitionReassignment())
 
 
 def _move_leader(
     ctx: ControllerContext, tp: TopicPartition, target: ReplicaAssignment, replicas: tuple[int, ...]
 ) -> Steps[None]:
-    leader = ctx.leadership[tp].leader_and_isr.leader
-    if leader in target.replicas and ctx.is_replica_online(leader, tp):
+    leader = ctx.states.leadership[tp].leader_and_isr.leader
+    if leader in target.replicas and ctx.brokers.is_replica_online(leader, tp):
         if (yield from _bump_leader_epochs(ctx, {tp: replicas})):
             tells = [TellLeaderAndIsr(target.replicas, tp)]
             yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
@@ -130,17 +131,17 @@ def _move_leader(
         ctx, [tp], PartitionState.ONLINE, ElectionStrategy.REASSIGN
     )
     if tp in outcome.failed:
-        ctx.put_partition_state(tp, PartitionState.OFFLINE)
+        ctx.states.put_partition_state(tp, PartitionState.OFFLINE)
 
 
 def _remove_replicas(ctx: ControllerContext, tp: TopicPartition, removed: Iterable[int]) -> Steps[None]:
     """Stops and deletes replicas that left the assignment. Until a broker says that it has done so, it is told again
     whenever it starts."""
     replicas = [PartitionReplica(tp, r) for r in removed]
-    led = ctx.leadership.get(tp)
+    led = ctx.states.leadership.get(tp)
     leader_epoch = 0 if led is None else led.leader_and_isr.leader_epoch
     for replica in replicas:
-        ctx.pending_stray_deletes.setdefault(replica.replica, {})[tp] = leader_epoch
+        ctx.deletions.add_stray(replica.replica, tp, leader_epoch)
     for state in (
         ReplicaState.OFFLINE,
         ReplicaState.DELETION_STARTED,
@@ -155,9 +156,9 @@ def maybe_complete(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> Ste
 
     All are looked at with one reading, so that moves that go on cost nothing more.
     """
-    moving = [tp for tp in tps if tp in ctx.reassigning]
+    moving = [tp for tp in tps if tp in ctx.topics.reassigning]
     for tp, state in (yield from store.read_states(moving)).items():
-        current = ctx.assignment(tp)
+        current = ctx.topics.assignment(tp)
         if _is_in_sync(ctx, tp, current, state):
             yield from on_partition_reassignment(ctx, tp, current)
 
@@ -165,12 +166,14 @@ def maybe_complete(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> Ste
 def resume_on_brokers(ctx: ControllerContext, brokers: Iterable[int]) -> Steps[None]:
     """Moves to brokers that have started go on."""
     started = frozenset(brokers)
-    yield from _resume(ctx, [tp for tp in ctx.reassigning if started.intersection(ctx.assignment(tp).target_replicas)])
+    yield from _resume(
+        ctx, [tp for tp in ctx.topics.reassigning if started.intersection(ctx.topics.assignment(tp).target_replicas)]
+    )
 
 
 def resume_all(ctx: ControllerContext) -> Steps[None]:
     """At failover: every move that the topic znodes speak of goes on."""
-    yield from _resume(ctx, list(ctx.reassigning))
+    yield from _resume(ctx, list(ctx.topics.reassigning))
 
 
 def _resume(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:
@@ -178,9 +181,9 @@ def _resume(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None
     states = yield from store.read_states(tps)
     waiting = []
     for tp in tps:
-        if _is_in_sync(ctx, tp, ctx.assignment(tp), states.get(tp)):
-            yield from on_partition_reassignment(ctx, tp, ctx.assignment(tp))
+        if _is_in_sync(ctx, tp, ctx.topics.assignment(tp), states.get(tp)):
+            yield from on_partition_reassignment(ctx, tp, ctx.topics.assignment(tp))
         else:
             waiting.append(tp)
-    if waiting := [tp for tp in waiting if tp in ctx.reassigning]:
+    if waiting := [tp for tp in waiting if tp in ctx.topics.reassigning]:
         yield from _begin(ctx, waiting)

@@ -67,18 +67,18 @@ def _too_large(
 
 def plan(ctx: ControllerContext, tp: TopicPartition, target: Target) -> ReplicaAssignment | Refused:
     """The assignment on the way to `target` (None: back to where it was), or why it cannot be."""
-    if target is None and tp not in ctx.reassigning:
+    if target is None and tp not in ctx.topics.reassigning:
         return Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
     if target is not None and (refused := _check_target(ctx, target)) is not None:
         return refused
-    if not ctx.has_assignment(tp) or ctx.is_queued_for_deletion(tp.topic):
+    if not ctx.topics.has_assignment(tp) or ctx.deletions.is_queued(tp.topic):
         return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "The partition does not exist.")
-    current = ctx.assignment(tp)
+    current = ctx.topics.assignment(tp)
     if target is None:
         planned = current.reassign_to(current.origin_replicas)
     else:
         planned = current.reassign_to(target)
-        unknown = [r for r in planned.adding_replicas if r not in ctx.live_broker_ids]
+        unknown = [r for r in planned.adding_replicas if r not in ctx.brokers.live_ids]
         if unknown:
             listed = ", ".join(map(str, unknown))
             return Refused(
@@ -103,7 +103,7 @@ def _keep_in_sync_replica(
     ctx: ControllerContext, tp: TopicPartition, planned: ReplicaAssignment
 ) -> ReplicaAssignment | Refused:
     """Replicas dropped at once (a cancelled or replaced move) must not be all that is in sync."""
-    state = ctx.leadership.get(tp)
+    state = ctx.states.leadership.get(tp)
     if state is None or any(r in planned.replicas for r in state.leader_and_isr.isr):
         return planned
     return Refused(
@@ -113,18 +113,18 @@ def _keep_in_sync_replica(
 
 
 def on_list_reassignments(ctx: ControllerContext, event: ListPartitionReassignments) -> Steps[None]:
-    wanted: Iterable[TopicPartition] = ctx.reassigning if event.partitions is None else event.partitions
-    moving = tuple((tp, ctx.assignment(tp)) for tp in wanted if tp in ctx.reassigning)
+    wanted: Iterable[TopicPartition] = ctx.topics.reassigning if event.partitions is None else event.partitions
+    moving = tuple((tp, ctx.topics.assignment(tp)) for tp in wanted if tp in ctx.topics.reassigning)
     yield Reply(Reassignments(moving))
 
 
 def on_zk_reassignment(ctx: ControllerContext) -> Steps[None]:
     """What a tool wrote to the znode; the watch for the next time is set with the reading."""
     targets = yield from _read_znode()
-    ctx.has_zk_reassignment = bool(targets)
+    ctx.topics.note_zk_reassignment(bool(targets))
     refused = []
     for tp, target in targets.items():
-        if ctx.has_assignment(tp) and ctx.assignment(tp).target_replicas == target:
+        if ctx.topics.has_assignment(tp) and ctx.topics.assignment(tp).target_replicas == target:
             continue
         planned = plan(ctx, tp, target)
         if isinstance(planned, ReplicaAssignment) and tp in (large := _too_large(ctx, {tp: planned})):
@@ -134,7 +134,7 @@ def on_zk_reassignment(ctx: ControllerContext) -> Steps[None]:
             yield Note(f"reassignment of {tp} to {list(target)} is refused: {planned.message}")
         else:
             yield from on_partition_reassignment(ctx, tp, planned)
-    done = [tp for tp in targets if tp in refused or tp not in ctx.reassigning]
+    done = [tp for tp in targets if tp in refused or tp not in ctx.topics.reassigning]
     if done:
         yield from _drop_from_znode(ctx, done)
 

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from klamm.controller import store
-from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.context import ControllerContext
+from klamm.controller.context.replica import PartitionReplica
 from klamm.controller.effects import Note, Steps, report_leadership
 from klamm.controller.election import remove_from_isr
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr, TellStopReplica
@@ -29,14 +30,14 @@ class OfflineReplicas:
 def startup(ctx: ControllerContext) -> dict[TopicPartition, list[int]]:
     """After failover: the state of every replica. Returns the replicas that are not online, by partition."""
     offline: dict[TopicPartition, list[int]] = {}
-    for tp in ctx.all_partitions():
-        replicas = ctx.assignment(tp).replicas
+    for tp in ctx.topics.all_partitions():
+        replicas = ctx.topics.assignment(tp).replicas
         online = ctx.online_replicas(tp)
         states = dict.fromkeys(replicas, ReplicaState.ONLINE)
         if len(online) < len(replicas):
             offline[tp] = [replica for replica in replicas if replica not in online]
             states.update(dict.fromkeys(offline[tp], ReplicaState.OFFLINE))
-        ctx.start_replica_states(tp, states)
+        ctx.states.start_replica_states(tp, states)
     return offline
 
 
@@ -44,7 +45,7 @@ def leave_isrs(ctx: ControllerContext, offline: dict[TopicPartition, list[int]])
     """After failover: replicas that are not online leave the ISRs that they are still in, and so do replicas that are
     not assigned: a move was taken back, and its controller died before it could say so. Nothing is sent."""
     leaving: dict[TopicPartition, list[int]] = {}
-    for tp, state in ctx.leadership.items():
+    for tp, state in ctx.states.leadership.items():
         gone = offline.get(tp, [])
         if ctx.suspects.unclean:
             gone = [*gone, *ctx.suspects.of(tp)]
@@ -58,7 +59,7 @@ def leave_isrs(ctx: ControllerContext, offline: dict[TopicPartition, list[int]])
 
 def has_unassigned_isr(ctx: ControllerContext, tp: TopicPartition) -> bool:
     """Whether the ISR has a replica that was moved away: no leader notices that it lags, and it counts as a copy."""
-    return not set(ctx.leadership[tp].leader_and_isr.isr).issubset(ctx.assignment(tp).replicas)
+    return not set(ctx.states.leadership[tp].leader_and_isr.isr).issubset(ctx.topics.assignment(tp).replicas)
 
 
 def handle_state_changes(
@@ -86,7 +87,7 @@ def handle_state_changes(
             _forget(ctx, legal)
         case ReplicaState.DELETION_SUCCESSFUL | ReplicaState.DELETION_INELIGIBLE:
             for replica in legal:
-                ctx.put_replica_state(replica, target)
+                ctx.states.put_replica_state(replica, target)
 
 
 def take_offline(
@@ -105,7 +106,7 @@ def _legal(
 ) -> Steps[list[PartitionReplica]]:
     legal = []
     for replica in replicas:
-        state = ctx.replica_state(replica)
+        state = ctx.states.replica_state(replica)
         if state in VALID_PREVIOUS_REPLICA_STATES[target]:
             legal.append(replica)
         else:
@@ -116,22 +117,22 @@ def _legal(
 def _become_new(ctx: ControllerContext, replicas: list[PartitionReplica]) -> Steps[None]:
     tells = []
     for replica in replicas:
-        state = ctx.leadership.get(replica.partition)
+        state = ctx.states.leadership.get(replica.partition)
         if state is not None and state.leader_and_isr.leader == replica.replica:
             yield Note(f"replica {replica} cannot be NEW: it leads its partition")
             continue
         if state is not None:
             tells.append(TellLeaderAndIsr((replica.replica,), replica.partition, is_new=True))
-        ctx.put_replica_state(replica, ReplicaState.NEW)
+        ctx.states.put_replica_state(replica, ReplicaState.NEW)
     yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
 
 
 def _become_online(ctx: ControllerContext, replicas: list[PartitionReplica]) -> Steps[None]:
     tells = []
     for replica in replicas:
-        if ctx.replica_state(replica) is not ReplicaState.NEW and replica.partition in ctx.leadership:
+        if ctx.states.replica_state(replica) is not ReplicaState.NEW and replica.partition in ctx.states.leadership:
             tells.append(TellLeaderAndIsr((replica.replica,), replica.partition))
-        ctx.put_replica_state(replica, ReplicaState.ONLINE)
+        ctx.states.put_replica_state(replica, ReplicaState.ONLINE)
     yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
 
 
@@ -142,23 +143,23 @@ def _become_offline(
     by_partition: dict[TopicPartition, list[int]] = {}
     for replica in replicas:
         by_partition.setdefault(replica.partition, []).append(replica.replica)
-    known = [tp for tp in by_partition if tp in ctx.leadership]
+    known = [tp for tp in by_partition if tp in ctx.states.leadership]
     unsettled = [tp for tp in known if tp not in elected or _is_any_in_sync(ctx, tp, by_partition[tp])]
     yield from shrink_isr(ctx, {tp: by_partition[tp] for tp in unsettled})
     tells = []
     for tp in known:
-        if tp in ctx.leadership and not ctx.is_queued_for_deletion(tp.topic):
-            others = tuple(r for r in ctx.assignment(tp).replicas if r not in by_partition[tp])
+        if tp in ctx.states.leadership and not ctx.deletions.is_queued(tp.topic):
+            others = tuple(r for r in ctx.topics.assignment(tp).replicas if r not in by_partition[tp])
             tells.append(TellLeaderAndIsr(others, tp))
     for replica in replicas:
-        ctx.put_replica_state(replica, ReplicaState.OFFLINE)
+        ctx.states.put_replica_state(replica, ReplicaState.OFFLINE)
     stops = [TellStopReplica(r.replica, r.partition, delete=False) for r in replicas]
     return OfflineReplicas(tells, stops, list(by_partition))
 
 
 def _is_any_in_sync(ctx: ControllerContext, tp: TopicPartition, replicas: list[int]) -> bool:
     """Whether the cached state still counts on one of these; a first state that was adopted from ZooKeeper may."""
-    state = ctx.leadership[tp].leader_and_isr
+    state = ctx.states.leadership[tp].leader_and_isr
     return any(r in state.isr or r == state.leader for r in replicas)
 
 
@@ -170,42 +171,42 @@ def shrink_isr(ctx: ControllerContext, leaving: dict[TopicPartition, list[int]])
     """
 
     def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
-        assigned = ctx.assignment(tp).replicas
-        stays = state.leader if ctx.leads_for_want_of_another(tp, state) else NO_LEADER
+        assigned = ctx.topics.assignment(tp).replicas
+        stays = state.leader if ctx.is_last_leader(tp, state) else NO_LEADER
         outside = [r for r in state.isr if r not in assigned and r != stays]
         suspects = ctx.suspects.of(tp)
 
         def can_lead(replica: int) -> bool:
-            return replica not in suspects and ctx.is_replica_online(replica, tp, include_shutting_down=True)
+            return replica not in suspects and ctx.brokers.is_replica_online(replica, tp, include_shutting_down=True)
 
-        is_deleted = ctx.is_queued_for_deletion(tp.topic)
+        is_deleted = ctx.deletions.is_queued(tp.topic)
         return remove_from_isr(state, leaving[tp], can_lead, outside=outside, is_deleted=is_deleted)
 
     updated = yield from store.update_states(ctx, list(leaving), decide)
     for tp, state in updated.changed.items():
-        if tp in ctx.leadership:
-            ctx.suspects.on_isr(tp, ctx.leadership[tp].leader_and_isr.isr, state.leader_and_isr.isr)
+        if tp in ctx.states.leadership:
+            ctx.suspects.on_isr(tp, ctx.states.leadership[tp].leader_and_isr.isr, state.leader_and_isr.isr)
     found = (*updated.changed.items(), *updated.unchanged.items())
-    yield from report_leadership([ctx.put_leadership(tp, state) for tp, state in found])
+    yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in found])
     for tp in updated.missing:
-        if not ctx.is_queued_for_deletion(tp.topic):
+        if not ctx.deletions.is_queued(tp.topic):
             yield Note(f"partition {tp} has no state znode")
 
 
 def _start_deletion(ctx: ControllerContext, replicas: list[PartitionReplica]) -> Steps[None]:
     for replica in replicas:
-        ctx.put_replica_state(replica, ReplicaState.DELETION_STARTED)
+        ctx.states.put_replica_state(replica, ReplicaState.DELETION_STARTED)
     stops = [TellStopReplica(r.replica, r.partition, delete=True) for r in replicas]
     yield from ControllerBrokerRequestBatch.build(ctx, stop_replica=stops).send()
 
 
 def _forget(ctx: ControllerContext, replicas: list[PartitionReplica]) -> None:
     for tp, replica in replicas:
-        old = ctx.assignment(tp)
+        old = ctx.topics.assignment(tp)
         kept = ReplicaAssignment(
             tuple(r for r in old.replicas if r != replica),
             tuple(r for r in old.adding_replicas if r != replica),
             tuple(r for r in old.removing_replicas if r != replica),
         )
         ctx.put_assignment(tp, kept)
-        ctx.put_replica_state(PartitionReplica(tp, replica), ReplicaState.NON_EXISTENT)
+        ctx.states.put_replica_state(PartitionReplica(tp, replica), ReplicaState.NON_EXISTENT)

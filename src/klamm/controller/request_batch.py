@@ -63,7 +63,7 @@ class ControllerBrokerRequestBatch:
         states = list(leader_and_isr)
         tps = dict.fromkeys(tell.partition for tell in states)
         tps.update(dict.fromkeys(update_metadata or ()))
-        targets = ctx.broker_ids() if update_metadata_to is None else tuple(sorted(update_metadata_to))
+        targets = ctx.brokers.ids() if update_metadata_to is None else tuple(sorted(update_metadata_to))
         metadata = _update_metadata_sends(ctx, tps, targets) if tps or update_metadata is not None else ()
         return cls((*_leader_and_isr_sends(ctx, states), *metadata, *_stop_replica_sends(ctx, stop_replica)))
 
@@ -75,22 +75,22 @@ class ControllerBrokerRequestBatch:
 
 
 def _head(ctx: ControllerContext, broker: int) -> RequestHead:
-    return RequestHead(ctx.config.broker_id, ctx.epoch, ctx.live_or_shutting_down[broker].epoch)
+    return RequestHead(ctx.config.broker_id, ctx.epoch, ctx.brokers.live_or_shutting_down[broker].epoch)
 
 
 def _topic_ids(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> tuple[tuple[str, UUID], ...]:
     topics = dict.fromkeys(tp.topic for tp in tps)
-    return tuple((topic, ctx.topic_ids[topic]) for topic in topics if topic in ctx.topic_ids)
+    return tuple((topic, ctx.topics.ids[topic]) for topic in topics if topic in ctx.topics.ids)
 
 
 def _leader_and_isr_sends(ctx: ControllerContext, tells: list[TellLeaderAndIsr]) -> list[Send]:
     by_broker: dict[int, dict[TopicPartition, bool]] = {}
     for tell in tells:
         tp = tell.partition
-        if tp not in ctx.leadership:
+        if tp not in ctx.states.leadership:
             continue
         for broker in tell.brokers:
-            if broker in ctx.live_or_shutting_down:
+            if broker in ctx.brokers.live_or_shutting_down:
                 wanted = by_broker.setdefault(broker, {})
                 wanted[tp] = tell.is_new or wanted.get(tp, False)
     shared: dict[bool, dict[TopicPartition, LeaderAndIsrPartition]] = {False: {}, True: {}}
@@ -108,7 +108,7 @@ def _leader_and_isr_sends(ctx: ControllerContext, tells: list[TellLeaderAndIsr])
 
 
 def _leader_and_isr_partition(ctx: ControllerContext, tp: TopicPartition, is_new: bool) -> LeaderAndIsrPartition:
-    state, assignment = ctx.leadership[tp], ctx.assignment(tp)
+    state, assignment = ctx.states.leadership[tp], ctx.topics.assignment(tp)
     return LeaderAndIsrPartition(
         tp,
         state.leader_and_isr,
@@ -126,7 +126,7 @@ def _leader_and_isr_request(
     leaders = sorted({state.leader_and_isr.leader for state in states})
     live = []
     for leader in leaders:
-        known = ctx.live_or_shutting_down.get(leader)
+        known = ctx.brokers.live_or_shutting_down.get(leader)
         endpoint = known.endpoint(ctx.config.inter_broker_listener) if known else None
         if endpoint is not None:
             live.append(LiveLeader(leader, endpoint))
@@ -137,20 +137,22 @@ def _leader_and_isr_request(
 def _update_metadata_sends(
     ctx: ControllerContext, tps: Iterable[TopicPartition], targets: tuple[int, ...]
 ) -> list[Send]:
-    tps = [tp for tp in tps if tp in ctx.leadership]
+    tps = [tp for tp in tps if tp in ctx.states.leadership]
     body = UpdateMetadataBody(
         tuple(_update_metadata_partition(ctx, tp) for tp in tps),
         _topic_ids(ctx, tps),
-        tuple(ctx.live_or_shutting_down[b] for b in ctx.broker_ids()),
+        tuple(ctx.brokers.live_or_shutting_down[b] for b in ctx.brokers.ids()),
     )
-    return [Send(b, UpdateMetadataRequest(_head(ctx, b), body)) for b in targets if b in ctx.live_or_shutting_down]
+    return [
+        Send(b, UpdateMetadataRequest(_head(ctx, b), body)) for b in targets if b in ctx.brokers.live_or_shutting_down
+    ]
 
 
 def _update_metadata_partition(ctx: ControllerContext, tp: TopicPartition) -> UpdateMetadataPartition:
-    cached = ctx.leadership[tp]
-    state, replicas = cached.leader_and_isr, ctx.assignment(tp).replicas
+    cached = ctx.states.leadership[tp]
+    state, replicas = cached.leader_and_isr, ctx.topics.assignment(tp).replicas
     online = ctx.online_replicas(tp)
-    deleting = ctx.is_queued_for_deletion(tp.topic)
+    deleting = ctx.deletions.is_queued(tp.topic)
     return UpdateMetadataPartition(
         tp,
         cached.controller_epoch,
@@ -166,7 +168,7 @@ def _update_metadata_partition(ctx: ControllerContext, tp: TopicPartition) -> Up
 def _stop_replica_sends(ctx: ControllerContext, tells: Iterable[TellStopReplica]) -> list[Send]:
     by_broker: dict[int, dict[TopicPartition, bool]] = {}
     for tell in tells:
-        if tell.broker in ctx.live_or_shutting_down:
+        if tell.broker in ctx.brokers.live_or_shutting_down:
             wanted = by_broker.setdefault(tell.broker, {})
             wanted[tell.partition] = wanted.get(tell.partition, False) or tell.delete
     return [
@@ -189,7 +191,7 @@ def _stop_replica_requests(
 
 
 def _stop_epoch(ctx: ControllerContext, tp: TopicPartition) -> int:
-    if ctx.is_queued_for_deletion(tp.topic):
+    if ctx.deletions.is_queued(tp.topic):
         return EPOCH_DURING_DELETE
-    state = ctx.leadership.get(tp)
+    state = ctx.states.leadership.get(tp)
     return NO_EPOCH if state is None else state.leader_and_isr.leader_epoch

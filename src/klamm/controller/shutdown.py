@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from klamm.controller import partition_state_machine, replica_state_machine
-from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.context import ControllerContext
+from klamm.controller.context.replica import PartitionReplica
 from klamm.controller.effects import Note, Reply, Steps
 from klamm.controller.election import ElectionStrategy
 from klamm.controller.events import ControlledShutdown
@@ -20,10 +21,10 @@ def on_controlled_shutdown(ctx: ControllerContext, event: ControlledShutdown) ->
         yield Reply(ControlledShutdownResult(error))
         return
     broker = event.broker_id
-    ctx.shutting_down.add(broker)
-    tps = [tp for tp in ctx.partitions_by_broker.get(broker, ()) if _can_move(ctx, tp)]
-    led = [tp for tp in tps if ctx.leadership[tp].leader_and_isr.leader == broker]
-    followed = [tp for tp in tps if ctx.leadership[tp].leader_and_isr.leader != broker]
+    ctx.brokers.start_shutdown(broker)
+    tps = [tp for tp in ctx.topics.partitions_on(broker) if _can_move(ctx, tp)]
+    led = [tp for tp in tps if ctx.states.leadership[tp].leader_and_isr.leader == broker]
+    followed = [tp for tp in tps if ctx.states.leadership[tp].leader_and_isr.leader != broker]
     yield from partition_state_machine.handle_state_changes(
         ctx, led, PartitionState.ONLINE, ElectionStrategy.CONTROLLED_SHUTDOWN
     )
@@ -31,19 +32,19 @@ def on_controlled_shutdown(ctx: ControllerContext, event: ControlledShutdown) ->
     yield from ControllerBrokerRequestBatch.build(ctx, stop_replica=stops).send()
     replicas = [PartitionReplica(tp, broker) for tp in followed]
     yield from replica_state_machine.handle_state_changes(ctx, replicas, ReplicaState.OFFLINE)
-    remaining = tuple(tp for tp in ctx.partitions_by_leader.get(broker, ()) if _can_move(ctx, tp))
+    remaining = tuple(tp for tp in ctx.states.led_by(broker) if _can_move(ctx, tp))
     yield Note(f"broker {broker} shuts down: {len(led) - len(remaining)} partitions moved, {len(remaining)} remain")
     yield Reply(ControlledShutdownResult(remaining=remaining))
 
 
 def _can_move(ctx: ControllerContext, tp: TopicPartition) -> bool:
     """Partitions with a single replica are neither moved nor waited for."""
-    replicas = ctx.assignment(tp).replicas
-    return len(replicas) > 1 and tp in ctx.leadership and not ctx.is_queued_for_deletion(tp.topic)
+    replicas = ctx.topics.assignment(tp).replicas
+    return len(replicas) > 1 and tp in ctx.states.leadership and not ctx.deletions.is_queued(tp.topic)
 
 
 def _check(ctx: ControllerContext, event: ControlledShutdown) -> ErrorCode:
-    known = ctx.live_or_shutting_down.get(event.broker_id)
+    known = ctx.brokers.live_or_shutting_down.get(event.broker_id)
     if event.broker_epoch == UNKNOWN_BROKER_EPOCH:
         return ErrorCode.BROKER_NOT_AVAILABLE if known is None else ErrorCode.NONE
     if known is None:

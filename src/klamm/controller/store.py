@@ -192,7 +192,7 @@ def _encode(ctx: ControllerContext, state: LeaderAndIsr) -> bytes:
 
 
 def _cached(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> dict[TopicPartition, LeaderIsrAndControllerEpoch]:
-    return {tp: ctx.leadership[tp] for tp in tps if tp in ctx.leadership}
+    return {tp: ctx.states.leadership[tp] for tp in tps if tp in ctx.states.leadership}
 
 
 def _refuse_newer_epochs(ctx: ControllerContext, states: dict[TopicPartition, LeaderIsrAndControllerEpoch]) -> None:
@@ -298,7 +298,7 @@ def _can_be_created(tp: TopicPartition, existing: set[str]) -> bool:
 
 
 def _has_states(ctx: ControllerContext, topic: str) -> bool:
-    return any(tp in ctx.leadership for tp in ctx.partitions_of(topic))
+    return any(tp in ctx.states.leadership for tp in ctx.topics.partitions_of(topic))
 
 
 def _path_to(tp: TopicPartition) -> tuple[str, ...]:

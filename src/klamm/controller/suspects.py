@@ -7,7 +7,7 @@ it follows that leader, or its log was compared with the others. An ISR that it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -55,6 +55,23 @@ class Suspects:
             self.left[tp] = gone
         else:
             self.left.pop(tp, None)
+
+    def hold(self, tp: TopicPartition, deadline_s: float) -> None:
+        """The partition waits without a leader until the deadline."""
+        self.held[tp] = Hold(deadline_s)
+
+    def keep_held(self, waiting: Container[TopicPartition]) -> None:
+        """Release the partitions that do not wait any longer."""
+        self.held = {tp: hold for tp, hold in self.held.items() if tp in waiting}
+
+    def trust(self, broker: int) -> None:
+        """No ISR depends on the old log of this broker any longer."""
+        self.unclean.pop(broker, None)
+        self.partitions.pop(broker, None)
+
+    def remove_partition(self, tp: TopicPartition) -> None:
+        self.forget(tp)
+        self.left.pop(tp, None)
 
     def on_leader_answered(self, tp: TopicPartition) -> None:
         self.left.pop(tp, None)

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from klamm.controller import deletion, topic_store
-from klamm.controller.context import ControllerContext, PartitionReplica
+from klamm.controller.context import ControllerContext
+from klamm.controller.context.replica import PartitionReplica
+from klamm.controller.context.topics import collision_key
 from klamm.controller.effects import Enqueue, Reply, Steps, report_leadership
 from klamm.controller.election import INITIAL, initial_leader_and_isr
 from klamm.controller.events import CreatableTopic, CreateTopics, PartitionModifications
@@ -109,7 +111,8 @@ def _plan_all(ctx: ControllerContext, event: CreateTopics) -> tuple[dict[str, _P
     plans: dict[str, _Plan] = {}
     results: dict[str, TopicResult] = {}
     twice = duplicates(spec.name for spec in event.topics)
-    keys = dict(ctx.collision_keys) if len(event.topics) > 1 else ctx.collision_keys
+    planned_keys: dict[str, str] = {}
+    known_keys = ctx.topics.collision_keys
     brokers = broker_racks(ctx)
     defaults = topic_defaults(ctx)
     budget = PartitionBudget(defaults)
@@ -121,7 +124,7 @@ def _plan_all(ctx: ControllerContext, event: CreateTopics) -> tuple[dict[str, _P
         planned = budget.take(_partition_count(spec, defaults)) or plan_topic(
             spec,
             exists=spec.name in ctx.topics,
-            collides_with=colliding_topic(spec.name, keys),
+            collides_with=colliding_topic(spec.name, planned_keys) or colliding_topic(spec.name, known_keys),
             brokers=brokers,
             defaults=defaults,
             rng=ctx.rng,
@@ -135,8 +138,7 @@ def _plan_all(ctx: ControllerContext, event: CreateTopics) -> tuple[dict[str, _P
             results[spec.name] = TopicResult(spec.name, refused.error, refused.message)
             continue
         plans[spec.name] = plan
-        if keys is not ctx.collision_keys:
-            keys[spec.name.replace(".", "_")] = spec.name
+        planned_keys[collision_key(spec.name)] = spec.name
     return plans, results
 
 
@@ -148,7 +150,7 @@ def _partition_count(spec: CreatableTopic, defaults: TopicDefaults) -> int:
 
 def _why_refused(ctx: ControllerContext, topic: str, refused: Refused) -> str:
     """A topic that is being deleted is in nobody's metadata: who is told that it exists should hear why."""
-    if refused.error != ErrorCode.TOPIC_ALREADY_EXISTS or not ctx.is_queued_for_deletion(topic):
+    if refused.error != ErrorCode.TOPIC_ALREADY_EXISTS or not ctx.deletions.is_queued(topic):
         return refused.message
     absent = deletion.waiting_for(ctx, topic)
     waits = f", and its deletion waits for broker {', '.join(map(str, absent))} to return" if absent else ""
@@ -161,7 +163,7 @@ def _plan(ctx: ControllerContext, spec: CreatableTopic, replicas: dict[int, tupl
     states = {}
     for partition, brokers in replicas.items():
         tp = TopicPartition(spec.name, partition)
-        first = initial_leader_and_isr(brokers, [b for b in brokers if ctx.is_replica_online(b, tp)])
+        first = initial_leader_and_isr(brokers, [b for b in brokers if ctx.brokers.is_replica_online(b, tp)])
         if first is not None:
             states[tp] = first
     return _Plan(spec, znode, states, encode_topic(znode), encode_config(dict(spec.configs)))
@@ -237,7 +239,7 @@ def _adopt(ctx: ControllerContext, plans: Sequence[_Plan]) -> Steps[None]:
     """The topics exist: they enter the context, one batch tells the brokers, and changes by others are watched."""
     tells, unfinished, changes = [], [], []
     for plan in plans:
-        ctx.put_topic(plan.name, plan.znode.topic_id or ZERO_UUID)
+        ctx.topics.put(plan.name, plan.znode.topic_id or ZERO_UUID)
         for partition, assignment in plan.znode.assignment.items():
             tp = TopicPartition(plan.name, partition)
             ctx.put_assignment(tp, assignment)
@@ -245,10 +247,10 @@ def _adopt(ctx: ControllerContext, plans: Sequence[_Plan]) -> Steps[None]:
             if state is None:
                 unfinished.append(tp)
                 continue
-            changes.append(ctx.put_leadership(tp, LeaderIsrAndControllerEpoch(state, ctx.epoch), INITIAL))
-            ctx.put_partition_state(tp, PartitionState.ONLINE)
+            changes.append(ctx.states.put_leadership(tp, LeaderIsrAndControllerEpoch(state, ctx.epoch), INITIAL))
+            ctx.states.put_partition_state(tp, PartitionState.ONLINE)
             for replica in assignment.replicas:
-                ctx.put_replica_state(PartitionReplica(tp, replica), ReplicaState.ONLINE)
+                ctx.states.put_replica_state(PartitionReplica(tp, replica), ReplicaState.ONLINE)
             tells.append(TellLeaderAndIsr(state.isr, tp, is_new=True))
     yield from report_leadership(changes)
     if tells:

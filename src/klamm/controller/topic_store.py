@@ -79,7 +79,7 @@ def rewrite_topic(
         stored = (yield from read_topics([topic])).get(topic)
         if stored is None:
             return None
-        topic_id = stored.znode.topic_id or ctx.topic_ids.get(topic)
+        topic_id = stored.znode.topic_id or ctx.topics.ids.get(topic)
         new = TopicZnode(change(stored.znode.assignment), topic_id, stored.znode.extra)
         if new == stored.znode:
             return new
@@ -101,7 +101,7 @@ def rewrite_topic(
 def topic_size(ctx: ControllerContext, topic: str, changes: Assignment) -> int:
     """Bytes of a topic's znode with these partitions added or changed."""
     assignment = {**ctx.topics.get(topic, {}), **changes}
-    return len(encode_topic(TopicZnode(assignment, ctx.topic_ids.get(topic, ZERO_UUID))))
+    return len(encode_topic(TopicZnode(assignment, ctx.topics.ids.get(topic, ZERO_UUID))))
 
 
 def read_brokers(*, watch: bool = False) -> Steps[dict[int, BrokerInfo]]:

@@ -28,8 +28,8 @@ MANY_TOPICS: Final = 3_000
 
 def broker_racks(ctx: ControllerContext) -> dict[int, str | None]:
     """The brokers that new replicas may go to, with their racks."""
-    live = ctx.live_broker_ids
-    return {b: ctx.live_or_shutting_down[b].rack for b in ctx.broker_ids() if b in live}
+    live = ctx.brokers.live_ids
+    return {b: ctx.brokers.live_or_shutting_down[b].rack for b in ctx.brokers.ids() if b in live}
 
 
 def topic_defaults(ctx: ControllerContext) -> TopicDefaults:
@@ -45,7 +45,7 @@ def random_topic_id(ctx: ControllerContext) -> UUID:
 def on_new_partition_creation(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> Steps[None]:
     tps = list(tps)
     yield from partition_state_machine.handle_state_changes(ctx, tps, PartitionState.NEW)
-    replicas = ctx.replicas_of(tps)
+    replicas = ctx.topics.replicas_of(tps)
     yield from replica_state_machine.handle_state_changes(ctx, replicas, ReplicaState.NEW)
     yield from partition_state_machine.handle_state_changes(ctx, tps, PartitionState.ONLINE)
     yield from replica_state_machine.handle_state_changes(ctx, replicas, ReplicaState.ONLINE)
@@ -61,11 +61,11 @@ def on_topic_change(ctx: ControllerContext) -> Steps[None]:
     time, so the next one waits a little: until it is read there is no watch, and nothing more is told.
     """
     now_s = ctx.clock.monotonic()
-    if now_s < ctx.next_topic_list_s:
-        yield Schedule(int((ctx.next_topic_list_s - now_s) * 1000) + 1, TopicChange())
+    if now_s < ctx.topics.next_list_s:
+        yield Schedule(int((ctx.topics.next_list_s - now_s) * 1000) + 1, TopicChange())
         return
     if len(ctx.topics) >= MANY_TOPICS:
-        ctx.next_topic_list_s = now_s + len(ctx.topics) / TOPICS_LISTED_PER_S
+        ctx.topics.put_off_next_list(now_s + len(ctx.topics) / TOPICS_LISTED_PER_S)
     listed = yield from read_children(paths.TOPICS, watch=True)
     new = [topic for topic in listed if topic not in ctx.topics]
     present = frozenset(listed)
@@ -73,7 +73,7 @@ def on_topic_change(ctx: ControllerContext) -> Steps[None]:
         ctx.remove_topic(topic)
     stored = yield from topic_store.read_topics(new, watch=True)
     yield from adopt_topics(ctx, stored)
-    yield from on_new_partition_creation(ctx, [tp for topic in stored for tp in ctx.partitions_of(topic)])
+    yield from on_new_partition_creation(ctx, [tp for topic in stored for tp in ctx.topics.partitions_of(topic)])
 
 
 def adopt_topics(ctx: ControllerContext, stored: Mapping[str, StoredTopic]) -> Steps[None]:
@@ -82,16 +82,16 @@ def adopt_topics(ctx: ControllerContext, stored: Mapping[str, StoredTopic]) -> S
         topic_id = found.topic_id
         if topic_id == ZERO_UUID and ctx.config.inter_broker_protocol.has_topic_ids:
             topic_id = yield from _give_topic_id(ctx, topic)
-        ctx.put_topic(topic, topic_id)
+        ctx.topics.put(topic, topic_id)
         for partition, assignment in found.znode.assignment.items():
             tp = TopicPartition(topic, partition)
             ctx.put_assignment(tp, assignment)
             if assignment.is_being_reassigned:
-                ctx.reassigning[tp] = None
+                ctx.topics.start_reassignment(tp)
 
 
 def _give_topic_id(ctx: ControllerContext, topic: str) -> Steps[UUID]:
-    ctx.topic_ids[topic] = random_topic_id(ctx)
+    ctx.topics.propose_id(topic, random_topic_id(ctx))
     znode = yield from topic_store.rewrite_topic(ctx, topic, lambda assignment: assignment)
     return ZERO_UUID if znode is None or znode.topic_id is None else znode.topic_id
 
@@ -101,13 +101,13 @@ def on_partition_modifications(ctx: ControllerContext, topic: str) -> Steps[None
     stored = (yield from topic_store.read_topics([topic], watch=True)).get(topic)
     if stored is None or topic not in ctx.topics:
         return
-    if stored.topic_id == ZERO_UUID and topic in ctx.topic_ids:
+    if stored.topic_id == ZERO_UUID and topic in ctx.topics.ids:
         yield Note(f"topic {topic} lost its id in ZooKeeper: it is written back")
         yield from topic_store.rewrite_topic(ctx, topic, lambda assignment: assignment)
     added = {p: a for p, a in stored.znode.assignment.items() if p not in ctx.topics[topic]}
     if not added:
         return
-    if ctx.is_queued_for_deletion(topic):
+    if ctx.deletions.is_queued(topic):
         yield from _restore_assignment(ctx, topic)
         return
     for partition, assignment in added.items():
@@ -146,9 +146,9 @@ def _grow_topic(ctx: ControllerContext, spec: CreatablePartitions, validate_only
     topic = spec.name
     if topic not in ctx.topics:
         return _refuse(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
-    if ctx.is_queued_for_deletion(topic):
+    if ctx.deletions.is_queued(topic):
         return _refuse(topic, ErrorCode.INVALID_TOPIC_EXCEPTION, "The topic is queued for deletion.")
-    if any(tp in ctx.reassigning for tp in ctx.partitions_of(topic)):
+    if any(tp in ctx.topics.reassigning for tp in ctx.topics.partitions_of(topic)):
         message = f"A partition reassignment is in progress for the topic '{topic}'."
         return _refuse(topic, ErrorCode.REASSIGNMENT_IN_PROGRESS, message)
     plan = plan_partitions(spec, ctx.topics[topic], broker_racks(ctx), topic_defaults(ctx))
@@ -167,18 +167,18 @@ def _grow_topic(ctx: ControllerContext, spec: CreatablePartitions, validate_only
         for partition, assignment in new.items():
             ctx.put_assignment(TopicPartition(topic, partition), assignment)
         yield from on_new_partition_creation(ctx, [TopicPartition(topic, p) for p in new])
-    return TopicResult(topic, topic_id=ctx.topic_ids.get(topic, ZERO_UUID), num_partitions=spec.count)
+    return TopicResult(topic, topic_id=ctx.topics.ids.get(topic, ZERO_UUID), num_partitions=spec.count)
 
 
 def on_delete_topics(ctx: ControllerContext, event: DeleteTopics) -> Steps[None]:
     """Queues topics for deletion in ZooKeeper, answers, and begins; the end is seen in the metadata."""
     results, accepted = [], []
     by_name: list[tuple[str | None, UUID]] = [(name, ZERO_UUID) for name in event.names]
-    for topic, asked_id in (*by_name, *((ctx.topic_names.get(each), each) for each in event.topic_ids)):
+    for topic, asked_id in (*by_name, *((ctx.topics.names.get(each), each) for each in event.topic_ids)):
         if topic is None:
             results.append(_unknown_id(asked_id))
             continue
-        topic_id = ctx.topic_ids.get(topic, ZERO_UUID)
+        topic_id = ctx.topics.ids.get(topic, ZERO_UUID)
         if not ctx.config.delete_topic_enable:
             results.append(_refuse(topic, ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled."))
         elif topic not in ctx.topics:
@@ -186,7 +186,7 @@ def on_delete_topics(ctx: ControllerContext, event: DeleteTopics) -> Steps[None]
             results.append(_refuse(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
         else:
             results.append(TopicResult(topic, topic_id=topic_id))
-            if topic not in ctx.topics_to_be_deleted:
+            if topic not in ctx.deletions.queued:
                 accepted.append(topic)
     accepted = list(dict.fromkeys(accepted))
     refused = yield from topic_store.create_delete_entries(ctx, accepted)

@@ -138,15 +138,15 @@ class Checkers:
         decides_isr = ctx.config.inter_broker_protocol.has_alter_partition  # otherwise leaders write it themselves
         if decides_isr and isinstance(event, BrokerChange | AlterPartition):
             for tp in self._to_look_at(ctx, event):
-                isr = ctx.leadership[tp].leader_and_isr.isr if tp in ctx.leadership else ()
-                dead = [r for r in isr if r not in ctx.live_or_shutting_down]
-                fine = len(dead) in (0, len(isr)) or ctx.suspects.of(tp) or ctx.is_queued_for_deletion(tp.topic)
+                isr = ctx.states.leadership[tp].leader_and_isr.isr if tp in ctx.states.leadership else ()
+                dead = [r for r in isr if r not in ctx.brokers.live_or_shutting_down]
+                fine = len(dead) in (0, len(isr)) or ctx.suspects.of(tp) or ctx.deletions.is_queued(tp.topic)
                 require(bool(fine), f"after {event} the ISR of {tp} is {isr}, of which {dead} are dead")
 
     def _to_look_at(self, ctx: ControllerContext, event: BrokerChange | AlterPartition) -> Iterable[TopicPartition]:
         self._isr_events += 1
         if isinstance(event, BrokerChange) or self._isr_events % _ALL_ISRS_EVERY == 0:
-            return ctx.leadership
+            return ctx.states.leadership
         return [TopicPartition(item.topic, item.partition) for item in event.partitions]
 
     # --- znodes ------------------------------------------------------------------------------------------------------

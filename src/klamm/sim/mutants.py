@@ -34,8 +34,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "no_live_list_first": Mutant(_C + "failover", "    yield from tell_live_brokers(ctx)\n", "    yield from ()\n"),
     "states_in_a_second_step_forgotten": Mutant(
         _C + "partition_state_machine",
-        "            ctx.put_partition_state(tp, PartitionState.NEW)",
-        "            ctx.put_partition_state(tp, PartitionState.ONLINE)",
+        "            ctx.states.put_partition_state(tp, PartitionState.NEW)",
+        "            ctx.states.put_partition_state(tp, PartitionState.ONLINE)",
         200,
     ),
     "lost_answer_means_failure": Mutant(
@@ -76,8 +76,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "deletion_does_not_wait": Mutant(
         _C + "deletion",
-        "if ctx.are_all_replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):",
-        "if ctx.count_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):",
+        "if ctx.states.are_all_replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):",
+        "if ctx.states.count_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):",
     ),
     "stop_replica_is_no_barrier": Mutant(
         _C + "request_queue",
@@ -94,7 +94,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "queued_events_not_answered": Mutant(
         "klamm.sim.node", "                on_reply(waiting.refusal())", "                pass", 300, first=300
     ),
-    "topic_id_lost_on_rewrite": Mutant(_C + "topic_store", "stored.znode.topic_id or ctx.topic_ids.get(topic)", "None"),
+    "topic_id_lost_on_rewrite": Mutant(
+        _C + "topic_store", "stored.znode.topic_id or ctx.topics.ids.get(topic)", "None"
+    ),
     "dead_broker_joins_isr": Mutant(_C + "isr_changes", "if not _is_eligible(ctx, item, tp):", "if False:", 200),
     "reassignment_drops_before_sync": Mutant(_C + "reassignment", "set(target) <= set(isr)", "True", 120, 40),
     "shutting_down_broker_elected": Mutant(
@@ -164,8 +166,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "deletions_not_told_to_newcomers": Mutant(
         _C + "broker_changes",
-        "everything = list(ctx.leadership)",
-        "everything = [tp for tp in ctx.leadership if not ctx.is_queued_for_deletion(tp.topic)]",
+        "everything = list(ctx.states.leadership)",
+        "everything = [tp for tp in ctx.states.leadership if not ctx.deletions.is_queued(tp.topic)]",
         400,
         first=359,
     ),

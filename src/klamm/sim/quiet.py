@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from klamm.controller.context import ControllerContext
 from klamm.controller.states import PartitionState
 from klamm.model import NO_LEADER, ZERO_UUID, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
@@ -215,42 +217,43 @@ def _check_logs(node: Node, assignments: Assignments, topics: dict[str, TopicZno
 
 def _check_strays(world: World, ctx: ControllerContext) -> None:
     """Every broker has confirmed the deletion of replicas that this controller took away, if it can."""
-    for broker, tps in ctx.pending_stray_deletes.items():
-        gone = [tp for tp in tps if broker not in ctx.assignment(tp).replicas]
+    for broker, tps in ctx.deletions.strays.items():
+        gone = [tp for tp in tps if broker not in ctx.topics.assignment(tp).replicas]
         left = [tp for tp in gone if tp not in world.nodes[broker].broker.offline]
         require(not left, f"broker {broker} was not told to delete {left}, which were moved away")
 
 
 def check_context(ctx: ControllerContext, assignments: Assignments, states: States) -> None:
     """The cache equals ZooKeeper, and every index and counter equals a recount."""
-    cached = {tp: ctx.assignment(tp) for tp in ctx.all_partitions()}
+    cached = {tp: ctx.topics.assignment(tp) for tp in ctx.topics.all_partitions()}
     require(cached == assignments, "the controller's assignments differ from ZooKeeper's")
-    require(ctx.leadership == states, f"the controller's states differ: {_difference(ctx.leadership, states)}")
+    leadership = ctx.states.leadership
+    require(leadership == states, f"the controller's states differ: {_difference(leadership, states)}")
     by_leader: dict[int, set[TopicPartition]] = {}
     for tp, state in states.items():
         by_leader.setdefault(state.leader_and_isr.leader, set()).add(tp)
-    require({b: set(tps) for b, tps in ctx.partitions_by_leader.items()} == by_leader, "the index by leader is wrong")
+    require({b: set(tps) for b, tps in ctx.states.by_leader.items()} == by_leader, "the index by leader is wrong")
     by_broker: dict[int, set[TopicPartition]] = {}
     for tp, assignment in assignments.items():
         for replica in assignment.replicas:
             by_broker.setdefault(replica, set()).add(tp)
-    require({b: set(tps) for b, tps in ctx.partitions_by_broker.items()} == by_broker, "the index by broker is wrong")
-    offline = sum(state is PartitionState.OFFLINE for state in ctx.partition_states.values())
-    require(ctx.offline_partition_count == offline, f"offline: counted {ctx.offline_partition_count}, are {offline}")
+    require({b: set(tps) for b, tps in ctx.topics.by_broker.items()} == by_broker, "the index by broker is wrong")
+    offline = sum(state is PartitionState.OFFLINE for state in ctx.states.partitions.values())
+    counted = ctx.states.offline_partition_count
+    require(counted == offline, f"offline: counted {counted}, are {offline}")
     imbalance = sum(_is_imbalanced(ctx, tp, a, states) for tp, a in assignments.items())
-    require(ctx.preferred_replica_imbalance_count == imbalance, "the count of imbalanced partitions is wrong")
-    require(ctx.partition_count == len(states), "the count of partitions is wrong")
+    require(ctx.states.preferred_replica_imbalance_count == imbalance, "the count of imbalanced partitions is wrong")
 
 
 def _is_imbalanced(ctx: ControllerContext, tp: TopicPartition, assignment: ReplicaAssignment, states: States) -> bool:
     """Whether a replica other than the preferred one leads; an added replica is preferred only once it is in sync."""
-    if tp not in states or ctx.is_queued_for_deletion(tp.topic):
+    if tp not in states or ctx.deletions.is_queued(tp.topic):
         return False
     preferred, state = assignment.replicas[0], states[tp].leader_and_isr
     is_on_its_way = preferred in assignment.adding_replicas and preferred not in state.isr
     return state.leader != preferred and not is_on_its_way
 
 
-def _difference(cached: States, truth: States) -> str:
+def _difference(cached: Mapping[TopicPartition, LeaderIsrAndControllerEpoch], truth: States) -> str:
     wrong = [tp for tp in (*cached, *truth) if cached.get(tp) != truth.get(tp)]
     return ", ".join(f"{tp} {cached.get(tp)} != {truth.get(tp)}" for tp in wrong[:2])

@@ -140,11 +140,11 @@ class Tails:
         now: LeaderAndIsr,
         lacking: list[Record],
     ) -> None:
-        for replica in ctx.assignment(tp).replicas:
+        for replica in ctx.topics.assignment(tp).replicas:
             node = self._world.nodes[replica]
             has = [record for record in lacking if record in node.disk.records.get(tp, ())]
             can_be_read = tp not in node.broker.offline
-            online = can_be_read and ctx.is_replica_online(replica, tp) and self._is_known(ctx, node)
+            online = can_be_read and ctx.brokers.is_replica_online(replica, tp) and self._is_known(ctx, node)
             if has and (online or replica in members):
                 what = "is live" if online else "was in sync"
                 told = (
@@ -154,7 +154,7 @@ class Tails:
 
     @staticmethod
     def _is_known(ctx: ControllerContext, node: Node) -> bool:
-        known = ctx.live_or_shutting_down.get(node.id)
+        known = ctx.brokers.live_or_shutting_down.get(node.id)
         return node.alive and known is not None and known.epoch == node.broker.broker_epoch
 
     def _wait_is_over(self, ctx: ControllerContext, tp: TopicPartition) -> bool:

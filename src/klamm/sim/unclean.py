@@ -62,8 +62,8 @@ class UncleanRules:
         if node is None or not node.controller.is_active:
             return
         ctx = node.controller.context
-        assignment = ctx.assignment(tp)
-        online = [r for r in assignment.replicas if ctx.is_replica_online(r, tp)]
+        assignment = ctx.topics.assignment(tp)
+        online = [r for r in assignment.replicas if ctx.brokers.is_replica_online(r, tp)]
         able = [r for r in online if r in old.isr and r not in ctx.suspects.of(tp)]
         require(not able, f"unclean election of {tp} although {able} of its ISR can lead: {old} -> {now}")
         settled = [r for r in online if r not in assignment.adding_replicas]

@@ -165,7 +165,8 @@ class World:
         self.trace(node.id, f"NEW ADDRESS {', '.join(f'{e.listener}://{e.host}:{e.port}' for e in endpoints)}")
         node.config = replace(node.config, endpoints=endpoints)
         if in_place:
-            node.controller.context.config = replace(node.controller.context.config, endpoints=endpoints)
+            context = node.controller.context
+            context.set_config(replace(context.config, endpoints=endpoints))
 
     def _restart(self, node: Node, generation: int) -> None:
         if node.generation == generation:

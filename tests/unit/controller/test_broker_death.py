@@ -56,7 +56,7 @@ def test_two_brokers_that_die_together_cost_one_batch() -> None:
     core = _after_death("1", "3")
     assert _requests(core) == {"LeaderAndIsrRequest": [2], "UpdateMetadataRequest": [0, 2, 4]}
     assert core.controller is not None
-    states = core.controller.context.leadership
+    states = core.controller.context.states.leadership
     assert {states[TopicPartition("led", p)].leader_and_isr.isr for p in (0, 1)} == {(2,)}
     assert states[TopicPartition("elsewhere", 0)].leader_and_isr.isr == (2,)
 

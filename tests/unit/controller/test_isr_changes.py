@@ -28,12 +28,12 @@ def ask(core: Core, *isrs: tuple[int, ...], epochs: tuple[int, ...] = ()) -> lis
     """The leader of t-0 asks for these ISRs in one request."""
     assert core.controller is not None
     context = core.controller.context
-    state = context.leadership[TopicPartition("t", 0)].leader_and_isr
+    state = context.states.leadership[TopicPartition("t", 0)].leader_and_isr
     items = tuple(
         AlterPartitionItem(0, state.leader_epoch, isr, state.partition_epoch, topic="t", isr_broker_epochs=epochs)
         for isr in isrs
     )
-    reply = core.ask(AlterPartition(state.leader, context.live_or_shutting_down[state.leader].epoch, items))
+    reply = core.ask(AlterPartition(state.leader, context.brokers.live_or_shutting_down[state.leader].epoch, items))
     assert isinstance(reply, AlterPartitionResults) and reply.error is ErrorCode.NONE
     assert core.is_active()
     return [result.error for result in reply.partitions]
@@ -41,7 +41,7 @@ def ask(core: Core, *isrs: tuple[int, ...], epochs: tuple[int, ...] = ()) -> lis
 
 def isr(core: Core) -> tuple[int, ...]:
     assert core.controller is not None
-    return core.controller.context.leadership[TopicPartition("t", 0)].leader_and_isr.isr
+    return core.controller.context.states.leadership[TopicPartition("t", 0)].leader_and_isr.isr
 
 
 def test_a_partition_given_twice_is_changed_once() -> None:
@@ -66,7 +66,7 @@ def test_an_incarnation_that_is_over_does_not_join() -> None:
     """Its successor may have less in its log: it joins when it has caught up itself."""
     core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
     assert core.controller is not None
-    epoch = core.controller.context.live_or_shutting_down[3].epoch
+    epoch = core.controller.context.brokers.live_or_shutting_down[3].epoch
     assert ask(core, (1, 2)) == [ErrorCode.NONE]
     assert ask(core, (1, 2, 3), epochs=(-1, -1, epoch - 1)) == [ErrorCode.INELIGIBLE_REPLICA]
     assert isr(core) == (1, 2)
@@ -87,7 +87,7 @@ def test_a_replica_that_is_being_added_is_asked_for_after_a_directory_failed() -
     core.queue.append(LeaderAndIsrResponseReceived(3, told[0].head, ErrorCode.NONE, lost))
     core.drain()
     assert core.controller is not None
-    assert core.controller.context.offline_dirs == {3: {TopicPartition("t", 0)}}
+    assert core.controller.context.brokers.offline_logs == {3: {TopicPartition("t", 0)}}
 
 
 def test_a_replica_whose_directory_failed_does_not_join() -> None:
@@ -123,9 +123,9 @@ def test_a_partition_gets_its_leader_back_when_a_directory_works_again() -> None
     tell(ErrorCode.KAFKA_STORAGE_ERROR)
     assert core.controller is not None
     context = core.controller.context
-    assert context.leadership[tp].leader_and_isr.leader == -1 and context.offline_dirs == {3: {tp}}
+    assert context.states.leadership[tp].leader_and_isr.leader == -1 and context.brokers.offline_logs == {3: {tp}}
     tell(ErrorCode.NONE)
-    assert context.leadership[tp].leader_and_isr.leader == 3 and context.offline_dirs == {}
+    assert context.states.leadership[tp].leader_and_isr.leader == 3 and context.brokers.offline_logs == {}
     updates = [r for broker, r in core.sent if broker == 2 and isinstance(r, UpdateMetadataRequest)]
     assert updates[-1].body.partitions[0].offline_replicas == ()
 
@@ -137,11 +137,11 @@ def test_an_answer_of_another_life_or_term_is_not_believed() -> None:
     core.run("bounces 2")
     lost = ((TopicPartition("t", 0), ErrorCode.KAFKA_STORAGE_ERROR),)
     assert core.controller is not None
-    head, epoch = told.head, core.controller.context.live_or_shutting_down[2].epoch
+    head, epoch = told.head, core.controller.context.brokers.live_or_shutting_down[2].epoch
     for stale in (head, replace(head, broker_epoch=epoch, controller_epoch=head.controller_epoch - 1)):
         core.queue.append(LeaderAndIsrResponseReceived(2, stale, ErrorCode.NONE, lost))
         core.drain()
-        assert core.controller.context.offline_dirs == {}
+        assert core.controller.context.brokers.offline_logs == {}
 
 
 def test_an_isr_that_the_leader_wrote_and_nobody_told_of_decides_whether_an_unclean_election_is_needed() -> None:
@@ -151,7 +151,7 @@ def test_an_isr_that_the_leader_wrote_and_nobody_told_of_decides_whether_an_uncl
     core.ask(CreateTopics((topic,)))
     tp = TopicPartition("t", 0)
     assert core.controller is not None
-    leadership = core.controller.context.leadership
+    leadership = core.controller.context.states.leadership
     shrunk = replace(leadership[tp], leader_and_isr=replace(leadership[tp].leader_and_isr, isr=(2,)))
     core.tool_writes(paths.partition_state_path(*tp), encode_partition_state(shrunk))
     core.run("dies 2")

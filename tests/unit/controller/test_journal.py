@@ -20,10 +20,9 @@ from klamm.control_log.records import (
     RequestQueued,
     RequestSent,
 )
-from klamm.controller import context
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.config import ControllerConfig
-from klamm.controller.context import ControllerContext
+from klamm.controller.context import ControllerContext, replica
 from klamm.controller.events import (
     AlterPartition,
     AlterPartitionItem,
@@ -56,7 +55,7 @@ TP = TopicPartition("orders", 1)
 HEAD = RequestHead(0, 3, 1)
 
 
-def report(told: ControllerJournal, *changes: context.LeadershipChange | None) -> None:
+def report(told: ControllerJournal, *changes: replica.LeadershipChange | None) -> None:
     told.leadership_changed(change for change in changes if change is not None)
 
 
@@ -121,7 +120,7 @@ def test_a_change_of_the_logs_own_topic_is_told_once() -> None:
     cache = ControllerContext(ControllerConfig(0), SystemClock(), Random(0))
     tp = TopicPartition(CONTROL_LOG_TOPIC, 0)
     state = LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1, 2)), 3)
-    report(told, cache.put_leadership(tp, state, "initial"), cache.put_leadership(tp, state))
+    report(told, cache.states.put_leadership(tp, state, "initial"), cache.states.put_leadership(tp, state))
     assert [record.KIND for record in recorded(buffer) if isinstance(record, LeadershipChange)] == ["election"]
 
 
@@ -132,9 +131,9 @@ def test_states_that_are_read_are_no_changes() -> None:
     recorded(buffer)
     report(
         told,
-        cache.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1, 2)), 3)),
-        cache.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1,), 1), 3)),
-        cache.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(2, 1, (2,), 2), 3), "offline"),
+        cache.states.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1, 2)), 3)),
+        cache.states.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1,), 1), 3)),
+        cache.states.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(2, 1, (2,), 2), 3), "offline"),
     )
     first, second = recorded(buffer)
     assert isinstance(first, LeadershipChange) and isinstance(second, LeadershipChange)

@@ -83,8 +83,8 @@ def leader_answers(core: Core) -> None:
     """The leader of T-0 has taken up its role."""
     assert core.controller is not None
     ctx = core.controller.context
-    now = ctx.leadership[TP].leader_and_isr
-    head = RequestHead(0, ctx.epoch, ctx.live_or_shutting_down[now.leader].epoch)
+    now = ctx.states.leadership[TP].leader_and_isr
+    head = RequestHead(0, ctx.epoch, ctx.brokers.live_or_shutting_down[now.leader].epoch)
     errors = ((TP, ErrorCode.NONE),)
     core.queue.append(LeaderAndIsrResponseReceived(now.leader, head, ErrorCode.NONE, errors, (now.leader_epoch,)))
     core.drain()
@@ -191,12 +191,12 @@ def test_a_leader_cannot_add_a_replica_as_it_was_before_it_lost_power() -> None:
     core = Core(*START, "dies 3", "starts 3")
     assert core.controller is not None
     ctx = core.controller.context
-    earlier, now = ctx.live_or_shutting_down[3].epoch, ctx.leadership[TP].leader_and_isr
+    earlier, now = ctx.brokers.live_or_shutting_down[3].epoch, ctx.states.leadership[TP].leader_and_isr
     core.run("bounces-unclean 3")
     item = AlterPartitionItem(
         0, now.leader_epoch, (1, 2, 3), now.partition_epoch, "T", ZERO_UUID, isr_broker_epochs=(-1, -1, earlier)
     )
-    reply = core.ask(AlterPartition(1, ctx.live_or_shutting_down[1].epoch, (item,)))
+    reply = core.ask(AlterPartition(1, ctx.brokers.live_or_shutting_down[1].epoch, (item,)))
     assert isinstance(reply, AlterPartitionResults)
     assert [result.error for result in reply.partitions] == [ErrorCode.INELIGIBLE_REPLICA]
 
@@ -205,7 +205,7 @@ def test_a_move_does_not_end_on_replicas_that_are_suspected() -> None:
     core = Core("brokers 1 2 3", "controller 0", "create T 1,2", "dies 1 2", "starts-unclean 1")
     core.run("reassign T-0 1")
     assert state(core) == (-1, (1, 2))
-    assert core.controller is not None and 2 in core.controller.context.assignment(TP).replicas
+    assert core.controller is not None and 2 in core.controller.context.topics.assignment(TP).replicas
 
 
 def test_a_registration_that_cannot_be_written_is_left_alone() -> None:

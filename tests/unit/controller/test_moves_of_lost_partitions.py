@@ -29,14 +29,14 @@ def allow_unclean(core: Core) -> None:
 
 def state(core: Core) -> tuple[int, tuple[int, ...]]:
     assert core.controller is not None
-    led = core.controller.context.leadership[TP].leader_and_isr
+    led = core.controller.context.states.leadership[TP].leader_and_isr
     return led.leader, led.isr
 
 
 def is_moved_to(core: Core, *replicas: int) -> bool:
     assert core.controller is not None
     ctx = core.controller.context
-    return ctx.assignment(TP) == ReplicaAssignment(replicas) and TP not in ctx.reassigning
+    return ctx.topics.assignment(TP) == ReplicaAssignment(replicas) and TP not in ctx.topics.reassigning
 
 
 def test_a_replica_that_is_added_to_a_lost_partition_leads_it() -> None:
@@ -57,7 +57,7 @@ def test_a_replica_that_has_records_leads_before_one_that_is_added() -> None:
     core.run("dies 1")
     assert core.controller is not None
     assert state(core) == (2, (2,))
-    assert TP in core.controller.context.reassigning and not core.controller.context.pending_stray_deletes
+    assert TP in core.controller.context.topics.reassigning and not core.controller.context.deletions.strays
     core.run("isr T-0 2,3")
     assert is_moved_to(core, 3)
 
@@ -141,8 +141,8 @@ def test_moves_that_go_on_cost_no_round_trips_of_their_own(how: str) -> None:
             core.ask(ReplicaLeaderElection(tuple(tps), ElectionType.PREFERRED))
         else:
             core.run(how)
-        assert {led.leader_and_isr.leader for led in core.controller.context.leadership.values()} == {2}
-        assert len(core.controller.context.reassigning) == count
+        assert {led.leader_and_isr.leader for led in core.controller.context.states.leadership.values()} == {2}
+        assert len(core.controller.context.topics.reassigning) == count
         asked.append(core.reads)
     assert asked[0] == asked[1]
 
@@ -160,6 +160,6 @@ def test_moves_that_are_resumed_are_read_and_written_together(how: str, protocol
         core.reads, core.multis = 0, []
         core.run(how)
         assert core.controller is not None
-        assert len(core.controller.context.reassigning) == count
+        assert len(core.controller.context.topics.reassigning) == count
         asked.append((core.reads, len(core.multis)))
     assert asked[0] == asked[1]

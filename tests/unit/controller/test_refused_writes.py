@@ -65,7 +65,9 @@ def test_long_names_and_many_partitions_stay_below_the_limit_of_a_request() -> N
     core.run("dies 2")
     assert largest(core) < MAX_REQUEST_BYTES
     assert core.controller is not None
-    assert all(tp in core.controller.context.leadership for tp in core.controller.context.partitions_of(LONG))
+    assert all(
+        tp in core.controller.context.states.leadership for tp in core.controller.context.topics.partitions_of(LONG)
+    )
 
 
 def test_a_move_that_would_make_the_znode_too_large_is_refused() -> None:
@@ -92,7 +94,7 @@ def test_a_state_that_cannot_be_written_costs_its_own_partition() -> None:
     core = Core("brokers 2", "controller 1", "create a 2,1", "create b 2,1")
     lines = refusing(core, paths.partition_state_path("a", 0)).run("dies 2")
     assert core.controller is not None and core.is_active()
-    leadership = core.controller.context.leadership
+    leadership = core.controller.context.states.leadership
     assert leadership[TopicPartition("b", 0)].leader_and_isr.leader == 1
     assert leadership[TopicPartition("a", 0)].leader_and_isr.leader == 2
     assert any("cannot be written" in line for line in lines)
@@ -103,7 +105,9 @@ def test_a_state_that_cannot_be_created_costs_its_own_partition() -> None:
     core.run("tool-creates t 1 1 1")
     assert core.controller is not None and core.is_active()
     created = [
-        tp.partition for tp in core.controller.context.partitions_of("t") if tp in core.controller.context.leadership
+        tp.partition
+        for tp in core.controller.context.topics.partitions_of("t")
+        if tp in core.controller.context.states.leadership
     ]
     assert created == [0, 2]
 
@@ -114,8 +118,8 @@ def test_a_topic_that_cannot_be_rewritten_is_neither_grown_nor_moved() -> None:
     assert errors(grown) == [ErrorCode.UNKNOWN_SERVER_ERROR]
     core.run("reassign t-0 2")
     assert core.controller is not None and core.is_active()
-    assert core.controller.context.assignment(TopicPartition("t", 0)).replicas == (1,)
-    assert not core.controller.context.reassigning
+    assert core.controller.context.topics.assignment(TopicPartition("t", 0)).replicas == (1,)
+    assert not core.controller.context.topics.reassigning
 
 
 def test_other_znodes_that_cannot_be_written() -> None:

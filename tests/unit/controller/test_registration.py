@@ -28,7 +28,7 @@ def test_the_znode_is_made_again_at_once() -> None:
     assert core.tree.nodes[ME].ephemeral_owner == core.session_id()
     assert any("znode /brokers/ids/1 was deleted: registered again" in line for line in core.lines)
     assert core.is_active() and core.controller is not None
-    live = core.controller.context.live_or_shutting_down
+    live = core.controller.context.brokers.live_or_shutting_down
     assert live[1].epoch == epoch(core), "the controller knows the new registration"
 
 

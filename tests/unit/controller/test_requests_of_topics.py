@@ -28,7 +28,7 @@ def topics(reply: object) -> list[TopicResult]:
 def test_an_id_does_not_delete_a_topic_that_took_the_name() -> None:
     core = Core("controller 1", "create t 1", "create u 1")
     assert core.controller is not None
-    mine = core.controller.context.topic_ids["t"]
+    mine = core.controller.context.topics.ids["t"]
     by_name, by_id, unknown = topics(core.ask(DeleteTopics(("u",), (mine, UUID(int=5)))))
     assert (by_name.name, by_name.error) == ("u", ErrorCode.NONE)
     assert (by_id.name, by_id.topic_id, by_id.error) == ("t", mine, ErrorCode.NONE)
@@ -54,16 +54,16 @@ def test_the_default_of_unclean_elections_changes_while_the_controller_runs() ->
     tp = TopicPartition("t", 0)
     core.queue.append(UncleanLeaderElectionEnable(False))
     core.drain()
-    assert core.controller.context.leadership[tp].leader_and_isr.leader != 1
+    assert core.controller.context.states.leadership[tp].leader_and_isr.leader != 1
     core.queue.append(UncleanLeaderElectionEnable())
     core.drain()
-    assert core.controller.context.leadership[tp].leader_and_isr.leader == 1
+    assert core.controller.context.states.leadership[tp].leader_and_isr.leader == 1
     core.run("starts 2")
     core.run("create u 2,1")
     core.run("isr u-0 2")
     core.queue.append(UncleanLeaderElectionEnable(False))
     core.run("dies 2")
-    assert core.controller.context.leadership[TopicPartition("u", 0)].leader_and_isr.leader != 1
+    assert core.controller.context.states.leadership[TopicPartition("u", 0)].leader_and_isr.leader != 1
 
 
 def test_a_broker_that_is_not_active_remembers_the_default() -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
-from klamm.controller.context import ControllerContext
+from klamm.controller.context.deletions import Deletions
 from klamm.model import EPOCH_DURING_DELETE, TopicPartition
 
 TP = TopicPartition("t", 0)
 
 
 def forget(leader_epoch: int) -> dict[int, dict[TopicPartition, int]]:
-    context: Any = SimpleNamespace(pending_stray_deletes={3: {TP: 7}})
-    ControllerContext.forget_stray_deletes(context, 3, [(TP, leader_epoch)])
-    found: dict[int, dict[TopicPartition, int]] = context.pending_stray_deletes
-    return found
+    deletions = Deletions()
+    deletions.add_stray(3, TP, 7)
+    deletions.forget_strays(3, [(TP, leader_epoch)])
+    return {broker: dict(strays) for broker, strays in deletions.strays.items()}
 
 
 def test_the_answer_to_an_earlier_deletion_does_not_end_a_later_one() -> None:

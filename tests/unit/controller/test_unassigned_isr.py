@@ -42,7 +42,7 @@ def test_a_leader_that_takes_in_a_dropped_replica_while_another_is_elected_for_t
     core.before_multi = late_write
     core.run("reassign T-0 2")
     assert core.controller is not None
-    assert core.controller.context.assignment(TP) == ReplicaAssignment((2,))
+    assert core.controller.context.topics.assignment(TP) == ReplicaAssignment((2,))
     assert state(core) == (2, (2,))
     core.run("dies 2")
     core.run("starts 2")
@@ -99,7 +99,7 @@ def test_a_leader_that_was_not_told_lets_the_replica_in_after_the_failover() -> 
 def test_a_note_of_a_topic_in_deletion_tells_nobody_to_lead_it() -> None:
     """Its replicas are being stopped: a broker that is told of an ISR would take the partition up again."""
     core = Core("protocol 2.7-IV1", "brokers 1 2 3", "controller 0", "create T 1,2", "dies 2", "delete T")
-    assert core.controller is not None and core.controller.context.is_queued_for_deletion("T")
+    assert core.controller is not None and core.controller.context.deletions.is_queued("T")
     leader_writes(core, 1, 3)
     written = core.tree.nodes[STATE].data
     core.sent.clear()

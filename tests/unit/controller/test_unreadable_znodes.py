@@ -21,8 +21,8 @@ def test_an_unreadable_topic_config_keeps_only_that_topic_offline() -> None:
     lines = core.run("dies 2")
     assert core.controller is not None and core.is_active()
     context = core.controller.context
-    assert context.leadership[TopicPartition("b", 0)].leader_and_isr.leader == 1
-    assert context.leadership[TopicPartition("a", 0)].leader_and_isr.leader != 1
+    assert context.states.leadership[TopicPartition("b", 0)].leader_and_isr.leader == 1
+    assert context.states.leadership[TopicPartition("a", 0)].leader_and_isr.leader != 1
     assert any("/config/topics/a" in line and "note" in line for line in lines)
 
 
@@ -31,7 +31,7 @@ def test_an_unreadable_config_does_not_allow_an_unclean_election() -> None:
     core.tool_writes(paths.config_entity_path("topics", "a"), b'"unclean"')
     core.run("dies 2")
     assert core.controller is not None
-    assert core.controller.context.leadership[TopicPartition("a", 0)].leader_and_isr.leader != 1
+    assert core.controller.context.states.leadership[TopicPartition("a", 0)].leader_and_isr.leader != 1
 
 
 def test_an_unreadable_block_of_producer_ids_answers_with_an_error() -> None:
@@ -121,7 +121,7 @@ def test_a_registration_whose_name_is_not_a_broker_id_is_not_a_broker(name: str)
     core.tool_writes(f"{paths.BROKER_IDS}/{name}", b'{"version":1,"host":"h","port":1}')
     core.drain()
     assert core.controller is not None and core.is_active()
-    assert set(core.controller.context.live_or_shutting_down) == {1, 2}
+    assert set(core.controller.context.brokers.live_or_shutting_down) == {1, 2}
     core.tool_deletes(f"{paths.BROKER_IDS}/{name}")
     core.drain()
     assert core.is_active()
