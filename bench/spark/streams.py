@@ -21,7 +21,7 @@ from bench.spark import sink, sparks, topics
 from bench.spark.figures import CONNECTOR, KLAMM, Figure, Goal, in_turn
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
-from klamm.spark.client import ClusterClient
+from klamm.spark.source.client_options import task_client
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -105,7 +105,7 @@ class _Streams:
         """Where to begin so that just the batches that are wanted are left."""
         tps = [TopicPartition(topic, index) for index in range(partitions)]
         each = -(-ROWS * self.batches // partitions)
-        with ClusterClient(self.servers) as client:
+        with task_client(self.servers) as client:
             ends = client.latest(tps)
         return {str(tp.partition): max(0, end - each) for tp, end in ends.items()}
 

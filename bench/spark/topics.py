@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.clusters import KlammCluster
+from klamm.client.blocking_connection import BlockingConnection
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from klamm.protocol.record_batch import ATTRIBUTES_POSITION, CRC_POSITION, Record, build_batch
-from klamm.spark.client import ClusterClient
-from klamm.spark.client_connection import BrokerSocket
+from klamm.spark.source.client_options import task_client
 
 PARTITIONS: Final = 6
 BATCH_BYTES: Final = 16 * 1024
@@ -32,9 +32,9 @@ def fill(cluster: KlammCluster, topic: str, value_bytes: int, rows: int, partiti
     cluster.create_topic(topic, partitions, 1)
     batches = _Batches(value_bytes, min(BATCH_BYTES // (value_bytes + KEY_BYTES), rows // partitions or 1))
     turns = -(-rows // (batches.rows * partitions))
-    with ClusterClient(cluster.bootstrap_servers) as client:
+    with task_client(cluster.bootstrap_servers) as client:
         _, host, port = client.leader_address(TopicPartition(topic, 0))
-    broker = BrokerSocket(host, port, client_id="bench", timeout_ms=60_000)
+    broker = BlockingConnection((host, port), client_id="bench", timeout_ms=60_000)
     try:
         for _ in range(turns):
             parts = [PartitionProduceData(index=index, records=batches.next()) for index in range(partitions)]
@@ -49,7 +49,7 @@ def fill(cluster: KlammCluster, topic: str, value_bytes: int, rows: int, partiti
     return turns * batches.rows * partitions
 
 
-def _check(broker: BrokerSocket) -> None:
+def _check(broker: BlockingConnection) -> None:
     answer = broker.receive()
     assert isinstance(answer, ProduceResponse)
     codes = {part.error_code for part in answer.responses[0].partition_responses}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from klamm.client.patience import Patience
 from klamm.controller import channel_manager
 from klamm.controller.channel_manager import RequestSender
 from klamm.controller.config import ControllerConfig
@@ -211,7 +212,7 @@ async def _sent_by_production(
     monkeypatch.setattr(channel_manager, "BrokerConnection", Connection)
     monkeypatch.setattr(channel_manager, "encode_request", lambda request, _: (0, 0, request))
     monkeypatch.setattr(channel_manager, "decode_response", lambda *_: ControlResponse())
-    monkeypatch.setattr(channel_manager, "RETRY_BACKOFF_S", 0)
+    monkeypatch.setattr(channel_manager, "CONTROL_REQUEST", Patience(None, backoff_ms=0))
     sender = RequestSender(
         BrokerEndPoints(2, ENDPOINTS),
         ControllerConfig(1),

@@ -7,7 +7,7 @@ from tests.support.source_tree import modules
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"frozen", "model", "errors", "clock", "config", "metrics", "control_log"}),
     frozenset({"protocol", "purgatory"}),
-    frozenset({"zk", "log", "network"}),
+    frozenset({"zk", "log", "network", "client"}),
     frozenset({"metadata", "config_changes"}),
     frozenset({"controller", "replica", "coordinator"}),
     frozenset({"broker"}),
@@ -19,7 +19,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 FOUNDATION = LAYERS[0]
-SPARK_MAY_IMPORT = {"protocol", "network", "log"} | FOUNDATION
+SPARK_MAY_IMPORT = {"protocol", "client", "log"} | FOUNDATION
 
 
 def part_of(name: str) -> str:

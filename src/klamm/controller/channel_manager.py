@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
+from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.patience import CONTROL_REQUEST
 from klamm.clock import Clock
 from klamm.controller.config import ControllerConfig
 from klamm.controller.events import ControllerEvent
@@ -26,11 +28,9 @@ from klamm.errors import ErrorCode
 from klamm.metadata.update import SLICING_CLIENT
 from klamm.metrics import MetricsRegistry
 from klamm.model import BrokerEndPoints, TopicPartition
-from klamm.network.client import BrokerConnection
 
 log = logging.getLogger(__name__)
 
-RETRY_BACKOFF_S: Final = 0.1
 _GROUP, _OWN_GROUP, _TYPE = "kafka.controller", "klamm.controller", "ControllerChannelManager"
 
 
@@ -119,7 +119,7 @@ class RequestSender:
                 await self._send_next()
             except Exception:
                 log.exception("sending to broker %d failed; what is queued is sent in a moment", self._broker.id)
-                await asyncio.sleep(RETRY_BACKOFF_S)
+                await asyncio.sleep(CONTROL_REQUEST.pause_s())
 
     async def _send_next(self) -> None:
         self._sending = item = self._queue.take()
@@ -156,7 +156,7 @@ class RequestSender:
                 answer = await connection.send_encoded(api_key, version, body)
             except (ConnectionError, TimeoutError, OSError) as error:
                 self._on_failure(request, error)
-                await asyncio.sleep(RETRY_BACKOFF_S)
+                await asyncio.sleep(CONTROL_REQUEST.pause_s())
             else:
                 self._failures = 0
                 return answer

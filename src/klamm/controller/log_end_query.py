@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final
 
+from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.patience import LOG_END_QUERY
 from klamm.controller.config import ControllerConfig
 from klamm.controller.events import ControllerEvent, LogEndsReceived
 from klamm.controller.suspects import LogEnd
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.model import BrokerEndPoints, TopicPartition
-from klamm.network.client import BrokerConnection
 from klamm.protocol.messages.offset_for_leader_epoch import (
     DEBUGGING_CONSUMER,
     LATEST_EPOCH,
@@ -33,8 +34,6 @@ log = logging.getLogger(__name__)
 VERSION: Final = 4
 MAX_PARTITIONS: Final = 2_000
 """Partitions per request, so that the broker serves others between two of them."""
-RETRY_BACKOFF_S: Final = 0.1
-LONGEST_BACKOFF_S: Final = 5.0
 
 
 async def ask_log_ends(
@@ -54,7 +53,7 @@ async def ask_log_ends(
             attempt += 1
             if attempt.bit_count() == 1:
                 log.warning("asking broker %d for its log ends failed (attempt %d): %s", broker.id, attempt, error)
-            await asyncio.sleep(min(RETRY_BACKOFF_S * (1 << min(attempt, 16)), LONGEST_BACKOFF_S))
+            await asyncio.sleep(LOG_END_QUERY.pause_s(attempt))
             continue
         attempt = 0
         if ends:
@@ -62,7 +61,7 @@ async def ask_log_ends(
         waiting = {tp: left.pop(tp) for tp in part}
         left |= {tp: epoch for tp, epoch in waiting.items() if tp not in ends}
         if not ends:
-            await asyncio.sleep(RETRY_BACKOFF_S)
+            await asyncio.sleep(LOG_END_QUERY.pause_s())
 
 
 async def _ask(

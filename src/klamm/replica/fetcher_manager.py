@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Final
 from zlib import crc32
 
+from klamm.client.asyncio_connection import BrokerConnection
 from klamm.metadata import MetadataCache
 from klamm.model import NO_LEADER, TopicPartition
-from klamm.network.client import BrokerConnection
 from klamm.replica.fetch_state import PartitionFetchState
 from klamm.replica.fetcher import Connect, LeaderConnection, ReplicaFetcher
 from klamm.replica.fetcher_config import FetcherConfig

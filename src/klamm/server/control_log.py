@@ -15,6 +15,8 @@ from typing import Final
 from klamm.apis.produce import ADMIN_CLIENT_ID
 from klamm.apis.topic_creation import control_log_topic, create_missing
 from klamm.broker import Broker
+from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.patience import CONTROL_LOG
 from klamm.clock import Clock
 from klamm.config import KafkaConfig
 from klamm.control_log import NO_CONTROL_LOG, ControlLog, ControlLogBuffer, to_json
@@ -24,7 +26,6 @@ from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin
 from klamm.metadata import PartitionState
 from klamm.model import CONTROL_LOG_TOPIC, EndPoint, TopicPartition
-from klamm.network.client import BrokerConnection
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.replica.replica_manager import Leadership
@@ -43,7 +44,7 @@ FEWER_REPLICAS_AFTER_S: Final = 30.0
 """A cluster that stays smaller than the replication factor gets the topic all the same, after this long."""
 LAST_WORDS_S: Final = 0.5
 _PRODUCE_VERSION: Final = 7
-_TIMEOUT_MS: Final = 5_000
+_TIMEOUT_MS: Final = CONTROL_LOG.request_ms
 _PARTITION: Final = TopicPartition(CONTROL_LOG_TOPIC, 0)
 _HOPELESS: Final = frozenset(
     {

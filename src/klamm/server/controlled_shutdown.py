@@ -8,10 +8,10 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeAlias
 
 from klamm.broker import Broker
+from klamm.client.asyncio_connection import BrokerConnection
 from klamm.controller.events import ControlledShutdown
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.network.client import BrokerConnection
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
 from klamm.server import inter_broker
 from klamm.zk.client.zk_session import SessionListener, SessionState

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Any
 
+from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.patience import CONTROLLER_CHANNEL
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataCache
 from klamm.model import EndPoint
-from klamm.network.client import BrokerConnection
 from klamm.protocol.wire import Message
 
 log = logging.getLogger(__name__)
-
-RETRY_MS: Final = 50
 
 
 class ControllerChannel:
@@ -55,7 +54,7 @@ class ControllerChannel:
                     return response
                 problem = "it has moved"
                 self._disconnect()
-            await asyncio.sleep(RETRY_MS / 1000)
+            await asyncio.sleep(CONTROLLER_CHANNEL.pause_s())
         raise TimeoutError(f"the controller could not be asked: {problem}")
 
     async def close(self) -> None:
@@ -63,7 +62,7 @@ class ControllerChannel:
 
     async def _ask(self, request: Message, max_version: int) -> Any:
         connection = await self._connected()
-        version = min(await connection.highest_version(type(request)), max_version)
+        version = await connection.highest_version(type(request), max_version)
         return await connection.send(request, version)
 
     async def _connected(self) -> BrokerConnection:

@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from klamm.client.asyncio_connection import BrokerConnection
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.network.client import BrokerConnection
 from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.messages.init_producer_id import InitProducerIdRequest

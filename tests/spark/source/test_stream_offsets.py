@@ -266,7 +266,7 @@ class NoIds(dict[str, UUID]):
 def test_brokers_without_topic_ids(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic()
     first, older = (stream(cluster, subscribe=name, startingOffsets="earliest") for _ in range(2))
-    older._planning().client.topic_ids = NoIds()
+    older._planning().client._metadata.topic_ids = NoIds()
     produce(cluster, name, 5)
     assert next_end(older, through_json(older.initialOffset())) == {name: {"0": 5}, "_from": {name: {"0": 0}}}
     end = next_end(first, through_json(first.initialOffset()))

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from klamm.broker import Broker
+from klamm.client.asyncio_connection import BrokerConnection
 from klamm.config import KafkaConfig
 from klamm.controller.replies import ControlledShutdownResult
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataCache, MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import BrokerEndPoints, EndPoint, TopicPartition
-from klamm.network.client import BrokerConnection
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
 from klamm.server import controlled_shutdown as module
 from klamm.server.controlled_shutdown import controlled_shutdown

@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
-from klamm.errors import ErrorCode
-from klamm.model import TopicPartition
-from klamm.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
-from klamm.protocol.record_batch import RECORD_BATCH_OVERHEAD, Record, build_batch
-from klamm.protocol.wire import decode, encode_bytes
-from klamm.spark.client import (
+from klamm.client.blocking_connection import ReceiveBuffer
+from klamm.client.cluster_client import ClusterClient
+from klamm.client.connection_pool import ClientConfig
+from klamm.client.errors import (
     ClientError,
-    ClusterClient,
     OffsetOutOfRangeError,
     RetriableError,
     TopicIdError,
     UnknownTopicError,
     UnreachableError,
 )
-from klamm.spark.client_connection import Room
+from klamm.client.patience import Patience
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
+from klamm.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from klamm.protocol.record_batch import RECORD_BATCH_OVERHEAD, Record, build_batch
+from klamm.protocol.wire import decode, encode_bytes
 from klamm.spark.decode.batch_scan import CorruptBatchError
 from klamm.spark.decode.record_columns import RecordDecoder
+from klamm.spark.source.client_options import driver_client, task_client
 from klamm.spark.source.data_loss import DataLossError
 from klamm.spark.source.range_fetch import fetch_batches
 from klamm.spark.source.read_options import parse_read_options
@@ -62,8 +73,7 @@ class Pending(NamedTuple):
 class ScriptedClient:
     """Answers each Fetch by `answer(offset, how many came before)`."""
 
-    check_crcs = True
-    partition_fetch_bytes = 0
+    config = ClientConfig(bootstrap=())
     has_fetch_by_id = True
 
     def __init__(self, time: Time, answer: Callable[[int, int], Answer], first: int = 0, last: int = 100) -> None:
@@ -75,7 +85,7 @@ class ScriptedClient:
     def start_fetch(self, tp: TopicPartition, offset: int, *, topic_id: UUID | None, **_: Any) -> Pending:
         return Pending(offset, topic_id if self.has_fetch_by_id else None)
 
-    def finish_fetch(self, pending: Pending, room: Room) -> PartitionData:
+    def finish_fetch(self, pending: Pending, buffer: ReceiveBuffer) -> PartitionData:
         self.asked.append(pending.offset)
         if pending.topic_id not in (None, self.topic_ids["orders"]):
             raise TopicIdError("?")
@@ -85,6 +95,9 @@ class ScriptedClient:
         if not answer:
             self._time.now += 0.5
         return PartitionData(partition_index=0, error_code=0, high_watermark=100, records=answer)
+
+    def within(self, _: Patience) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def abandon_fetch(self, pending: Pending) -> None:
         self.abandoned += 1
@@ -151,11 +164,11 @@ def test_records_that_are_not_what_their_header_promises_are_asked_for_again() -
         return bytes(damaged) if turn < 2 else ten(offset)
 
     client = ScriptedClient(time, answer)
-    client.check_crcs = False
+    client.config = ClientConfig(bootstrap=(), check_crcs=False)
     assert list(offsets(client, time, 0, 30)) == list(range(30))
     assert client.asked == [0, 0, 0, 10, 20]
     client = ScriptedClient(time, lambda *_: bytes(damaged))
-    client.check_crcs = False
+    client.config = ClientConfig(bootstrap=(), check_crcs=False)
     with pytest.raises(CorruptBatchError, match="orders-0 at offset 0 holds records"):
         list(offsets(client, time, 0, 10))
     assert len(client.asked) == 3
@@ -308,14 +321,15 @@ def test_a_fetch_names_the_topic_by_id_where_the_broker_can() -> None:
 
 
 def _client_of(connection: Any) -> ClusterClient:
-    client = ClusterClient("h:1")
-    client._brokers, client._leaders = {1: ("h", 1)}, {TP: 1}
-    client._connection = lambda address: connection  # type: ignore[method-assign]
-    return client
+    return ClusterClient(ClientConfig(bootstrap=(("h", 1),)), connect=lambda *_: cast(Any, connection))
 
 
 class FakeSocket:
     """A broker that answers a Fetch as its version wants it."""
+
+    is_closed = False
+    in_flight = 0
+    timeout_ms = 0.0
 
     def __init__(self, highest: int, error_code: int = 0) -> None:
         self._highest = highest
@@ -323,14 +337,21 @@ class FakeSocket:
         self.sent: list[int] = []
         self._asked = FetchRequest(max_wait_ms=0, min_bytes=0, topics=())
 
-    def version(self, request: type[FetchRequest], highest: int) -> int:
-        return min(self._highest, highest)
+    def ask(self, request: MetadataRequest, response: type[MetadataResponse]) -> MetadataResponse:
+        partition = MetadataResponsePartition(
+            error_code=0, partition_index=0, leader_id=1, replica_nodes=[1], isr_nodes=[1]
+        )
+        topics = [MetadataResponseTopic(error_code=0, name="orders", partitions=[partition])]
+        return MetadataResponse(brokers=[MetadataResponseBroker(node_id=1, host="h", port=1)], topics=topics)
+
+    def version(self, request: type[FetchRequest], limit: int) -> int:
+        return min(self._highest, limit)
 
     def send(self, request: FetchRequest, version: int) -> None:
         self._asked = decode(FetchRequest, version, encode_bytes(request, version))[0]
         self.sent.append(version)
 
-    def receive(self, *, extra_ms: int, room: Room | None) -> FetchResponse:
+    def receive(self, *, extra_ms: int, buffer: ReceiveBuffer | None) -> FetchResponse:
         part = PartitionData(partition_index=0, error_code=self._error_code, high_watermark=3, records=b"")
         asked = self._asked.topics[0]
         assert asked.topic == ("orders" if self.sent[-1] < 13 else "")
@@ -351,11 +372,11 @@ def test_nobody_at_the_address() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-    client = ClusterClient(address, {"default.api.timeout.ms": "200"})
+    client = task_client(address, {"default.api.timeout.ms": "200"})
     with pytest.raises(ClientError, match=f"metadata within 200 ms.*{address}"):
         client.topics(["orders"])
     time = Time()
-    driver = ClusterClient(address, first_contact_ms=5000, clock=time, sleep=time.sleep)
+    driver = driver_client(address, clock=time, sleep=time.sleep)
     with pytest.raises(UnreachableError, match=rf"cannot be reached: .*{address}.*kafka\.bootstrap\.servers"):
         driver.topics(["orders"])
     assert time.monotonic() == pytest.approx(5.0, abs=0.2)

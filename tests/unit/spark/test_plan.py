@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import pytest
 
+from klamm.client.connection_pool import ClientConfig
+from klamm.client.errors import UnreachableError
+from klamm.client.patience import Patience
 from klamm.model import TopicPartition
-from klamm.spark.client import UnreachableError
 from klamm.spark.source.planner import Planner
 from klamm.spark.source.read_options import OptionError, parse_read_options
 from klamm.spark.source.source_offsets import OffsetRange
@@ -18,8 +21,13 @@ TP = TopicPartition("orders", 0)
 class FakeClient:
     """A broker that has just started: it knows of no topic until it was asked `late` times."""
 
+    config = ClientConfig(bootstrap=())
+
     def __init__(self, late: int) -> None:
         self.late = late
+
+    def within(self, _: Patience) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def topics(self, names: Any, pattern: str | None) -> dict[str, list[int]]:
         self.late -= 1

@@ -25,7 +25,7 @@ class TimesAreOffsets:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def offsets_for_times(self, timestamps: dict[TopicPartition, int], isolation: int = 0) -> dict[TopicPartition, int]:
+    def list_offsets(self, timestamps: dict[TopicPartition, int], isolation: int = 0) -> dict[TopicPartition, int]:
         self.asked += timestamps.values()
         return {tp: max(0, time) for tp, time in timestamps.items()}
 

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from klamm.model import TopicPartition
-from klamm.spark.client import parse_addresses
+from klamm.spark.source.client_options import parse_addresses
 from klamm.spark.source.read_options import EARLIEST, LATEST, OptionError, ReadOptions, Subscription, parse_read_options
 
 MINIMAL = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
@@ -180,7 +180,7 @@ def test_options_travel_to_workers() -> None:
 
 
 def test_addresses() -> None:
-    assert parse_addresses("a:1, [::1]:2,PLAINTEXT://b:3") == [("a", 1), ("::1", 2), ("b", 3)]
+    assert parse_addresses("a:1, [::1]:2,PLAINTEXT://b:3") == (("a", 1), ("::1", 2), ("b", 3))
     for wrong in ("a", "a:b", ":1", "a:0", " , "):
         with pytest.raises(OptionError, match=r"kafka\.bootstrap\.servers"):
             parse_addresses(wrong)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from klamm.client.cluster_client import ClusterClient
+from klamm.client.connection_pool import ClientConfig
 from klamm.model import TopicPartition
 from klamm.protocol.messages.list_offsets import (
     ListOffsetsPartitionResponse,
@@ -19,7 +21,6 @@ from klamm.protocol.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from klamm.spark.client import ClusterClient
 from klamm.spark.source.planner import Planner
 from klamm.spark.source.read_options import OptionError, parse_read_options
 
@@ -32,6 +33,7 @@ class OneBroker:
     names = ("my-orders", "orders", "orders-eu", "users", "__consumer_offsets", "__klamm_control_log")
     is_closed = False
     in_flight = 0
+    timeout_ms = 0.0
 
     def ask(self, request: Any, answer: Any, **_: Any) -> Any:
         if isinstance(request, ListOffsetsRequest):
@@ -56,8 +58,7 @@ class OneBroker:
 
 def planner(**options: str) -> Planner:
     """Of a client whose only broker is `OneBroker`."""
-    client = ClusterClient("h:1")
-    client._any_broker = client._broker = lambda *_: OneBroker()  # type: ignore[assignment, method-assign]
+    client = ClusterClient(ClientConfig(bootstrap=(("h", 1),)), connect=lambda *_: cast(Any, OneBroker()))
     return Planner(parse_read_options({"kafka.bootstrap.servers": "h:1", **options}, streaming=False), client)
 
 

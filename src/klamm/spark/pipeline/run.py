@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 TICK_S: Final = 0.2
 PUBLISH_EVERY_S: Final = 1.0
-COMMIT_TIMEOUT_MS: Final = 5000
 STAGGER_S: Final = 60.0
 MOST_STARTS: Final = 4
 """Queries that start at the same time: one per core, since Spark gives each Python process ten seconds to start."""
@@ -272,12 +271,13 @@ class _Publisher:
 
 def _group_sinks(spec: PipelineSpec, servers: str) -> dict[str, list[Sink]]:
     """Commit the offsets of a sink with a `group`, so that Kafka's tools show its lag."""
-    from klamm.spark.client import ClusterClient
+    from klamm.client.patience import PROGRESS_COMMIT
     from klamm.spark.query.group_lag import GroupOffsets
+    from klamm.spark.source.client_options import task_client
 
     def commit(group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        with ClusterClient(servers, {}) as client:
-            client.commit_offsets(group, offsets, timeout_ms=COMMIT_TIMEOUT_MS)
+        with task_client(servers) as client, client.within(PROGRESS_COMMIT):
+            client.commit_offsets(group, offsets)
 
     return {sink.name: [GroupOffsets(sink.group, commit)] for sink in spec.sinks if sink.group is not None}
 

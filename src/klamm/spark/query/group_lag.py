@@ -11,17 +11,17 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from klamm.client.patience import PROGRESS_COMMIT
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
-from klamm.spark.client import ClusterClient
 from klamm.spark.query.progress import Progress, ProgressListener
+from klamm.spark.source.client_options import task_client
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger(__name__)
-_TIMEOUT_MS = 5000
 Commit = Callable[[str, Mapping[TopicPartition, int]], None]
 
 
@@ -61,8 +61,8 @@ def commit_group_offsets(
 
     def commit(group: str, offsets: Mapping[TopicPartition, int]) -> None:
         # One connection per batch: it is cheap compared to a batch, and nothing has to be closed later.
-        with ClusterClient(bootstrap_servers, client_options or {}) as client:
-            client.commit_offsets(group, offsets, timeout_ms=_TIMEOUT_MS)
+        with task_client(bootstrap_servers, client_options) as client, client.within(PROGRESS_COMMIT):
+            client.commit_offsets(group, offsets)
 
     sink = GroupOffsets(group, commit)
     listener = ProgressListener([sink], str(query.id))

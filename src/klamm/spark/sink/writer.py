@@ -78,10 +78,10 @@ _REACHED: Final[set[str]] = set()
 
 def _check_reachable(servers: str) -> None:
     """Raise UnreachableError early, before every task waits `delivery.timeout.ms` for brokers."""
-    from klamm.spark.client import FIRST_CONTACT_MS, ClusterClient
+    from klamm.spark.source.client_options import driver_client
 
     if servers not in _REACHED:
-        with ClusterClient(servers, first_contact_ms=FIRST_CONTACT_MS) as client:
+        with driver_client(servers) as client:
             client.metadata(())
         _REACHED.add(servers)
 

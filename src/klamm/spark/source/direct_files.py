@@ -16,6 +16,7 @@ from uuid import UUID
 
 import numpy as np
 
+from klamm.client.cluster_client import ClusterClient
 from klamm.errors import KlammError, ProtocolError
 from klamm.log import names
 from klamm.log.batch_reader import find_offset
@@ -23,7 +24,6 @@ from klamm.log.files import OsFileHandle, OsFiles
 from klamm.log.indexes import CorruptIndexError
 from klamm.log.transaction_index import TransactionIndex
 from klamm.model import TopicPartition, decode_topic_id
-from klamm.spark.client import ClusterClient
 
 _LIST_TRIES: Final = 100
 _LIST_WAIT_S: Final = 0.02

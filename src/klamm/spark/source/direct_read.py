@@ -15,9 +15,9 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from klamm.client.cluster_client import READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
 from klamm.log.files import OsFileHandle
 from klamm.model import TopicPartition
-from klamm.spark.client import READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
 from klamm.spark.decode.batch_scan import Aborted, AbortedIntervals, Chunk, CorruptBatchError, NothingAborted, scan
 from klamm.spark.decode.record_columns import RecordDecoder
 from klamm.spark.source.data_loss import loss
@@ -159,7 +159,7 @@ class DirectReader:
         """Batches of one file, read into one reused buffer: use a chunk before reading the next."""
         while self.offset < end:
             size = os.preadv(fd, [self._buffer], position)
-            chunk = scan(self._buffer[:size], self._wanted.tp, check_crcs=self._client.check_crcs)
+            chunk = scan(self._buffer[:size], self._wanted.tp, check_crcs=self._client.config.check_crcs)
             if chunk.is_empty:
                 if not self._grow(size):
                     return

@@ -6,33 +6,25 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeVar
+from contextlib import AbstractContextManager
+from typing import TypeVar
 from uuid import UUID
 
+from klamm.client.cluster_client import READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
+from klamm.client.errors import UnknownTopicError
+from klamm.client.patience import MISSING_PARTITION, MISSING_TOPIC, planning
 from klamm.clock import Clock, SystemClock
 from klamm.model import TopicPartition
-from klamm.spark.client import (
-    READ_COMMITTED,
-    READ_UNCOMMITTED,
-    ClientError,
-    ClusterClient,
-    UnknownTopicError,
-    UnreachableError,
-)
 from klamm.spark.source.data_loss import loss
 from klamm.spark.source.read_options import EARLIEST, LATEST, OffsetSpec, OptionError, ReadOptions
 from klamm.spark.source.source_offsets import OffsetRange
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-_MISSING_TRIES: Final = 5
-_GONE_TRIES: Final = 25
-"""Longer patience for partitions that the query has read before: treating one as deleted ends the query."""
-_MISSING_WAIT_S: Final = 0.2
 
 
 class Planner:
-    """Asks the cluster, with the retries of `fetchOffset.*` around those of the client."""
+    """Asks the cluster. Each public method has one deadline, `klamm.client.patience.planning`, for all its requests."""
 
     def __init__(
         self,
@@ -62,12 +54,14 @@ class Planner:
         """
         if self._clock.monotonic() < self._cached_until:
             return self._cached
-        found = self._find()
-        for _ in range(_GONE_TRIES if expected else _MISSING_TRIES):
-            if expected <= set(found) and (found or self._options.subscription.pattern is not None):
-                break
-            self._sleep(_MISSING_WAIT_S)
+        polling = MISSING_PARTITION if expected else MISSING_TOPIC
+        with self._one_deadline():
             found = self._find()
+            for _ in range(polling.tries):
+                if expected <= set(found) and (found or self._options.subscription.pattern is not None):
+                    break
+                self._sleep(polling.every_ms / 1000)
+                found = self._find()
         self._refuse_unknown(found, expected)
         if self._options.metadata_cache_ttl_ms > 0:
             self._cached = found
@@ -77,7 +71,7 @@ class Planner:
     def _find(self) -> tuple[TopicPartition, ...]:
         wanted = self._options.subscription
         names = None if wanted.pattern is not None else wanted.topics or sorted({tp.topic for tp in wanted.partitions})
-        topics = self._patiently(lambda: self.client.topics(names, wanted.pattern))
+        topics = self.client.topics(names, wanted.pattern)
         found = [TopicPartition(name, index) for name, indexes in topics.items() for index in indexes]
         return tuple(sorted(set(found) & set(wanted.partitions) if wanted.partitions else found))
 
@@ -93,11 +87,11 @@ class Planner:
                 raise OptionError(f"Option 'assign' names {tp}, which does not exist.")
 
     def earliest(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
-        return self._patiently(lambda: self.client.earliest(tps))
+        return self._asked(lambda: self.client.earliest(tps))
 
     def latest(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
         """Return the high watermarks, or the last stable offsets with read_committed."""
-        return self._patiently(lambda: self.client.latest(tps, self._isolation))
+        return self._asked(lambda: self.client.latest(tps, self._isolation))
 
     def starting(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
         """Return where a new query begins. Raises OptionError if the option does not match the existing partitions."""
@@ -105,7 +99,7 @@ class Planner:
         times = _times(spec, tps, "starting")
         if times is None:
             return self._specified(spec, tps, "startingOffsets")
-        found = self._patiently(lambda: self.client.offsets_for_times(times, self._isolation))
+        found = self._asked(lambda: self.client.list_offsets(times, self._isolation))
         late = tuple(tp for tp, offset in found.items() if offset is None)
         if late and self._options.starting_strategy == "error":
             raise OptionError(
@@ -127,14 +121,15 @@ class Planner:
         times = _times(spec, tps, "ending")
         if times is None:
             return self._specified(spec, tps, "endingOffsets")
-        found = self._patiently(lambda: self.client.offsets_for_times(times, self._isolation))
+        found = self._asked(lambda: self.client.list_offsets(times, self._isolation))
         return self._filled(found, tuple(tp for tp, offset in found.items() if offset is None))
 
     def batch_ranges(self) -> list[OffsetRange]:
         """Return the ranges of a batch query. Deleted or future offsets are reported before a task runs."""
-        tps = self.partitions()
-        starts, ends = self.starting(tps), self.ending(tps)
-        first, last = self.earliest(tps), self.latest(tps)
+        with self._one_deadline():
+            tps = self.partitions()
+            starts, ends = self.starting(tps), self.ending(tps)
+            first, last = self.earliest(tps), self.latest(tps)
         self._refuse_beyond(self._options.starting, last, "startingOffsets")
         self._refuse_beyond(self._options.ending, last, "endingOffsets")
         ranges: list[OffsetRange] = []
@@ -173,18 +168,20 @@ class Planner:
     ) -> dict[TopicPartition, int]:
         return {tp: offset for tp, offset in found.items() if offset is not None} | self.latest(late)
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
-        for _ in range(self._options.offset_retries):
-            try:
-                return ask()
-            except UnreachableError:
-                raise
-            except UnknownTopicError:
-                self._sleep(_MISSING_WAIT_S)
-            except ClientError as e:
-                _log.warning("asking for offsets failed, retrying: %s", e)
-                self._sleep(self._options.offset_retry_interval_ms / 1000)
-        return ask()
+    def _asked(self, ask: Callable[[], T]) -> T:
+        """Ask about partitions that exist: a broker that does not know one of them yet is asked again."""
+        with self._one_deadline():
+            for _ in range(self._options.offset_retries):
+                try:
+                    return ask()
+                except UnknownTopicError:
+                    self._sleep(MISSING_TOPIC.every_ms / 1000)
+            return ask()
+
+    def _one_deadline(self) -> AbstractContextManager[None]:
+        options = self._options
+        call = self.client.config.patience
+        return self.client.within(planning(call, options.offset_retries, options.offset_retry_interval_ms))
 
 
 def _times(spec: OffsetSpec, tps: tuple[TopicPartition, ...], side: str) -> Mapping[TopicPartition, int] | None:

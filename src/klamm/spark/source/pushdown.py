@@ -29,8 +29,8 @@ from pyspark.sql.datasource import (
     Not,
 )
 
+from klamm.client.cluster_client import ClusterClient
 from klamm.model import TopicPartition
-from klamm.spark.client import ClusterClient
 from klamm.spark.source.read_options import RAW
 from klamm.spark.source.reader import KlammReader
 from klamm.spark.source.source_offsets import OffsetRange
@@ -98,7 +98,7 @@ class PushdownReader(KlammReader):
         kept = [bounded for r in ranges if self._is_wanted(r.tp) and (bounded := self._bounded(r)).size > 0]
         if self._first_ms is None or not kept:
             return kept
-        starts = client.offsets_for_times(dict.fromkeys((r.tp for r in kept), self._first_ms))
+        starts = client.list_offsets(dict.fromkeys((r.tp for r in kept), self._first_ms))
         later = [OffsetRange(r.tp, max(r.start, start), r.end) for r in kept if (start := starts[r.tp]) is not None]
         return [r for r in later if r.size > 0]
 

@@ -15,20 +15,12 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from klamm.client.blocking_connection import ReceiveBuffer
+from klamm.client.cluster_client import READ_COMMITTED, READ_UNCOMMITTED, ClusterClient, PendingFetch
+from klamm.client.errors import ClientError, OffsetOutOfRangeError, RetriableError, TopicIdError, UnknownTopicError
+from klamm.client.patience import FETCH_BACKOFF_MS, LOST_AFTER_MS, Patience
 from klamm.clock import Clock, SystemClock
 from klamm.protocol.messages.fetch import PartitionData
-from klamm.spark.client import (
-    READ_COMMITTED,
-    READ_UNCOMMITTED,
-    ClientError,
-    ClusterClient,
-    OffsetOutOfRangeError,
-    PendingFetch,
-    RetriableError,
-    TopicIdError,
-    UnknownTopicError,
-)
-from klamm.spark.client_connection import Room
 from klamm.spark.decode.batch_scan import Aborted, AbortedByMarkers, Chunk, CorruptBatchError, NothingAborted, scan
 from klamm.spark.decode.record_columns import RecordDecoder
 from klamm.spark.source.data_loss import loss
@@ -37,10 +29,7 @@ from klamm.spark.source.source_offsets import OffsetRange
 
 _log = logging.getLogger(__name__)
 
-_BACKOFF_S: Final = 0.1
 _MAX_CORRUPT: Final = 3
-_GONE_AFTER_S: Final = 5.0
-"""A topic counts as deleted, and an offset as lost, after the brokers have reported only this for this long."""
 _MIN_FETCH_BYTES: Final = 1024 * 1024
 
 
@@ -123,11 +112,11 @@ class _RangeFetcher:
         self._clock = clock
         self._sleep = sleep
         self._isolation = READ_COMMITTED if options.read_committed else READ_UNCOMMITTED
-        self._max_bytes = client.partition_fetch_bytes or max(options.batch_bytes, _MIN_FETCH_BYTES)
-        self._room = Room()
+        self._max_bytes = client.config.partition_fetch_bytes or max(options.batch_bytes, _MIN_FETCH_BYTES)
+        self._buffer = ReceiveBuffer()
         self._pending: PendingFetch | None = None
         self._progress_at = clock.monotonic()
-        self._claims = _Claims(clock, min(_GONE_AFTER_S, options.poll_timeout_ms / 1000))
+        self._claims = _Claims(clock, min(LOST_AFTER_MS, options.poll_timeout_ms) / 1000)
         self._is_identified = topic_id is None
         self.corrupt = 0
         """Consecutive responses that could not be read."""
@@ -206,9 +195,9 @@ class _RangeFetcher:
         """Return None if the broker had no new records within its wait."""
         pending = self._pending or self._start()
         self._pending = None
-        answer = self._client.finish_fetch(pending, self._room)
+        answer = self._client.finish_fetch(pending, self._buffer)
         self._identify(pending)
-        chunk = scan(_records_of(answer), self._wanted.tp, check_crcs=self._client.check_crcs)
+        chunk = scan(_records_of(answer), self._wanted.tp, check_crcs=self._client.config.check_crcs)
         if chunk.is_empty or chunk.next_offset <= self.offset:
             if not len(chunk.data):
                 self._skip_lost()  # an offset at the exact end of a truncated log is not out of range
@@ -247,15 +236,33 @@ class _RangeFetcher:
     def _limits(self) -> tuple[int, int]:
         """Return (log start, high watermark) for any isolation: records of an open transaction are not lost."""
         tp = self._wanted.tp
-        with _retriable():
+        with self._question():
             return self._client.earliest([tp])[tp], self._client.latest([tp])[tp]
 
     def _is_recreated(self) -> bool:
         if self._topic_id is None:
             return False
-        with _retriable():
+        with self._question():
             self._client.metadata([self._wanted.tp.topic])
         return self._client.topic_ids.get(self._wanted.tp.topic, self._topic_id) != self._topic_id
+
+    def _left_s(self) -> float:
+        """The time until the deadline of the range. While brokers claim a loss, there is time to confirm it."""
+        patience_s = self._options.poll_timeout_ms / 1000 + (self._claims.patience_s if self._claims.is_made else 0)
+        return patience_s - (self._clock.monotonic() - self._progress_at)
+
+    @contextmanager
+    def _question(self) -> Iterator[None]:
+        """Ask about a problem until the deadline of the range; without an answer the range decides what follows."""
+        call = self._client.config.patience
+        rest = Patience(max(0, int(self._left_s() * 1000)), call.backoff_ms, call.request_ms)
+        try:
+            with self._client.within(rest):
+                yield
+        except UnknownTopicError:
+            raise
+        except ClientError as e:
+            raise RetriableError(str(e)) from e
 
     def _give_up_if_believed(self, claim: str, why: str) -> None:
         if self._claims.is_believed(claim):
@@ -264,25 +271,13 @@ class _RangeFetcher:
 
     def _wait(self, problem: Exception) -> None:
         timeout_ms = self._options.poll_timeout_ms
-        patience_s = timeout_ms / 1000 + (self._claims.patience_s if self._claims.is_made else 0)
-        if self._clock.monotonic() - self._progress_at >= patience_s:
+        if self._left_s() <= 0:
             raise ClientError(
                 f"{self._wanted.tp} gave no record at offset {self.offset} within {timeout_ms} ms "
                 f"(kafkaConsumer.pollTimeoutMs): {problem}"
             ) from problem
         if type(problem) is not ClientError or self._claims.is_made:  # otherwise the broker itself has waited
-            self._sleep(_BACKOFF_S)
-
-
-@contextmanager
-def _retriable() -> Iterator[None]:
-    """A question about a problem may take as long as the patience of the range allows."""
-    try:
-        yield
-    except UnknownTopicError:
-        raise
-    except ClientError as e:
-        raise RetriableError(str(e)) from e
+            self._sleep(FETCH_BACKOFF_MS / 1000)
 
 
 def _records_of(answer: PartitionData) -> memoryview:

@@ -7,7 +7,7 @@ that only plan.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -16,10 +16,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from klamm.client.cluster_client import ClusterClient
 from klamm.model import TopicPartition
-from klamm.spark.client import FIRST_CONTACT_MS, ClusterClient
 from klamm.spark.decode.value_format import value_decoder
 from klamm.spark.source import worker
+from klamm.spark.source.client_options import driver_client
 from klamm.spark.source.planner import Planner
 from klamm.spark.source.read_options import ReadOptions
 from klamm.spark.source.source_offsets import OffsetRange, split_ranges, together
@@ -57,7 +58,7 @@ class SmallRanges(InputPartition):
         self.parts = parts
 
 
-def input_partitions(ranges: list[OffsetRange], options: ReadOptions, ids: dict[str, UUID]) -> list[InputPartition]:
+def input_partitions(ranges: list[OffsetRange], options: ReadOptions, ids: Mapping[str, UUID]) -> list[InputPartition]:
     """Plan one task per range; ranges with few records share one, unless the query sets the number of tasks.
 
     A task costs milliseconds and, in a table, one file: 500 partitions with five records each become three tasks.
@@ -124,7 +125,7 @@ class KlammReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         servers, client_options = self._options.bootstrap_servers, self._options.client
-        with ClusterClient(servers, client_options, first_contact_ms=FIRST_CONTACT_MS) as client:
+        with driver_client(servers, client_options) as client:
             ranges = self._ranges(Planner(self._options, client).batch_ranges(), client)
             return input_partitions(ranges, self._options, client.topic_ids)
 

@@ -19,10 +19,11 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from klamm.client.patience import GROUP_COMMIT
 from klamm.clock import SystemClock
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
-from klamm.spark.client import FIRST_CONTACT_MS, ClusterClient
+from klamm.spark.source.client_options import driver_client
 from klamm.spark.source.data_loss import loss
 from klamm.spark.source.planner import Planner
 from klamm.spark.source.read_options import ReadOptions
@@ -45,7 +46,6 @@ _log = logging.getLogger(__name__)
 
 _FIRST_WAIT_S: Final = 0.005
 _LONGEST_WAIT_S: Final = 0.05
-_COMMIT_TIMEOUT_MS: Final = 2000
 _CREATED_ANEW: Final = "the topic was deleted and created again"
 
 
@@ -246,8 +246,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planning(self) -> Planner:
         if self._planner is None:
             servers, client_options = self._options.bootstrap_servers, self._options.client
-            client = ClusterClient(servers, client_options, first_contact_ms=FIRST_CONTACT_MS)
-            self._planner = Planner(self._options, client)
+            self._planner = Planner(self._options, driver_client(servers, client_options))
         return self._planner
 
     def _remember_ids(self) -> None:
@@ -260,7 +259,9 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if group is None or began.is_initial or began.offsets == self._committed:
             return
         try:
-            self._planning().client.commit_offsets(group, began.offsets, timeout_ms=_COMMIT_TIMEOUT_MS)
+            client = self._planning().client
+            with client.within(GROUP_COMMIT):
+                client.commit_offsets(group, began.offsets)
             self._committed = dict(began.offsets)
         except KlammError as e:
             _log.warning("committing the offsets of group %s failed: %s", group, e)

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from klamm.spark.client import ClusterClient
+from klamm.client.cluster_client import ClusterClient
+from klamm.spark.source.client_options import task_client
 from klamm.spark.source.read_options import ReadOptions
 
 _MAX_KEPT = 8
@@ -38,7 +39,7 @@ def borrowed_client(options: ReadOptions) -> Iterator[ClusterClient]:
     """Lend a client to one user at a time. Its connections stay open for the next task unless something failed."""
     key = (options.bootstrap_servers, *sorted(options.client.items()))
     free = _kept.setdefault(key, [])
-    client = free.pop() if free else ClusterClient(options.bootstrap_servers, options.client)
+    client = free.pop() if free else task_client(options.bootstrap_servers, options.client)
     try:
         yield client
     except BaseException:

@@ -127,10 +127,10 @@ class TopicTables:
     def _sample_offsets(self, topic: str) -> str | None:
         """Return offsets before the newest records of every partition; None for an empty topic."""
         from klamm.model import TopicPartition
-        from klamm.spark.client import FIRST_CONTACT_MS, ClusterClient
+        from klamm.spark.source.client_options import driver_client
 
         given = {k.removeprefix("kafka."): v for k, v in self._options.items() if k.startswith("kafka.")}
-        with ClusterClient(given["bootstrap.servers"], given, first_contact_ms=FIRST_CONTACT_MS) as client:
+        with driver_client(given["bootstrap.servers"], given) as client:
             tps = [TopicPartition(topic, index) for index in client.topics([topic]).get(topic, [])]
             first, last = client.earliest(tps), client.latest(tps)
         if not any(last[tp] > first[tp] for tp in tps):

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from klamm.network import BrokerConnection, RequestContext, client
+from klamm.client import asyncio_connection
+from klamm.client.asyncio_connection import BrokerConnection
+from klamm.network import RequestContext
 from klamm.protocol import runtime
 from klamm.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -33,7 +35,7 @@ Run = Callable[[Any], None]
 @pytest.fixture(autouse=True, params=["whole", "in slices"])
 def _decoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "in slices":
-        monkeypatch.setattr(client, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(asyncio_connection, "WHOLE_BYTES", 0)
         monkeypatch.setattr(runtime, "SLICE_ELEMENTS", 1)
         monkeypatch.setattr(runtime, "SLICE_BYTES", 8)
 
@@ -175,7 +177,7 @@ def test_versions_are_negotiated_when_asked() -> None:
         api.script = lambda *_: ApiVersionsResponse(error_code=0, api_keys=keys)
         async with Server(api) as server:
             connection = await BrokerConnection.connect("127.0.0.1", server.port)
-            assert await connection.api_versions() == {12: (0, 2), 0: (90, 91)}
+            assert (await connection.api_versions()).ranges == {12: (0, 2), 0: (90, 91)}
             assert await connection.highest_version(HeartbeatRequest) == 2
             with pytest.raises(ConnectionError, match="ProduceRequest in versions 90 to 91 only"):
                 await connection.highest_version(ProduceRequest)
@@ -188,13 +190,15 @@ def test_versions_are_negotiated_when_asked() -> None:
 def test_an_old_broker_refuses_a_new_api_versions_in_v0() -> None:
     async def scenario() -> None:
         def script(_: RequestContext, request: ApiVersionsRequest) -> Answer:
-            return ApiVersionsResponse(error_code=0, api_keys=[])
+            return ApiVersionsResponse(error_code=0, api_keys=[ApiVersion(api_key=18, min_version=0, max_version=2)])
 
         api = ScriptedApi(ApiVersionsRequest, ApiVersionsResponse, script, versions=(0, 2))
         async with Server(api) as server:
             connection = await BrokerConnection.connect("127.0.0.1", server.port)
             response = await connection.send(ApiVersionsRequest(), 4)
             assert (response.error_code, response.api_keys[0].max_version) == (35, 2)
+            assert (await connection.api_versions()).ranges == {18: (0, 2)}
+            assert len(api.asked) == 1
             await connection.wait_closed()
 
     asyncio.run(scenario())

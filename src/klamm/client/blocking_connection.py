@@ -1,0 +1,185 @@
+"""BlockingConnection: a connection to one broker over a plain socket, for Spark, the CLI and LocalCluster."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from struct import Struct
+from typing import Final, TypeVar, cast
+
+from klamm.client.exchange import MAX_RESPONSE_BYTES, Exchange, Pending
+from klamm.client.patience import SINGLE_REQUEST
+from klamm.client.versions import BrokerVersions, Negotiation
+from klamm.errors import KlammError, ProtocolError
+from klamm.protocol.messages.api_versions import ApiVersionsResponse
+from klamm.protocol.wire import Message, decode, encode
+
+M = TypeVar("M", bound=Message)
+Address = tuple[str, int]
+
+_SIZE = Struct(">i")
+_FIRST_BYTES: Final = 16 * 1024 * 1024
+"""Maximum memory reserved because the peer announced a size; more is reserved only after these bytes arrived."""
+
+
+class NotKafkaError(ConnectionError):
+    """The peer does not speak Kafka's protocol."""
+
+
+class ReceiveBuffer:
+    """Memory for one response after another, as large as the largest of them: fresh memory costs more than reading.
+
+    A response that was read into the buffer is valid until the buffer is used again.
+    """
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def of_size(self, size: int) -> bytearray:
+        """Return at least `size` bytes."""
+        if size > len(self._memory):
+            self._memory = bytearray(size + size // 8)
+        return self._memory
+
+
+class BlockingConnection:
+    """Sends requests and reads the responses in their order. Every failure is an OSError and closes the connection."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        client_id: str,
+        timeout_ms: float = SINGLE_REQUEST.request_ms,
+        receive_buffer_bytes: int | None = None,
+    ) -> None:
+        """Connect. `timeout_ms` bounds the connection attempt and each response; `timeout_ms` can be set later."""
+        self.address = address
+        self.timeout_ms = timeout_ms
+        self._exchange: Exchange[Pending] = Exchange(client_id)
+        self._versions: BrokerVersions | None = None
+        self._socket = socket.create_connection(address, timeout_ms / 1000)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if receive_buffer_bytes is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+
+    def __enter__(self) -> BlockingConnection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._exchange.pending)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._socket.fileno() < 0
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def negotiate(self, software_name: str) -> None:
+        """Ask the broker for its versions. `version` needs them."""
+        negotiation = Negotiation(software_name)
+        try:
+            while negotiation.result is None:
+                response = self.ask(negotiation.request, ApiVersionsResponse, negotiation.version)
+                negotiation.receive(response)
+        except BaseException:
+            self.close()
+            raise
+        self._versions = negotiation.result
+
+    def version(self, request: type[Message], limit: int | None = None) -> int:
+        """Return the highest version, up to `limit`, that both sides have. Raises ConnectionError if there is none."""
+        assert self._versions is not None, "negotiate() has not been called"
+        return self._versions.highest(request, limit)
+
+    def ask(self, request: Message, response: type[M], version: int | None = None) -> M:
+        """Send a request and return its response, by default in the highest version that both sides have."""
+        self.send(request, self.version(type(request)) if version is None else version)
+        return cast(M, self.receive())
+
+    def send(self, request: Message, version: int) -> None:
+        body = encode(request, version)
+        head, _ = self._exchange.begin(Pending(request.KEY, version), body)
+        try:
+            self._socket.settimeout(self.timeout_ms / 1000)
+            self._socket.sendall(b"".join((head, *body)))
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self, *, extra_ms: int = 0, buffer: ReceiveBuffer | None = None) -> Message:
+        """Return the response to the oldest pending request.
+
+        `extra_ms` is time that the request allows the broker to wait. With `buffer` the response is read into it.
+        """
+        try:
+            self._socket.settimeout((self.timeout_ms + extra_ms) / 1000)
+            frame, size = self._read_frame(buffer)
+            _, response_class, version, position = self._exchange.match(frame)
+            response, end = decode(response_class, version, frame, position)
+            if end > size:
+                raise ProtocolError(f"a response of {size} bytes ends after {end}")
+        except ProtocolError as error:
+            self.close()
+            host, port = self.address
+            raise NotKafkaError(f"{host}:{port} does not speak Kafka's protocol: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        return response
+
+    def _read_frame(self, buffer: ReceiveBuffer | None) -> tuple[bytearray, int]:
+        """Return memory that begins with the frame, and the frame's size."""
+        head = bytearray(4)
+        self._read_into(memoryview(head))
+        (size,) = _SIZE.unpack(head)
+        if not 0 <= size <= MAX_RESPONSE_BYTES:
+            raise ProtocolError(f"a response announces {size} bytes")
+        if buffer is not None and size <= _FIRST_BYTES:
+            memory = buffer.of_size(size)
+            with memoryview(memory) as view:
+                self._read_into(view[:size])
+            return memory, size
+        frame = bytearray(min(size, _FIRST_BYTES))
+        filled = 0
+        while True:
+            with memoryview(frame) as view:
+                self._read_into(view[filled:])
+            filled = len(frame)
+            if filled == size:
+                return frame, size
+            frame.extend(bytes(min(size - filled, 3 * filled)))
+
+    def _read_into(self, room: memoryview) -> None:
+        while room:
+            count = self._socket.recv_into(room)
+            if count == 0:
+                raise ConnectionResetError("the broker closed the connection")
+            room = room[count:]
+
+
+def ask_once(
+    address: Address,
+    request: Message,
+    version: int,
+    response: type[M],
+    timeout_s: float,
+    *,
+    client_id: str = "klamm",
+) -> M:
+    """Send one request over a connection of its own and return the response.
+
+    Raises OSError if the broker is unreachable or does not answer in time, and KlammError if the peer does not speak
+    Kafka's protocol.
+    """
+    with BlockingConnection(address, client_id=client_id, timeout_ms=timeout_s * 1000) as connection:
+        try:
+            return connection.ask(request, response, version)
+        except NotKafkaError as error:
+            raise KlammError(f"{error}.") from error

@@ -1,0 +1,139 @@
+"""How long calls to a cluster may take: every deadline, retry and back-off of klamm's clients is decided here.
+
+A `Patience` bounds one whole call, with all its attempts, connections and pauses: `deadline_ms` is the longest wait.
+Connections and requests inside the call get at most the time that is left.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from klamm.client.errors import AllRefusedError, ClientError, UnreachableError
+from klamm.clock import Clock
+from klamm.frozen import dataclass
+
+FOREVER: Final = None
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """`request_ms` bounds each connection attempt and each wait for a response inside the call.
+
+    `first_contact_ms` ends the call earlier if no broker was ever reached and every address refuses connections.
+    The pause between two attempts is `backoff_ms`; it doubles up to `longest_backoff_ms` if that is given.
+    """
+
+    deadline_ms: int | None
+    backoff_ms: int = 100
+    request_ms: int = 30_000
+    first_contact_ms: int | None = None
+    longest_backoff_ms: int | None = None
+
+    def pause_s(self, attempt: int = 0) -> float:
+        """Return the pause after an attempt, counted from 0."""
+        if self.longest_backoff_ms is None:
+            return self.backoff_ms / 1000
+        return min(self.backoff_ms << min(attempt, 16), self.longest_backoff_ms) / 1000
+
+
+# One line per kind of call. The first number is the longest wait of the call in milliseconds.
+SINGLE_REQUEST: Final = Patience(30_000)
+"""One request over an asyncio connection; the connection gets as long again before it."""
+CONTROL_REQUEST: Final = Patience(FOREVER, backoff_ms=100)
+"""The controller resends until the broker acknowledges the request or leaves the cluster."""
+LOG_END_QUERY: Final = Patience(FOREVER, backoff_ms=100, longest_backoff_ms=5_000)
+"""The controller asks until the broker has reported the ends of its logs or leaves the cluster."""
+CONTROLLER_CHANNEL: Final = Patience(30_000, backoff_ms=50)
+"""A broker's request to the controller; `request.timeout.ms` replaces the deadline."""
+CONTROL_LOG: Final = Patience(5_000, request_ms=5_000)
+"""A batch of the control log."""
+CLUSTER_CALL: Final = Patience(60_000)
+"""A call of ClusterClient; `default.api.timeout.ms` replaces the deadline."""
+DRIVER_CALL: Final = Patience(60_000, first_contact_ms=5_000)
+"""The same from Spark's driver, which fails early if the address is wrong: a broker takes about 5 s to start."""
+GROUP_COMMIT: Final = Patience(2_000)
+"""A commit of a stream's position for a consumer group, before a batch; the next batch repeats it."""
+PROGRESS_COMMIT: Final = Patience(5_000)
+"""The same from a progress listener, which delays no batch."""
+LOCAL_REQUEST: Final = Patience(10_000, backoff_ms=20, request_ms=10_000)
+"""A request of LocalCluster to one of its brokers."""
+LOCAL_CHANGE: Final = Patience(30_000, backoff_ms=20, request_ms=30_000)
+"""A request of LocalCluster to its controller, which waits up to LOCAL_REQUEST for the change itself."""
+INTERNAL_TOPICS: Final = Patience(30_000, backoff_ms=20, request_ms=10_000)
+"""LocalCluster waits for the creation of `__consumer_offsets` before it stops a broker."""
+CLI_REQUEST: Final = Patience(10_000, request_ms=10_000)
+"""One request of a CLI command to one broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Polling:
+    """Repeats a question whose answer may be out of date: `tries` more times, `every_ms` apart."""
+
+    tries: int
+    every_ms: int
+
+    @property
+    def longest_ms(self) -> int:
+        return self.tries * self.every_ms
+
+
+MISSING_TOPIC: Final = Polling(tries=5, every_ms=200)
+"""A topic that a query names and no broker knows: a broker that has just started does not know all topics."""
+MISSING_PARTITION: Final = Polling(tries=25, every_ms=200)
+"""A partition that the query has read before: it counts as deleted afterwards, which ends the query."""
+LOST_AFTER_MS: Final = 5_000
+"""A topic counts as deleted, and an offset as lost, after brokers have reported it and nothing else for this long."""
+FETCH_BACKOFF_MS: Final = 100
+"""Pause before a range is fetched again after an error; `kafkaConsumer.pollTimeoutMs` is the deadline."""
+
+
+def planning(call: Patience, retries: int, interval_ms: int) -> Patience:
+    """Return the patience of one step of Spark's planner: `fetchOffset.numRetries` more calls, as one deadline."""
+    assert call.deadline_ms is not None
+    deadline_ms = (1 + retries) * call.deadline_ms + retries * interval_ms
+    return Patience(deadline_ms, call.backoff_ms, call.request_ms, call.first_contact_ms)
+
+
+class Deadline:
+    """The end of one call: a Patience that has begun to run."""
+
+    def __init__(self, patience: Patience, clock: Clock) -> None:
+        self.patience = patience
+        self._clock = clock
+        self._began = clock.monotonic()
+
+    @property
+    def elapsed_ms(self) -> float:
+        return (self._clock.monotonic() - self._began) * 1000
+
+    @property
+    def has_passed(self) -> bool:
+        limit = self.patience.deadline_ms
+        return limit is not None and self.elapsed_ms >= limit
+
+    @property
+    def request_ms(self) -> float:
+        """The time that a connection attempt or a response may take now; at least one millisecond."""
+        limit = self.patience.deadline_ms
+        left = self.patience.request_ms if limit is None else limit - self.elapsed_ms
+        return max(1, min(self.patience.request_ms, left))
+
+    def pause_s(self, what: str, error: Exception, *, was_reached: bool) -> float:
+        """Return the pause before the next attempt, after one failed with `error`.
+
+        Raises ClientError if the deadline has passed, UnreachableError if no broker was ever reached.
+        """
+        patience = self.patience
+        if patience.first_contact_ms is not None and not was_reached and patience.deadline_ms is not None:
+            is_refused = isinstance(error, AllRefusedError)
+            limit = min(patience.first_contact_ms, patience.deadline_ms) if is_refused else patience.deadline_ms
+            if self.elapsed_ms >= limit:
+                raise UnreachableError(
+                    f"The cluster cannot be reached: {error}. Check that it is running and that "
+                    "kafka.bootstrap.servers is right."
+                ) from None
+        if self.has_passed:
+            raise ClientError(
+                f"The cluster did not return {what} within {patience.deadline_ms} ms: {error}."
+            ) from error
+        return patience.pause_s()
