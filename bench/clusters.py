@@ -216,9 +216,7 @@ class KafkaCluster:
         self._classpath = f"{libraries()}/*"
         self._zookeeper = self._zookeeper_process()
         self._brokers = {broker_id: self._broker_process(broker_id) for broker_id in self.brokers}
-        self._admin = ClusterAdmin(
-            self._answering, timeout_s=START_TIMEOUT_S, on_wait=self._on_wait, why_silent=lambda: None
-        )
+        self._admin = ClusterAdmin(self, timeout_s=START_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         try:
@@ -349,14 +347,23 @@ class KafkaCluster:
     def _running(self) -> list[int]:
         return [broker_id for broker_id, process in self._brokers.items() if process.is_running]
 
-    def _answering(self) -> dict[int, tuple[str, int]]:
+    def ended(self) -> list[int]:
+        return []
+
+    def why_silent(self) -> str | None:
+        return None
+
+    def why_unknown(self, topic: str, partition: int) -> str | None:
+        return None
+
+    def answering(self) -> dict[int, tuple[str, int]]:
         return {
             broker_id: (LOOPBACK, self.port(broker_id))
             for broker_id in self._running()
             if not self._brokers[broker_id].is_paused
         }
 
-    def _on_wait(self, problem: str, is_late: bool) -> None:
+    def check(self, problem: str, *, is_late: bool) -> None:
         for process in [*self._brokers.values(), self._zookeeper]:
             if process.has_crashed:
                 raise KlammError(f"{problem}: {process.name} has ended by itself.\n{process.log_tail()}")

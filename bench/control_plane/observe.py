@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 import threading
 import time
@@ -13,9 +12,9 @@ from typing import Any, Final, Self, TypeVar
 from kazoo.client import KazooClient
 
 from bench.clusters import BenchCluster
+from klamm.client.blocking_connection import BlockingConnection, ask_once
 from klamm.errors import ErrorCode, KlammError
 from klamm.local.ports import LOOPBACK
-from klamm.local.wire_client import exchange, receive, send, send_request
 from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
@@ -30,7 +29,7 @@ Leaders = Mapping[tuple[str, int], int]
 
 
 def ask(cluster: BenchCluster, broker_id: int, request: Message, version: int, answer: type[R]) -> R:
-    return send_request((LOOPBACK, cluster.port(broker_id)), request, version, answer, REQUEST_TIMEOUT_S)
+    return ask_once((LOOPBACK, cluster.port(broker_id)), request, version, answer, REQUEST_TIMEOUT_S)
 
 
 def metadata(cluster: BenchCluster, broker_id: int, topics: Sequence[str] | None = None) -> MetadataResponse:
@@ -53,8 +52,10 @@ class Connections:
     """A connection to every broker, kept: what is timed through them is the cluster and not the connecting."""
 
     def __init__(self, cluster: BenchCluster) -> None:
-        self._sockets = {
-            broker_id: socket.create_connection((LOOPBACK, cluster.port(broker_id)), REQUEST_TIMEOUT_S)
+        self._connections = {
+            broker_id: BlockingConnection(
+                (LOOPBACK, cluster.port(broker_id)), client_id="bench", timeout_ms=REQUEST_TIMEOUT_S * 1000
+            )
             for broker_id in cluster.brokers
         }
 
@@ -64,11 +65,12 @@ class Connections:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for connection in self._sockets.values():
+        for connection in self._connections.values():
             connection.close()
 
     def create_topic(self, controller: int, name: str, replication_factor: int) -> None:
-        _created(exchange(self._sockets[controller], _creation([name], 1, replication_factor), 5, CreateTopicsResponse))
+        request = _creation([name], 1, replication_factor)
+        _created(self._connections[controller].ask(request, CreateTopicsResponse, 5))
 
     def that_know(self, brokers: Iterable[int], topic: str) -> set[int]:
         """Those whose metadata has the topic and a leader for each of its partitions.
@@ -77,12 +79,14 @@ class Connections:
         as well.
         """
         request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
-        asked = {broker_id: send(self._sockets[broker_id], request, 7) for broker_id in brokers}
-        answers = {b: receive(self._sockets[b], header, MetadataResponse) for b, header in asked.items()}
-        return {broker_id for broker_id, answer in answers.items() if _has_leaders(answer)}
+        asked = list(brokers)
+        for broker_id in asked:
+            self._connections[broker_id].send(request, 7)
+        return {broker_id for broker_id in asked if _has_leaders(self._connections[broker_id].receive())}
 
 
-def _has_leaders(answer: MetadataResponse) -> bool:
+def _has_leaders(answer: Message) -> bool:
+    assert isinstance(answer, MetadataResponse)
     (topic,) = answer.topics
     return bool(topic.partitions) and all(partition.leader_id >= 0 for partition in topic.partitions)
 

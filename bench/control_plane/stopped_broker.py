@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from bench.control_plane.large_cluster import LargeCluster
 from bench.report import Row
+from klamm.client.blocking_connection import ask_once
 from klamm.errors import KlammError
 from klamm.local.ports import LOOPBACK
-from klamm.local.wire_client import send_request
 from klamm.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -81,6 +81,6 @@ def _move(cluster: LargeCluster, controller: int, replicas: tuple[int, int], par
         timeout_ms=30_000, topics=[ReassignableTopic(name="moved", partitions=[wanted])]
     )
     address = (LOOPBACK, cluster.local.port(controller))
-    answer = send_request(address, request, 0, AlterPartitionReassignmentsResponse, 60.0)
+    answer = ask_once(address, request, 0, AlterPartitionReassignmentsResponse, 60.0)
     if answer.error_code:
         raise KlammError(f"the reassignment was refused: {answer.error_code} {answer.error_message}")

@@ -55,9 +55,7 @@ class MixedCluster:
         self._zookeeper = zookeeper_process(self.folder, self._zookeeper_port.number, is_temporary=True)
         self._brokers: dict[int, ChildProcess] = {}
         self.zk = KazooClient(self.zookeeper_connect)
-        self.admin = ClusterAdmin(
-            self.answering, timeout_s=TIMEOUT_S, on_wait=self._on_wait, why_silent=lambda: None, ended=self.ended
-        )
+        self.admin = ClusterAdmin(self, timeout_s=TIMEOUT_S)
 
     def __enter__(self) -> Self:
         try:
@@ -186,7 +184,13 @@ class MixedCluster:
         }
         return {key: str(value).lower() if isinstance(value, bool) else value for key, value in settings.items()}
 
-    def _on_wait(self, problem: str, is_late: bool) -> None:
+    def why_silent(self) -> str | None:
+        return None
+
+    def why_unknown(self, topic: str, partition: int) -> str | None:
+        return None
+
+    def check(self, problem: str, *, is_late: bool) -> None:
         for process in [*self._brokers.values(), self._zookeeper]:
             if process.has_crashed:
                 raise KlammError(f"{problem}: {process.name} has ended by itself.\n{process.log_tail()}")

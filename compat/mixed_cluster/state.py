@@ -7,7 +7,7 @@ from typing import Final
 
 from compat.mixed_cluster.cluster import MixedCluster
 
-from klamm.local.wire_client import send_request
+from klamm.client.blocking_connection import ask_once
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
 _VERSION: Final = 12
@@ -17,7 +17,7 @@ Partition = tuple[str, int]
 def metadata_of(cluster: MixedCluster, broker_id: int) -> dict[object, object]:
     """Brokers, and every partition with its topic id, leader, epoch, replicas and ISR."""
     request = MetadataRequest(topics=None, allow_auto_topic_creation=False)
-    answer = send_request(cluster.answering()[broker_id], request, _VERSION, MetadataResponse, 10.0)
+    answer = ask_once(cluster.answering()[broker_id], request, _VERSION, MetadataResponse, 10.0)
     view: dict[object, object] = {
         (topic.name, part.partition_index): (
             topic.topic_id,

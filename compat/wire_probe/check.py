@@ -14,9 +14,9 @@ from compat.wire_probe.requests import BATCH, rows
 
 from klamm import apis
 from klamm.apis.registry import Api
+from klamm.client.blocking_connection import ask_once
 from klamm.errors import KlammError, ProtocolError
 from klamm.local.ports import LOOPBACK
-from klamm.local.wire_client import send_request
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.produce import ProduceRequest
 from klamm.protocol.schema import Type, plan
@@ -106,14 +106,14 @@ class Peer:
 
     def versions(self) -> dict[int, range]:
         request = ApiVersionsRequest(client_software_name="probe", client_software_version="1")
-        found = send_request(self.address, request, 0, ApiVersionsResponse, TIMEOUT_S)
+        found = ask_once(self.address, request, 0, ApiVersionsResponse, TIMEOUT_S)
         return {api.api_key: range(api.min_version, api.max_version + 1) for api in found.api_keys}
 
     def ask(self, api: Api[Any, Any], request: Message, version: int) -> Codes:
         if isinstance(request, ProduceRequest) and request.acks == 0:
             return "no answer"
         try:
-            answer = send_request(self.address, request, version, api.response, TIMEOUT_S)
+            answer = ask_once(self.address, request, version, api.response, TIMEOUT_S)
         except TimeoutError:
             return "no answer"
         except OSError:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
+from klamm.client.blocking_connection import BlockingConnection
 from klamm.errors import ErrorCode
 from klamm.local.ports import LOOPBACK, ReservedPort
-from klamm.local.wire_client import exchange
 from klamm.protocol.frames import RequestHeader, decode_response_header, encode_request_frame
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from klamm.protocol.messages.update_metadata import (
@@ -93,15 +93,15 @@ def test_clients_wait_for_the_first_update(zookeeper: KazooClient, tmp_path: Pat
     with launched(zookeeper, tmp_path) as (_, port):
         with (
             socket.create_connection((LOOPBACK, port), TIMEOUT_S) as client,
-            socket.create_connection((LOOPBACK, port), TIMEOUT_S) as controller,
+            BlockingConnection((LOOPBACK, port), client_id="controller") as controller,
         ):
             ask_metadata(client)
             broker_epoch = zookeeper.exists("/brokers/ids/1").czxid
             # updates for an earlier life of this broker are refused, and show that the client's request has been read
             for _ in range(3):
-                refused = exchange(controller, update(port, broker_epoch=0), VERSION, UpdateMetadataResponse)
+                refused = controller.ask(update(port, broker_epoch=0), UpdateMetadataResponse, VERSION)
                 assert refused.error_code == ErrorCode.STALE_BROKER_EPOCH
-            told = exchange(controller, update(port, broker_epoch), VERSION, UpdateMetadataResponse)
+            told = controller.ask(update(port, broker_epoch), UpdateMetadataResponse, VERSION)
             assert told.error_code == ErrorCode.NONE
             answer = read_metadata(client)
         assert [(each.node_id, each.port) for each in answer.brokers] == [(1, port)]

@@ -95,16 +95,16 @@ def test_async_with() -> None:
 def test_wait_for_gives_the_first_result_and_says_what_did_not_come(klamm_cluster: LocalCluster) -> None:
     results = iter([None, False, 0])
     assert klamm_cluster.wait_for(lambda: next(results)) == 0
-    with pytest.raises(KlammError, match=r"(?s)A second controller: did not come in time.*broker-1.log"):
+    with pytest.raises(KlammError, match=r"(?s)A second controller: did not happen in time.*broker-1.log"):
         klamm_cluster.wait_for(lambda: klamm_cluster.controller_id == 2, 0.05, what="A second controller")
 
 
 @pytest.mark.parametrize("victim", ["Broker 2", "ZooKeeper"])
 def test_wait_for_ends_early_when_a_process_has_ended_by_itself(victim: str) -> None:
     with LocalCluster(brokers=2) as cluster:
-        child = cluster._brokers[2] if victim == "Broker 2" else cluster._embedded_zookeeper()
+        child = cluster._supervisor.broker(2) if victim == "Broker 2" else cluster._supervisor.zookeeper
         os.kill(child.pid, signal.SIGKILL)
-        with pytest.raises(KlammError, match=f"(?s)Rain: did not come: {victim} has ended by itself"):
+        with pytest.raises(KlammError, match=f"(?s)Rain: did not happen: {victim} has exited on its own"):
             cluster.wait_for(lambda: False, 3_600, what="Rain")
 
 

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from kazoo.client import KazooClient
 
+from klamm.client.blocking_connection import ask_once
 from klamm.errors import ErrorCode
-from klamm.local.wire_client import send_request
 from klamm.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from klamm.protocol.messages.produce import (
@@ -138,7 +138,7 @@ def produce(cluster: LocalCluster, broker_id: int, topic: str, acks: int = -1) -
     records = build_batch([Record(0, 0, None, b"x")])
     data = TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=0, records=records)])
     request = ProduceRequest(acks=acks, timeout_ms=30_000, topic_data=[data])
-    response = send_request((HOST, cluster.port(broker_id)), request, 9, ProduceResponse, WAIT_S)
+    response = ask_once((HOST, cluster.port(broker_id)), request, 9, ProduceResponse, WAIT_S)
     return ErrorCode(response.responses[0].partition_responses[0].error_code)
 
 
@@ -214,7 +214,7 @@ def test_brokers_that_are_not_the_controller_ask_it(cluster: LocalCluster) -> No
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
     ids: list[int] = []
     for broker_id in cluster.broker_ids:
-        answer = send_request((HOST, cluster.port(broker_id)), request, 1, InitProducerIdResponse, WAIT_S)
+        answer = ask_once((HOST, cluster.port(broker_id)), request, 1, InitProducerIdResponse, WAIT_S)
         assert answer.error_code == ErrorCode.NONE
         ids.append(answer.producer_id)
     assert len(set(ids)) == 3
@@ -223,7 +223,7 @@ def test_brokers_that_are_not_the_controller_ask_it(cluster: LocalCluster) -> No
     wanted = MetadataRequest(topics=[MetadataRequestTopic(name=name)], allow_auto_topic_creation=True)
 
     def exists() -> bool:
-        answer = send_request((HOST, cluster.port(other)), wanted, 7, MetadataResponse, WAIT_S)
+        answer = ask_once((HOST, cluster.port(other)), wanted, 7, MetadataResponse, WAIT_S)
         assert answer.topics[0].error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
         return bool(answer.topics[0].error_code == ErrorCode.NONE)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 
+from klamm.client.blocking_connection import ask_once
 from klamm.controller.config import NEWEST, OLDEST
-from klamm.local.wire_client import send_request
 from klamm.model import ZERO_UUID
 from klamm.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -119,7 +119,7 @@ class Upgrade:
         partition = ReassignablePartition(partition_index=0, replicas=replicas)
         request = AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name=topic, partitions=[partition])])
         to = ("127.0.0.1", self.cluster.port(self.cluster.controller_id))
-        answer = send_request(to, request, 0, AlterPartitionReassignmentsResponse, TIMEOUT_S)
+        answer = ask_once(to, request, 0, AlterPartitionReassignmentsResponse, TIMEOUT_S)
         assert answer.error_code == 0 and answer.responses[0].partitions[0].error_code == 0
 
     def _is_moved(self, topic: str, replicas: list[int]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from klamm.local.wire_client import send_request
+from klamm.client.blocking_connection import ask_once
 from klamm.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -22,7 +22,7 @@ def reassign(cluster: LocalCluster, topic: str, replicas: list[int]) -> None:
     partition = ReassignablePartition(partition_index=0, replicas=replicas)
     request = AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name=topic, partitions=[partition])])
     to = ("127.0.0.1", cluster.port(cluster.controller_id))
-    answer = send_request(to, request, 0, AlterPartitionReassignmentsResponse, WAIT_S)
+    answer = ask_once(to, request, 0, AlterPartitionReassignmentsResponse, WAIT_S)
     assert answer.error_code == 0 and answer.responses[0].partitions[0].error_code == 0
 
 

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from klamm.client.blocking_connection import ask_once
 from klamm.errors import ErrorCode
-from klamm.local.wire_client import send_request
 from klamm.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -62,7 +62,7 @@ def reassign(cluster: LocalCluster, topic: str, replicas: list[int]) -> None:
         timeout_ms=30_000, topics=[ReassignableTopic(name=topic, partitions=[partition])]
     )
     address = ("127.0.0.1", cluster.port(cluster.controller_id))
-    response = send_request(address, request, 0, AlterPartitionReassignmentsResponse, WAIT_S)
+    response = ask_once(address, request, 0, AlterPartitionReassignmentsResponse, WAIT_S)
     assert response.error_code == response.responses[0].partitions[0].error_code == ErrorCode.NONE
 
 

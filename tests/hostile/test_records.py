@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 from confluent_kafka import Consumer
 
+from klamm.client.blocking_connection import BlockingConnection
 from klamm.errors import ErrorCode
-from klamm.local.wire_client import receive, send
 from klamm.protocol.compression import CompressionType, compress
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from klamm.protocol.record_batch import Record, build_batch
@@ -65,12 +65,13 @@ def test_others_are_answered_while_bombs_are_unpacked(client: RawClient) -> None
         )
         for data in [bomb, many] * (BOMBS // 2)
     ]
-    with socket.create_connection(client.address, 120) as connection:
-        headers = [send(connection, request, 9) for request in sent]
+    with BlockingConnection(client.address, client_id="bombs", timeout_ms=120_000) as connection:
+        for request in sent:
+            connection.send(request, 9)
         offsets = [client.produce("others", batch_of([b"v"])).base_offset for _ in range(20)]
-        answers = [
-            receive(connection, header, ProduceResponse).responses[0].partition_responses[0] for header in headers
-        ]
+        received = [connection.receive() for _ in sent]
+    assert all(isinstance(response, ProduceResponse) for response in received)
+    answers = [cast(ProduceResponse, response).responses[0].partition_responses[0] for response in received]
     assert offsets == list(range(20))
     assert [a.error_code for a in answers] == [0] * BOMBS
     assert [a.base_offset for a in answers] == [(i + 1) // 2 + 40_000 * (i // 2) for i in range(BOMBS)]

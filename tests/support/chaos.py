@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Final, Protocol
 
+from klamm.client.blocking_connection import ask_once
 from klamm.errors import ErrorCode
-from klamm.local.wire_client import send_request
 from klamm.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -253,7 +253,7 @@ class Chaos:
 
         def accepted() -> bool:
             try:
-                answer = send_request(self._controller(), request, 0, AlterPartitionReassignmentsResponse, 60)
+                answer = ask_once(self._controller(), request, 0, AlterPartitionReassignmentsResponse, 60)
             except OSError:
                 return False
             codes = {answer.error_code, *(p.error_code for t in answer.responses for p in t.partitions)}
@@ -266,7 +266,7 @@ class Chaos:
         """How many partitions are on the move; -1 when nobody could say."""
         request = ListPartitionReassignmentsRequest(timeout_ms=30_000, topics=None)
         try:
-            answer = send_request(self._controller(), request, 0, ListPartitionReassignmentsResponse, 60)
+            answer = ask_once(self._controller(), request, 0, ListPartitionReassignmentsResponse, 60)
         except OSError:
             return -1
         return sum(len(t.partitions) for t in answer.topics) if answer.error_code == ErrorCode.NONE else -1

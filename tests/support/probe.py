@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import select
-import socket
 import sys
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from klamm.local.wire_client import exchange
+from klamm.client.blocking_connection import BlockingConnection
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
@@ -43,12 +42,12 @@ class Probe:
                 for _ in range(REQUESTS_PER_CONNECTION):
                     if is_stopped():
                         return
-                    self._timed(lambda: exchange(connection, self._request, 7, MetadataResponse))
+                    self._timed(lambda: connection.ask(self._request, MetadataResponse, 7))
                     time.sleep(INTERVAL_S)
 
-    def _connect(self) -> socket.socket:
-        connection = socket.create_connection(self._address, ANSWER_S)
-        exchange(connection, ApiVersionsRequest(), 0, ApiVersionsResponse)
+    def _connect(self) -> BlockingConnection:
+        connection = BlockingConnection(self._address, client_id="probe", timeout_ms=ANSWER_S * 1000)
+        connection.ask(ApiVersionsRequest(), ApiVersionsResponse, 0)
         return connection
 
     def _timed(self, action: Callable[[], T]) -> T:

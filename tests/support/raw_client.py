@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from klamm.client.blocking_connection import ask_once
 from klamm.errors import ErrorCode
-from klamm.local.wire_client import send_request
 from klamm.protocol.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -85,7 +85,7 @@ class RawClient:
         self.address = (host, port)
 
     def ask(self, request: Message, version: int, answer: type[R]) -> R:
-        return send_request(self.address, request, version, answer, TIMEOUT_S)
+        return ask_once(self.address, request, version, answer, TIMEOUT_S)
 
     def produce(self, topic: str, data: bytes, *, partition: int = 0, acks: int = -1) -> PartitionProduceResponse:
         sent = TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=partition, records=data)])

@@ -48,14 +48,14 @@ def alter(servers: str, settings: Mapping[str, str], delete: Iterable[str]) -> N
 
 
 def _ask(servers: str, request: Message, version: int, answer: type[R]) -> R:
-    from klamm.local.wire_client import send_request
+    from klamm.cli.broker_requests import ask
 
     for server in servers.split(","):
         host, _, port = server.strip().rpartition(":")
         if not port.isdecimal():
             fail(f"{server!r} is not host:port.")
         try:
-            return send_request((host, int(port)), request, version, answer, TIMEOUT_S)
+            return ask((host, int(port)), request, version, answer, TIMEOUT_S)
         except OSError:
             continue
     raise Failure(unreachable(servers))

@@ -240,12 +240,12 @@ def _partitions(view: MetadataResponse) -> PartitionView:
 
 
 def _ask(address: Address, timeout_s: float) -> MetadataResponse | None:
-    from klamm.local.wire_client import send_request
+    from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
     request = MetadataRequest(topics=None, allow_auto_topic_creation=False)
     try:
-        return send_request(address, request, 9, MetadataResponse, timeout_s)
+        return ask(address, request, 9, MetadataResponse, timeout_s)
     except OSError:
         return None
 
@@ -269,7 +269,7 @@ def _read_metrics(
 
 def _metrics_address(node: MetadataResponseBroker, timeout_s: float) -> Address | None:
     """Where the broker says it is; a port that it took because it was free is told, too."""
-    from klamm.local.wire_client import send_request
+    from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
@@ -280,7 +280,7 @@ def _metrics_address(node: MetadataResponseBroker, timeout_s: float) -> Address 
     broker = DescribeConfigsResource(resource_type=4, resource_name=str(node.node_id), configuration_keys=keys)
     request = DescribeConfigsRequest(resources=[broker])
     try:
-        answer = send_request((node.host, node.port), request, 1, DescribeConfigsResponse, timeout_s)
+        answer = ask((node.host, node.port), request, 1, DescribeConfigsResponse, timeout_s)
     except OSError:
         return None
     values = {config.name: config.value or "" for result in answer.results for config in result.configs}

@@ -55,7 +55,7 @@ def find_controller(first: MetadataResponse, views: Mapping[int, MetadataRespons
 
 
 def _ask_for_moves(address: Address, timeout_s: float) -> ListPartitionReassignmentsResponse | None:
-    from klamm.local.wire_client import send_request
+    from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.list_partition_reassignments import (
         ListPartitionReassignmentsRequest,
         ListPartitionReassignmentsResponse,
@@ -63,7 +63,7 @@ def _ask_for_moves(address: Address, timeout_s: float) -> ListPartitionReassignm
 
     request = ListPartitionReassignmentsRequest(timeout_ms=int(timeout_s * 1000), topics=None)
     try:
-        told = send_request(address, request, 0, ListPartitionReassignmentsResponse, timeout_s)
+        told = ask(address, request, 0, ListPartitionReassignmentsResponse, timeout_s)
     except OSError:
         return None
     return None if told.error_code == ErrorCode.REQUEST_TIMED_OUT else told
@@ -83,7 +83,7 @@ def zookeeper_answers(broker: Address, timeout_s: float) -> bool | None:
     Asked for is the check of a change of nothing in the brokers' defaults: to check it the broker has to read them
     from ZooKeeper, and nothing is written. Metadata and metrics are served without ZooKeeper and do not tell.
     """
-    from klamm.local.wire_client import send_request
+    from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.incremental_alter_configs import (
         AlterConfigsResource,
         IncrementalAlterConfigsRequest,
@@ -93,7 +93,7 @@ def zookeeper_answers(broker: Address, timeout_s: float) -> bool | None:
     nothing = AlterConfigsResource(resource_type=_BROKER, resource_name="", configs=[])
     request = IncrementalAlterConfigsRequest(resources=[nothing], validate_only=True)
     try:
-        told = send_request(broker, request, 0, IncrementalAlterConfigsResponse, timeout_s)
+        told = ask(broker, request, 0, IncrementalAlterConfigsResponse, timeout_s)
     except OSError:
         return False
     codes = {each.error_code for each in told.responses}

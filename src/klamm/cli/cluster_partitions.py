@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -122,7 +121,7 @@ def missing_brokers(view: MetadataResponse) -> list[MissingBroker]:
 
 def ask_min_isrs(address: tuple[str, int], topics: Iterable[str], timeout_s: float) -> dict[str, int]:
     """`min.insync.replicas` of each topic, over one connection; without those that the broker does not tell."""
-    from klamm.local.wire_client import exchange
+    from klamm.cli.broker_requests import connect
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
@@ -130,13 +129,13 @@ def ask_min_isrs(address: tuple[str, int], topics: Iterable[str], timeout_s: flo
     )
 
     told: dict[str, int] = {}
-    with contextlib.suppress(OSError), socket.create_connection(address, timeout_s) as connection:
+    with contextlib.suppress(OSError), connect(address, timeout_s) as connection:
         for names in _chunks(topics):
             resources = [
                 DescribeConfigsResource(resource_type=_TOPIC, resource_name=name, configuration_keys=[_MIN_ISR])
                 for name in names
             ]
-            answer = exchange(connection, DescribeConfigsRequest(resources=resources), 1, DescribeConfigsResponse)
+            answer = connection.ask(DescribeConfigsRequest(resources=resources), DescribeConfigsResponse, 1)
             told |= {
                 result.resource_name: int(config.value)
                 for result in answer.results

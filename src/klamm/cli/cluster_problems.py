@@ -29,7 +29,7 @@ def find_problems(
 
 
 def _broker_configs(address: Address, broker_id: int, timeout_s: float) -> dict[str, str]:
-    from klamm.local.wire_client import send_request
+    from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
@@ -40,7 +40,7 @@ def _broker_configs(address: Address, broker_id: int, timeout_s: float) -> dict[
     broker = DescribeConfigsResource(resource_type=_BROKER, resource_name=str(broker_id), configuration_keys=keys)
     try:
         request = DescribeConfigsRequest(resources=[broker])
-        answer = send_request(address, request, 1, DescribeConfigsResponse, timeout_s)
+        answer = ask(address, request, 1, DescribeConfigsResponse, timeout_s)
     except OSError:
         return {}
     return {config.name: config.value or "" for result in answer.results for config in result.configs}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -79,13 +78,13 @@ class ControllerClient:
 
     def _exchange(self, address: Address, request: Message, version: int, answer: type[R]) -> tuple[R | None, bool]:
         """The answer, if there is one, and whether the request may have arrived."""
-        from klamm.local.wire_client import exchange
+        from klamm.cli.broker_requests import connect
 
         was_sent = False
         try:
-            with socket.create_connection(address, self._answer_s) as connection:
+            with connect(address, self._answer_s) as connection:
                 was_sent = True
-                return exchange(connection, request, version, answer), was_sent
+                return connection.ask(request, answer, version), was_sent
         except OSError:
             return None, was_sent
 
@@ -96,7 +95,7 @@ def _says_not_controller(told: Message) -> bool:
 
 def metadata(servers: str, topics: Iterable[str]) -> tuple[Address, MetadataResponse]:
     """The first broker that answers, and what it knows of these topics and of the cluster."""
-    from klamm.local.wire_client import send_request
+    from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
     request = MetadataRequest(
@@ -104,7 +103,7 @@ def metadata(servers: str, topics: Iterable[str]) -> tuple[Address, MetadataResp
     )
     for address in [parse_address(server) for server in servers.split(",")]:
         try:
-            return address, send_request(address, request, 9, MetadataResponse, TIMEOUT_S)
+            return address, ask(address, request, 9, MetadataResponse, TIMEOUT_S)
         except OSError:
             continue
     fail(unreachable(servers))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from klamm.cli.broker_requests import ask
 from klamm.cli.controller import metadata, reason
 from klamm.cli.output import note
 from klamm.errors import ErrorCode
-from klamm.local.wire_client import send_request
 from klamm.model import TopicPartition
 from klamm.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
@@ -43,7 +43,7 @@ def place(servers: str, targets: LogDirTargets) -> list[TopicPartition]:
                 for tp, path in wanted.items()
             ]
         )
-        answer = send_request(addresses[broker_id], request, 2, AlterReplicaLogDirsResponse, TIMEOUT_S)
+        answer = ask(addresses[broker_id], request, 2, AlterReplicaLogDirsResponse, TIMEOUT_S)
         for topic in answer.results:
             for each in topic.partitions:
                 tp = TopicPartition(topic.topic_name, each.partition_index)

@@ -1,14 +1,16 @@
-"""What a test asks of a running cluster, over Kafka's protocol: topics, the controller, leaders, in-sync replicas."""
+"""ClusterAdmin: topics, the controller, leaders and in-sync replicas of a local cluster, over Kafka's protocol."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, Protocol, TypeVar
 
+from klamm.client.blocking_connection import ask_once
+from klamm.client.patience import LOCAL_CHANGE, LOCAL_REQUEST
 from klamm.errors import ErrorCode, KlammError
-from klamm.local.wire_client import send_request
+from klamm.local.names import brokers_are
 from klamm.protocol.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -28,36 +30,37 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Message)
 Addresses = Mapping[int, tuple[str, int]]
 
-_REQUEST_TIMEOUT_S: Final = 10.0
-_POLL_S: Final = 0.02
+CLIENT_ID: Final = "klamm-testing"
+_CHANGE_MS: Final = LOCAL_REQUEST.request_ms
 _LOOKUP_S: Final = 0.5
 _RETRIABLE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
 
 
+class BrokerProcesses(Protocol):
+    """The brokers of a cluster on this machine, as ClusterAdmin sees them."""
+
+    def answering(self) -> Addresses:
+        """Return the addresses of the brokers that run and can answer."""
+
+    def ended(self) -> Collection[int]:
+        """Return the brokers that have ended; their leadership does not count even if others still report it."""
+
+    def why_silent(self) -> str | None:
+        """Return why no broker answers if that cannot change by itself."""
+
+    def why_unknown(self, topic: str, partition: int) -> str | None:
+        """Return why a partition that no broker knows will not appear; None if it may."""
+
+    def check(self, problem: str, *, is_late: bool) -> None:
+        """Raise KlammError if waiting for the solution of `problem` is pointless, or if `is_late`."""
+
+
 class ClusterAdmin:
-    """`answering` gives the addresses of the brokers that run now, `on_wait` may raise why waiting is in vain.
+    """Asks the running brokers of a local cluster, and waits for the answers for at most `timeout_s`."""
 
-    `on_wait` is told what has not come, and whether the time is over. `why_silent` says why nobody answers when that
-    will not change by itself, else None. `ended` are brokers that nobody need believe in any more, whatever the others
-    still say. `why_unknown` is asked about a partition that no broker knows: why it will not come, else None.
-    """
-
-    def __init__(
-        self,
-        answering: Callable[[], Addresses],
-        *,
-        timeout_s: float,
-        on_wait: Callable[[str, bool], None],
-        why_silent: Callable[[], str | None],
-        ended: Callable[[], Collection[int]] = lambda: (),
-        why_unknown: Callable[[str, int], str | None] = lambda topic, partition: None,
-    ) -> None:
-        self._answering = answering
+    def __init__(self, brokers: BrokerProcesses, *, timeout_s: float) -> None:
+        self._brokers = brokers
         self._timeout_s = timeout_s
-        self._on_wait = on_wait
-        self._why_silent = why_silent
-        self._ended = ended
-        self._why_unknown = why_unknown
         self._next_lookup_s = 0.0
 
     def create_topic(self, name: str, partitions: int, replication_factor: int, config: Mapping[str, object]) -> None:
@@ -69,7 +72,7 @@ class ClusterAdmin:
             assignments=(),
             configs=configs,
         )
-        request = CreateTopicsRequest(topics=[topic], timeout_ms=int(_REQUEST_TIMEOUT_S * 1000))
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=_CHANGE_MS)
 
         def attempt() -> tuple[int, str | None]:
             result = self._ask_controller(request, 5, CreateTopicsResponse).topics[0]
@@ -78,12 +81,12 @@ class ClusterAdmin:
         done = ErrorCode.TOPIC_ALREADY_EXISTS if self._partition(name, 0) is None else None
         self._until_accepted(f"Topic {name} was not created", attempt, done)
         self.wait(
-            lambda: all(self._knows_leaders(broker_id, name, partitions) for broker_id in self._answering()),
-            f"Not every broker learnt the leaders of {name}",
+            lambda: all(self._knows_leaders(broker_id, name, partitions) for broker_id in self._brokers.answering()),
+            f"Not every broker learned the leaders of {name}",
         )
 
     def delete_topic(self, name: str) -> None:
-        request = DeleteTopicsRequest(topic_names=[name], timeout_ms=int(_REQUEST_TIMEOUT_S * 1000))
+        request = DeleteTopicsRequest(topic_names=[name], timeout_ms=_CHANGE_MS)
 
         def attempt() -> tuple[int, str | None]:
             return self._ask_controller(request, 4, DeleteTopicsResponse).responses[0].error_code, None
@@ -98,12 +101,12 @@ class ClusterAdmin:
         return {broker.node_id for view in self._views() for broker in view.brokers}
 
     def leader(self, topic: str, partition: int) -> int:
-        """A leader that runs: one that has ended is not told, although the others may not have noticed yet."""
+        """Return a leader that runs. A broker that has ended is never returned, even if others still report it."""
         problem = f"{topic}-{partition} has no leader"
 
         def find() -> int | None:
             found = self._known_partition(topic, partition, problem)
-            if found is None or found.leader_id < 0 or found.leader_id in self._ended():
+            if found is None or found.leader_id < 0 or found.leader_id in self._brokers.ended():
                 return None
             return found.leader_id
 
@@ -115,7 +118,7 @@ class ClusterAdmin:
         return list(found.isr_nodes)
 
     def wait_until_acquainted(self, running: Collection[int], deadline: float) -> None:
-        """Until every running broker knows all the others and a controller."""
+        """Wait until every running broker knows all the others and a controller."""
 
         def known() -> bool:
             return all(
@@ -134,19 +137,19 @@ class ClusterAdmin:
         deadline: float | None = None,
         why_late: Callable[[], str] = lambda: "",
     ) -> T:
-        """The first result that is neither None nor False."""
+        """Repeat until the result is neither None nor False, and return it."""
         deadline = time.monotonic() + self._timeout_s if deadline is None else deadline
         while (result := condition()) is None or result is False:
             is_late = time.monotonic() > deadline
-            self._on_wait(f"{problem} in time{why_late()}" if is_late else problem, is_late)
-            time.sleep(_POLL_S)
+            self._brokers.check(f"{problem} in time{why_late()}" if is_late else problem, is_late=is_late)
+            time.sleep(LOCAL_REQUEST.pause_s())
         return result
 
     def _ask(self, condition: Callable[[], T | None], problem: str, why_late: Callable[[], str] = lambda: "") -> T:
-        """`wait` for what only a broker can answer: ends at once when none will."""
+        """Wait for a condition that only a broker can answer; fail at once if none can."""
 
         def answer() -> T | None:
-            if not self._answering() and (why := self._why_silent()) is not None:
+            if not self._brokers.answering() and (why := self._brokers.why_silent()) is not None:
                 raise KlammError(f"{problem}: {why}.")
             return condition()
 
@@ -155,33 +158,34 @@ class ClusterAdmin:
     def _metadata(self, broker_id: int, topic: str | None = None) -> MetadataResponse | None:
         topics = [] if topic is None else [MetadataRequestTopic(name=topic)]
         request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
-        address = self._answering().get(broker_id)
+        address = self._brokers.answering().get(broker_id)
         if address is None:
             return None
         with contextlib.suppress(OSError):
-            return send_request(address, request, 7, MetadataResponse, _REQUEST_TIMEOUT_S)
+            timeout_s = LOCAL_REQUEST.request_ms / 1000
+            return ask_once(address, request, 7, MetadataResponse, timeout_s, client_id=CLIENT_ID)
         return None
 
     def _views(self, topic: str | None = None) -> Iterable[MetadataResponse]:
-        views = (self._metadata(broker_id, topic) for broker_id in self._answering())
+        views = (self._metadata(broker_id, topic) for broker_id in self._brokers.answering())
         return (view for view in views if view is not None)
 
     def _controller(self) -> int | None:
-        """What most brokers say: one that has just lost its connection may still believe in an old controller."""
-        said = [view.controller_id for view in self._views() if view.controller_id in self._answering()]
+        """Return the controller that most brokers report: one that lost its connection may still report an old one."""
+        said = [view.controller_id for view in self._views() if view.controller_id in self._brokers.answering()]
         return max(set(said), key=lambda broker_id: (said.count(broker_id), broker_id)) if said else None
 
     def _known_partition(self, topic: str, partition: int, problem: str) -> MetadataResponsePartition | None:
-        """`_partition`; raises when no broker knows it and it is not on its way to them either."""
+        """Return the partition, None if it may still appear. Raises KlammError if it does not exist."""
         if (found := self._partition(topic, partition)) is not None or time.monotonic() < self._next_lookup_s:
             return found
         self._next_lookup_s = time.monotonic() + _LOOKUP_S
-        if (why := self._why_unknown(topic, partition)) is not None:
+        if (why := self._brokers.why_unknown(topic, partition)) is not None:
             raise KlammError(f"{problem}: {why}.")
         return None
 
     def _partition(self, topic: str, partition: int) -> MetadataResponsePartition | None:
-        """The newest that any running broker knows of a partition: the state with the highest leader epoch."""
+        """Return the newest state of a partition that a running broker knows: the one with the highest leader epoch."""
         found = [
             candidate
             for view in self._views(topic)
@@ -195,7 +199,7 @@ class ClusterAdmin:
         found = self._partition(topic, partition)
         if found is None:
             return ": no broker that answers knows it"
-        isr, ended = sorted(found.isr_nodes), self._ended()
+        isr, ended = sorted(found.isr_nodes), self._brokers.ended()
         if not isr or not all(replica in ended for replica in isr):
             return f": in sync are {', '.join(map(str, isr)) or 'none of its replicas'}"
         return f": {brokers_are(isr)} not running, and no other replica is in sync"
@@ -208,15 +212,18 @@ class ClusterAdmin:
         return len(known) == partitions and all(part.leader_id >= 0 for part in known)
 
     def _ask_controller(self, request: Message, version: int, answer: type[R]) -> R:
-        address = self._answering().get(self.controller_id())
+        address = self._brokers.answering().get(self.controller_id())
         if address is None:
-            raise ConnectionRefusedError("the controller has gone")
-        return send_request(address, request, version, answer, 3 * _REQUEST_TIMEOUT_S)
+            raise ConnectionRefusedError("the controller is gone")
+        return ask_once(address, request, version, answer, LOCAL_CHANGE.request_ms / 1000, client_id=CLIENT_ID)
 
     def _until_accepted(
         self, problem: str, attempt: Callable[[], tuple[int, str | None]], when_done: ErrorCode | None
     ) -> None:
-        """`when_done` is what a second attempt is told whose first one was heard and not answered in time."""
+        """Repeat the attempt until it is accepted.
+
+        `when_done` is the error of a second attempt whose first took effect but was not answered in time.
+        """
         is_unanswered = False
 
         def accepted() -> bool | None:
@@ -237,9 +244,3 @@ class ClusterAdmin:
             return True
 
         self._ask(accepted, problem)
-
-
-def brokers_are(ids: Sequence[int]) -> str:
-    """`broker 1 is`, `brokers 1, 2 and 3 are`."""
-    *most, last = map(str, ids)
-    return f"brokers {', '.join(most)} and {last} are" if most else f"broker {last} is"

@@ -1,4 +1,4 @@
-"""The arguments of a LocalCluster: checked before anything starts, and what each broker's properties become of them."""
+"""The arguments of a LocalCluster, checked before anything starts, and the properties of each broker."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ TEST_DEFAULTS: Final[Mapping[str, object]] = {
     "klamm.control.log.enable": False,
     "klamm.unclean.replica.wait.ms": 10_000,
 }
-"""Short times, so that tests of failures take seconds, and no topic of our own. `broker_configs` overrides them."""
+"""Short timeouts, so that tests of failures take seconds, and no control log. `broker_configs` overrides them."""
 
 _LAST_PORT: Final = 65535
-_ANY_LISTENER: Final = "PLAINTEXT://127.0.0.1:0"
+_LISTENER: Final = "PLAINTEXT"
+_ANY_ADDRESS: Final = "127.0.0.1:0"
 
 
 class ClusterSettings:
-    """What was asked for. Raises ValueError with the argument's name when it cannot be."""
+    """The checked arguments. Invalid ones raise ValueError and name the argument."""
 
     def __init__(
         self, brokers: int, configs: BrokerConfigs, ports: Iterable[int], defaults: Mapping[str, object]
@@ -42,19 +43,40 @@ class ClusterSettings:
         self._check_configs()
 
     def of_broker(self, broker_id: int) -> Properties:
-        """The broker's keys without those that its cluster gives it."""
+        """Return the broker's keys without those that the supervisor sets."""
         return {**self._defaults, **self._shared, **self._own.get(broker_id, {})}
+
+    def listeners(self, broker_id: int, data: str, control: str) -> Properties:
+        """Return the keys of the broker's listeners at these addresses.
+
+        The second listener exists if `control.plane.listener.name` is set, and `listeners` is not.
+        """
+        name = self.control_plane_listener(broker_id)
+        if name is None:
+            return {"listeners": f"{_LISTENER}://{data}"}
+        return {
+            "listeners": f"{_LISTENER}://{data},{name}://{control}",
+            "listener.security.protocol.map": f"{_LISTENER}:PLAINTEXT,{name}:PLAINTEXT",
+            "inter.broker.listener.name": _LISTENER,
+        }
+
+    def control_plane_listener(self, broker_id: int) -> str | None:
+        """Return the name of the control plane listener that the supervisor adds, None if it adds none."""
+        given = self.of_broker(broker_id)
+        name = given.get("control.plane.listener.name")
+        return None if name is None or "listeners" in given else str(name)
 
     def _check_configs(self) -> None:
         if unknown := [broker_id for broker_id in self._own if broker_id not in self.broker_ids]:
             there = ", ".join(map(str, self.broker_ids))
             raise ValueError(f"broker_configs has settings of broker {unknown[0]}, but the brokers are {there}.")
-        # Brokers without settings of their own have the same as each other: one of them is enough.
+        # Brokers without settings of their own are identical: checking one of them is enough.
         for broker_id in {self.broker_ids[0], *self._own}:
             sources = dict.fromkeys(self._defaults, "defaults") | dict.fromkeys(self._shared, "broker_configs")
             sources |= dict.fromkeys(self._own.get(broker_id, ()), f"broker_configs of broker {broker_id}")
             try:
-                KafkaConfig({"listeners": _ANY_LISTENER, **self.of_broker(broker_id)}, sources=sources)
+                listeners = self.listeners(broker_id, _ANY_ADDRESS, _ANY_ADDRESS)
+                KafkaConfig({**listeners, **self.of_broker(broker_id)}, sources=sources)
             except ConfigError as error:
                 raise ValueError(str(error)) from None
 
@@ -66,7 +88,7 @@ def _mapping(broker_id: int, value: object) -> Mapping[str, object]:
 
 
 def _checked_ports(ports: list[int], brokers: int) -> dict[int, int]:
-    """By broker id; 0 for any free one."""
+    """Return the ports by broker id; 0 picks a free port."""
     if not ports:
         return {}
     if len(ports) != brokers:
@@ -79,7 +101,7 @@ def _checked_ports(ports: list[int], brokers: int) -> dict[int, int]:
 
 
 def defaults_by_size(brokers: int) -> Properties:
-    """A lone broker has nobody who must soon notice its death, and should outlive a busy machine's pauses."""
+    """Return defaults for a cluster size: no other broker waits for a single one, which should survive long pauses."""
     return {
         "offsets.topic.replication.factor": min(3, brokers),
         "klamm.control.log.replication.factor": min(3, brokers),

@@ -163,7 +163,7 @@ class ChildProcess:
     def must_run(self) -> None:
         """Raises KlammError when it does not."""
         if self.has_crashed:
-            raise KlammError(f"{self.name} is not running: it has ended by itself.\n{self.log_tail()}")
+            raise KlammError(f"{self.name} is not running: it has exited on its own.\n{self.log_tail()}")
         if not self.is_running:
             raise KlammError(f"{self.name} is not running.")
 

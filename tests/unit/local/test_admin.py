@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import pytest
 
 from klamm.errors import ErrorCode, KlammError
 from klamm.local import admin
-from klamm.local.admin import ClusterAdmin, brokers_are
+from klamm.local.admin import ClusterAdmin
+from klamm.local.names import brokers_are
 from klamm.protocol.messages.create_topics import CreatableTopicResult, CreateTopicsResponse
 from klamm.protocol.messages.metadata import (
     MetadataRequest,
@@ -41,21 +42,36 @@ class Brokers:
     def __init__(self, *views: MetadataResponse) -> None:
         self._views = list(views)
 
-    def answer(self, address: object, request: MetadataRequest, *_: object) -> MetadataResponse:
+    def answer(self, address: object, request: MetadataRequest, *_: object, **__: object) -> MetadataResponse:
         return self._views.pop(0) if len(self._views) > 1 else self._views[0]
 
 
-def fail_when_late(problem: str, is_late: bool) -> None:
-    if is_late:
-        raise KlammError(f"{problem}.")
+class Processes:
+    """Brokers that answer, of which some have ended."""
+
+    def __init__(self, ended: Collection[int]) -> None:
+        self._ended = ended
+
+    def answering(self) -> Mapping[int, tuple[str, int]]:
+        return ADDRESSES
+
+    def ended(self) -> Collection[int]:
+        return self._ended
+
+    def why_silent(self) -> str | None:
+        return None
+
+    def why_unknown(self, topic: str, partition: int) -> str | None:
+        return None
+
+    def check(self, problem: str, *, is_late: bool) -> None:
+        if is_late:
+            raise KlammError(f"{problem}.")
 
 
 def asking(monkeypatch: pytest.MonkeyPatch, *views: MetadataResponse, ended: Collection[int] = ()) -> ClusterAdmin:
-    monkeypatch.setattr(admin, "send_request", Brokers(*views).answer)
-    timeout_s = 60.0 if len(views) > 1 else 0.0
-    return ClusterAdmin(
-        lambda: ADDRESSES, timeout_s=timeout_s, on_wait=fail_when_late, why_silent=lambda: None, ended=lambda: ended
-    )
+    monkeypatch.setattr(admin, "ask_once", Brokers(*views).answer)
+    return ClusterAdmin(Processes(ended), timeout_s=60.0 if len(views) > 1 else 0.0)
 
 
 def test_a_leader_that_has_ended_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +101,7 @@ class Controller:
         self._knows_topic = knows_topic
         self.attempts = 0
 
-    def answer(self, address: object, request: Message, *_: object) -> Message:
+    def answer(self, address: object, request: Message, *_: object, **__: object) -> Message:
         if isinstance(request, MetadataRequest):
             found = view(1)
             return found if self._knows_topic else replace(found, topics=())
@@ -100,7 +116,7 @@ class Controller:
 def test_a_topic_that_was_created_too_late_to_be_told(monkeypatch: pytest.MonkeyPatch, was_there: bool) -> None:
     asked = asking(monkeypatch, view(1), view(1))
     controller = Controller(was_there)
-    monkeypatch.setattr(admin, "send_request", controller.answer)
+    monkeypatch.setattr(admin, "ask_once", controller.answer)
     if was_there:
         with pytest.raises(KlammError, match="Topic t was not created: TOPIC_ALREADY_EXISTS"):
             asked.create_topic("t", 1, 1, {})

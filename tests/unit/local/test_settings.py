@@ -45,5 +45,5 @@ def test_an_argument_that_cannot_be(arguments: dict[str, Any], told: str, monkey
 def test_settings_of_one_broker_are_above_those_of_all() -> None:
     configs: dict[str | int, object] = {"num.partitions": 2, 2: {"num.partitions": 3}}
     cluster = LocalCluster(2, broker_configs=configs, data_dir="unused")
-    assert [cluster._settings.of_broker(each)["num.partitions"] for each in (1, 2)] == [2, 3]
-    assert LocalCluster(2, ports=(0, 9), data_dir="unused")._settings.ports == {1: 0, 2: 9}
+    assert [cluster._supervisor._settings.of_broker(each)["num.partitions"] for each in (1, 2)] == [2, 3]
+    assert LocalCluster(2, ports=(0, 9), data_dir="unused")._supervisor._settings.ports == {1: 0, 2: 9}

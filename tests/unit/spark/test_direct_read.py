@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructType
 
+from klamm.client.connection_pool import ClientConfig
 from klamm.log.files import OsFiles
 from klamm.log.indexes import OffsetIndex
 from klamm.log.transaction_index import AbortedTxn, TransactionIndex
@@ -51,7 +52,7 @@ SCHEMA = pa.schema([pa.field("offset", pa.int64()), pa.field("value", pa.binary(
 class FakeClient:
     """What a leader at this machine says of one log."""
 
-    check_crcs = True
+    config = ClientConfig(bootstrap=())
     cluster_id = "cluster"
 
     def __init__(self, log_dir: Path, first: int, last: int, stable: int | None = None) -> None:

@@ -1,0 +1,27 @@
+"""Requests of the commands to one broker, for what librdkafka cannot ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from klamm.client.blocking_connection import Address, BlockingConnection, ask_once
+
+if TYPE_CHECKING:
+    from klamm.protocol.wire import Message
+
+R = TypeVar("R", bound="Message")
+CLIENT_ID: Final = "klamm-cli"
+
+
+def ask(address: Address, request: Message, version: int, response: type[R], timeout_s: float) -> R:
+    """Send one request and return the response.
+
+    Raises OSError if the broker is unreachable or does not answer in time, and KlammError if the peer does not speak
+    Kafka's protocol.
+    """
+    return ask_once(address, request, version, response, timeout_s, client_id=CLIENT_ID)
+
+
+def connect(address: Address, timeout_s: float) -> BlockingConnection:
+    """Open a connection for several requests. Raises OSError."""
+    return BlockingConnection(address, client_id=CLIENT_ID, timeout_ms=timeout_s * 1000)

@@ -1,0 +1,269 @@
+"""Supervisor: the ZooKeeper and broker processes of a local cluster, with their ports, files and lives."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from klamm.errors import KlammError
+from klamm.frozen import dataclass
+from klamm.local.broker_settings import ClusterSettings, property_text
+from klamm.local.launch import broker_process, nothing_left_of, zookeeper_process
+from klamm.local.lookup import why_unknown
+from klamm.local.names import brokers_are
+from klamm.local.ports import LOOPBACK, ReservedPort
+from klamm.local.processes import ChildProcess, open_private
+
+_NOT_STARTED: Final = "The cluster is not started: use start_all() first."
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The longest time that starting and stopping may take."""
+
+    start_s: float
+    stop_s: float
+
+
+class Supervisor:
+    """Starts, watches and ends the processes of one cluster. Ports are reserved while the cluster exists."""
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        data_dir: Path,
+        limits: Limits,
+        *,
+        is_temporary: bool,
+        external_zookeeper: str | None = None,
+    ) -> None:
+        self.broker_ids: tuple[int, ...] = settings.broker_ids
+        self.data_dir = data_dir
+        self.limits = limits
+        self._settings = settings
+        self._is_temporary = is_temporary
+        self._external_zookeeper = external_zookeeper
+        self._ports: dict[int, ReservedPort] = {}
+        self._control_ports: dict[int, ReservedPort] = {}
+        self._zookeeper_port: ReservedPort | None = None
+        self._zookeeper: ChildProcess | None = None
+        self._brokers: dict[int, ChildProcess] = {}
+
+    # --- all processes ---
+
+    def start_all(self, deadline: float) -> None:
+        """Start ZooKeeper and all brokers at the same time; return when every process is ready."""
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._reserve_ports()
+        self._spawn_zookeeper()
+        for broker_id in self.broker_ids:
+            self._spawn(broker_id)
+        for broker_id in self.broker_ids:
+            self._brokers[broker_id].wait_ready(deadline, self._zookeeper)
+
+    def close(self) -> None:
+        """Stop all processes, brokers first, free the ports and remove a temporary data directory."""
+        problems: list[str] = []
+        for process in self._brokers.values():  # all of them first: a broker that stops may need the controller
+            if process.is_running and process.is_paused:
+                process.resume()
+        for process in self._processes():
+            try:
+                process.stop(self.limits.stop_s)
+            except KlammError as error:
+                problems.append(str(error))
+        self._brokers.clear()
+        self._zookeeper = None
+        for port in self._reserved():
+            port.close()
+        self._ports.clear()
+        self._control_ports.clear()
+        self._zookeeper_port = None
+        if self._is_temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+        if problems:
+            raise KlammError("\n".join(problems))
+
+    # --- ZooKeeper ---
+
+    @property
+    def zookeeper_connect(self) -> str:
+        if self._external_zookeeper is not None:
+            return self._external_zookeeper
+        if self._zookeeper_port is None:
+            raise KlammError(_NOT_STARTED)
+        return f"{LOOPBACK}:{self._zookeeper_port.number}"
+
+    @property
+    def zookeeper(self) -> ChildProcess:
+        """The embedded server. Raises KlammError if there is none."""
+        if self._zookeeper is None:
+            why = "is not started" if self._external_zookeeper is None else "uses an external ZooKeeper"
+            raise KlammError(f"The cluster {why}.")
+        return self._zookeeper
+
+    @property
+    def has_lost_zookeeper(self) -> bool:
+        """Whether the embedded server has exited on its own."""
+        return self._zookeeper is not None and self._zookeeper.has_crashed
+
+    def start_zookeeper(self) -> None:
+        server = self.zookeeper
+        server.spawn()
+        with nothing_left_of(server):
+            server.wait_ready(time.monotonic() + self.limits.start_s)
+
+    # --- brokers ---
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(f"{port.host}:{port.number}" for port in self._ports.values())
+
+    def broker(self, broker_id: int) -> ChildProcess:
+        """Return a broker's process. Raises KlammError if it was never started."""
+        if broker_id not in self._brokers:
+            raise KlammError(
+                f"Broker {broker_id} was not started; the brokers are {', '.join(map(str, self.broker_ids))}."
+            )
+        return self._brokers[broker_id]
+
+    def start_broker(self, broker_id: int, deadline: float) -> ChildProcess:
+        """Start a broker on its port; return when it is ready."""
+        self.port(broker_id)
+        if self._zookeeper is not None and not self._zookeeper.is_running:
+            raise KlammError(f"Broker {broker_id} cannot start: ZooKeeper is not running; use start_zookeeper() first.")
+        process = self._spawn(broker_id)
+        with nothing_left_of(process):
+            process.wait_ready(deadline)
+        return process
+
+    def port(self, broker_id: int) -> int:
+        if broker_id not in self.broker_ids:
+            raise KlammError(f"There is no broker {broker_id}: the cluster has {', '.join(map(str, self.broker_ids))}.")
+        if broker_id not in self._ports:
+            raise KlammError(_NOT_STARTED)
+        return self._ports[broker_id].number
+
+    def log_dirs(self, broker_id: int) -> list[Path]:
+        return [Path(path.strip()) for path in str(self._properties(broker_id)["log.dirs"]).split(",")]
+
+    def log_file(self, broker_id: int) -> Path:
+        return self.data_dir / f"broker-{broker_id}.log"
+
+    def ready_file(self, broker_id: int) -> Path:
+        """The JSON file that a broker writes when it is ready; it has the ports that the broker chose itself."""
+        return self.data_dir / f"broker-{broker_id}.ready"
+
+    def metrics_address(self, broker_id: int) -> str | None:
+        """Return `host:port` of the broker's `/metrics`, None if it has none. The broker must be ready."""
+        port = json.loads(self.ready_file(broker_id).read_text())["metrics_port"]
+        return None if port < 0 else f"{self._properties(broker_id).get('klamm.metrics.host', LOOPBACK)}:{port}"
+
+    # --- state, as ClusterAdmin sees it ---
+
+    def running(self) -> list[int]:
+        return [broker_id for broker_id, process in self._brokers.items() if process.is_running]
+
+    def ended(self) -> Collection[int]:
+        """Brokers that were stopped or killed, or have exited on their own."""
+        return [broker_id for broker_id, process in self._brokers.items() if not process.is_running]
+
+    def answering(self) -> dict[int, tuple[str, int]]:
+        """Addresses of the brokers that run and are not paused."""
+        return {
+            broker_id: (LOOPBACK, self.port(broker_id))
+            for broker_id, process in self._brokers.items()
+            if process.is_running and not process.is_paused
+        }
+
+    def why_silent(self) -> str | None:
+        """Return why no broker can answer; None if one can, or if a broker has crashed, which `check` reports."""
+        if self.answering() or any(process.has_crashed for process in self._brokers.values()):
+            return None
+        if not self._brokers:
+            return "the cluster is not started"
+        silent = {"paused": self.running(), "not running": self.ended()}
+        return " and ".join(f"{brokers_are(list(ids))} {why}" for why, ids in silent.items() if ids)
+
+    def why_unknown(self, topic: str, partition: int) -> str | None:
+        """Return why no broker will ever know the partition; None if it may still appear."""
+        if self._zookeeper is not None and not self._zookeeper.is_running:
+            return None
+        return why_unknown(self.zookeeper_connect, topic, partition)
+
+    def check(self, problem: str, *, is_late: bool) -> None:
+        """Raise KlammError if a process has crashed, or if `is_late`."""
+        for process in self._processes():
+            if process.has_crashed:
+                raise KlammError(f"{problem}: {process.name} has exited on its own.\n{process.log_tail()}")
+        if is_late:
+            tails = [process.log_tail() for process in self._brokers.values()]
+            raise KlammError("\n".join([f"{problem}.", *tails]))
+
+    # --- inside ---
+
+    def _reserve_ports(self) -> None:
+        for broker_id in self.broker_ids:
+            wanted = self._settings.ports.get(broker_id, 0)
+            try:
+                self._ports[broker_id] = ReservedPort(wanted)
+            except OSError as error:
+                raise KlammError(f"Port {wanted} cannot be used: {error.strerror}. Choose another one.") from None
+            if self._settings.control_plane_listener(broker_id) is not None:
+                self._control_ports[broker_id] = ReservedPort()
+        if self._external_zookeeper is None:
+            self._zookeeper_port = ReservedPort()
+
+    def _reserved(self) -> list[ReservedPort]:
+        own = [] if self._zookeeper_port is None else [self._zookeeper_port]
+        return [*self._ports.values(), *self._control_ports.values(), *own]
+
+    def _spawn_zookeeper(self) -> None:
+        if self._zookeeper_port is not None:
+            port = self._zookeeper_port.number
+            self._zookeeper = zookeeper_process(self.data_dir, port, is_temporary=self._is_temporary)
+            self._zookeeper.spawn()
+
+    def _spawn(self, broker_id: int) -> ChildProcess:
+        process = self._brokers.get(broker_id)
+        if process is None:
+            files = self._config_file(broker_id), self.ready_file(broker_id), self.log_file(broker_id)
+            self._brokers[broker_id] = process = broker_process(broker_id, *files)
+        if not process.is_running:
+            self.ready_file(broker_id).unlink(missing_ok=True)
+            self._write_config(broker_id)
+        process.spawn()
+        return process
+
+    def _write_config(self, broker_id: int) -> None:
+        text = "".join(f"{key}={property_text(value)}\n" for key, value in self._properties(broker_id).items())
+        # Others may be able to read the directory, and settings may be secret.
+        with open(self._config_file(broker_id), "w", encoding="utf-8", opener=open_private) as file:
+            file.write(text)
+
+    def _properties(self, broker_id: int) -> dict[str, object]:
+        return {
+            "broker.id": broker_id,
+            **self._settings.listeners(broker_id, *self._addresses(broker_id)),
+            "log.dirs": self.data_dir / f"broker-{broker_id}",
+            "zookeeper.connect": self.zookeeper_connect,
+            "zookeeper.connection.timeout.ms": int(self.limits.start_s * 1000),
+            **self._settings.of_broker(broker_id),
+        }
+
+    def _addresses(self, broker_id: int) -> tuple[str, str]:
+        """Return the addresses for data and for the control plane; they are the same without a control plane."""
+        data = self.port(broker_id)
+        control = self._control_ports.get(broker_id)
+        return f"{LOOPBACK}:{data}", f"{LOOPBACK}:{data if control is None else control.number}"
+
+    def _config_file(self, broker_id: int) -> Path:
+        return self.data_dir / f"broker-{broker_id}.properties"
+
+    def _processes(self) -> list[ChildProcess]:
+        """The brokers, then the embedded ZooKeeper."""
+        return [*self._brokers.values(), *([self._zookeeper] if self._zookeeper is not None else [])]
