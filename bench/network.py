@@ -47,6 +47,8 @@ class NullApi:
     """An API that answers at once and keeps nothing."""
 
     plane = Plane.DATA
+    is_read = False
+    metric_name = None
 
     def __init__(self, request: type[Message], response: type[Message], answer: Callable[[Any], Message]) -> None:
         self.request, self.response, self._answer = request, response, answer

@@ -27,7 +27,7 @@ from klamm.log.log_manager import LogManager
 from klamm.metadata import MetadataCache
 from klamm.metrics import MetricsRegistry
 from klamm.model import ZERO_UUID, TopicPartition
-from klamm.network.request import ChannelContext, RequestContext
+from klamm.network.request_context import ChannelContext, RequestContext
 from klamm.protocol.messages.leader_and_isr import (
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,

@@ -19,13 +19,14 @@ from klamm.protocol.frames import (
     encode_request_frame,
     encode_request_header,
     encode_response_frame,
-    encode_response_header,
+    prepend_response_header,
+    response_header_version,
 )
 from klamm.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
 from klamm.protocol.messages.heartbeat import HeartbeatRequest
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from klamm.protocol.wire import decode
+from klamm.protocol.wire import BytesLike, decode
 
 MAX_BYTES = 100 * 1024 * 1024
 
@@ -181,9 +182,13 @@ def test_unknown_keys_and_versions_still_have_a_header() -> None:
 
 
 def test_api_versions_answers_with_header_0() -> None:
-    assert encode_response_header(18, 4, 7) == bytes.fromhex("00000007")
-    assert encode_response_header(12, 4, 7) == bytes.fromhex("00000007 00")
-    assert encode_response_header(12, 3, 7) == bytes.fromhex("00000007")
+    versions = {(18, 4): 0, (12, 4): 1, (12, 3): 0}
+    assert {of: response_header_version(*of) for of in versions} == versions
+    heads = {0: "00000005 00000007", 1: "00000006 00000007 00"}
+    for version, head in heads.items():
+        parts: list[BytesLike] = [b"x"]
+        assert prepend_response_header(version, 7, parts) == len(b"".join(parts))
+        assert b"".join(parts) == bytes.fromhex(head) + b"x"
     response = ApiVersionsResponse(error_code=35, api_keys=[ApiVersion(api_key=18, min_version=0, max_version=4)])
     frame = b"".join(encode_response_frame(7, response, 0))
     assert frame == bytes.fromhex("00000010 00000007 0023 00000001 0012 0000 0004")

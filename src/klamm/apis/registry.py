@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from klamm.broker import Broker
-from klamm.network.request import Dispatched, Plane, RequestContext
+from klamm.network.request_context import Dispatched, Plane, RequestContext
 from klamm.protocol.wire import Message
 
 __all__ = ["Api", "BoundApi", "Broker", "Delayed", "Plane", "RequestContext", "Sliced", "at_once", "bind", "then"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from klamm.network.connection_quotas import ConnectionLimits
-from klamm.network.request import ApiSpec, ChannelContext, Plane, RequestContext
+from klamm.network.request_context import ApiSpec, ChannelContext, Plane, RequestContext
 from klamm.network.socket_server import SocketServer, SocketServerConfig
 
 __all__ = [

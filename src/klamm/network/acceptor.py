@@ -1,4 +1,4 @@
-"""Acceptor: lets connections of one listener in, within the quotas, and numbers them."""
+"""Acceptor: admit the connections of one listener within the quotas, and number them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from klamm.network.listening import bind_sockets
 from klamm.network.processor import Processor
 
 OS_DEFAULT: Final = -1
-"""A socket buffer size that leaves the choice to the system."""
+"""The socket buffer size that leaves the choice to the system."""
 MAX_CONNECTION_INDEX: Final = 2**31 - 1
 
 _log = logging.getLogger(__name__)
 
 
 class Acceptor:
-    """A connection that may not come in yet waits unread, at most `backlog` of them; more are closed.
+    """Up to `backlog` connections beyond the quotas wait unread; more are closed.
 
-    `AcceptorBlockedPercent` is the share of time in which a connection waited for a place.
+    `AcceptorBlockedPercent` is the share of time in which a connection waited for admission.
     """
 
     def __init__(
@@ -45,7 +45,6 @@ class Acceptor:
         self.endpoint = endpoint
         self.processor = processor
         self.port = endpoint.port
-        processor.acceptor = self
         self._quotas = quotas
         self._backlog = backlog
         self._send_buffer_bytes = send_buffer_bytes
@@ -67,11 +66,15 @@ class Acceptor:
         try:
             for sock in await bind_sockets(loop, endpoint.host, endpoint.port, receive_buffer):
                 self.port = sock.getsockname()[1]
-                server = await loop.create_server(lambda: Connection(self.processor), sock=sock, backlog=self._backlog)
+                server = await loop.create_server(self.new_connection, sock=sock, backlog=self._backlog)
                 self._servers.append(server)
         except OSError as error:
             where = f"{endpoint.host}:{endpoint.port}"
             raise ConfigError(f"listener {endpoint.listener} cannot be bound to {where}: {error.strerror}") from error
+
+    def new_connection(self) -> Connection:
+        """Make the protocol of a connection that a transport is about to open."""
+        return Connection(self.processor.environment, self._on_connection, self._on_connection_lost)
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -84,14 +87,14 @@ class Acceptor:
 
     # Connections call these.
 
-    def on_connection(self, connection: Connection, transport: asyncio.Transport) -> None:
+    def _on_connection(self, connection: Connection, transport: asyncio.Transport) -> None:
         self._open[connection] = None
         self._identify(connection, transport)
         _tune(transport.get_extra_info("socket"), self._send_buffer_bytes)
         if self._waiting or not self._try_admit(connection):
             self._wait(connection)
 
-    def on_connection_lost(self, connection: Connection) -> None:
+    def _on_connection_lost(self, connection: Connection) -> None:
         self._open.pop(connection, None)
         if connection.is_admitted:
             self.processor.remove(connection)
@@ -99,7 +102,7 @@ class Acceptor:
             self._on_room()
 
     def admit_waiting(self) -> None:
-        """Lets in those who wait, in their order, as far as the quotas allow."""
+        """Admit waiting connections in their order, as far as the quotas allow."""
         while self._waiting and self._is_started:
             connection = self._waiting[0]
             if not connection.is_closed and not self._try_admit(connection):
@@ -119,14 +122,16 @@ class Acceptor:
         context.client_host, context.client_port = remote
 
     def _try_admit(self, connection: Connection) -> bool:
-        """True when the matter is settled: let in, or refused for good."""
+        """Admit or refuse a connection; return False if it must wait."""
         if not self._is_started:
             return False
         match self._quotas.acquire(self.endpoint.listener, connection.context.client_host):
             case Admission.WAIT:
                 return False
             case Admission.REFUSE:
-                _log.info("Refusing connection %s: too many from its address", connection.context.connection_id)
+                _log.info(
+                    "Refusing connection %s: too many connections from its address", connection.context.connection_id
+                )
                 connection.abort()
                 return True
             case Admission.ADMIT_AND_EVICT:
@@ -143,7 +148,11 @@ class Acceptor:
 
     def _wait(self, connection: Connection) -> None:
         if len(self._waiting) >= self._backlog:
-            _log.info("Refusing connection %s: %d others wait", connection.context.connection_id, self._backlog)
+            _log.info(
+                "Refusing connection %s: %d connections wait for admission already",
+                connection.context.connection_id,
+                self._backlog,
+            )
             connection.abort()
             return
         if self._is_started:
@@ -153,7 +162,7 @@ class Acceptor:
     # The end.
 
     def close(self) -> None:
-        """Accepts nothing more; connections stay."""
+        """Stop listening; connections stay open."""
         for server in self._servers:
             server.close()
 
@@ -176,7 +185,7 @@ def _address(address: Any, unknown: tuple[str, int]) -> tuple[str, int]:
 
 
 def _tune(sock: socket.socket | None, send_buffer_bytes: int) -> None:
-    """Options of an accepted socket; a simulated transport has no socket."""
+    """Set the options of an accepted socket. A simulated transport has no socket."""
     if sock is None:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""The APIs a broker serves, resolved once per version so that a request costs one lookup."""
+"""The APIs that a broker serves, resolved once per version so that a request costs one lookup."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final
 
 from klamm.metrics import Meter, MetricsRegistry
-from klamm.network.request import ApiSpec, Dispatched, Plane, RequestContext
+from klamm.network.request_context import ApiSpec, Dispatched, Plane, RequestContext
 from klamm.network.request_metrics import RequestMetrics, error_code_reader, sliced_error_counter
+from klamm.protocol.frames import request_header_version, response_header_version
 from klamm.protocol.wire import Message
 
-API_VERSIONS_KEY: Final = 18
-CONTROLLED_SHUTDOWN_KEY: Final = 7
 ENCODED_WHOLE: Final = frozenset({0, 1, 8, 12})
-"""Frequent APIs (Produce, Fetch, OffsetCommit, Heartbeat) whose responses are as large as they have error codes.
+"""Frequent APIs (Produce, Fetch, OffsetCommit, Heartbeat) whose response size follows from the number of error codes.
 
-Their responses are encoded in slices only from `MAX_CODES` partitions on, all others always: a generator costs half a
+Their responses are encoded in slices only above `MAX_CODES` partitions. All others always are: a generator costs half a
 microsecond more.
 """
 
 
 class VersionedApi:
-    """One API at one version: everything the hot path needs without asking again."""
+    """One API at one version: everything that the hot path needs, looked up in advance."""
 
     __slots__ = (
         "_count_errors",
@@ -31,7 +30,6 @@ class VersionedApi:
         "is_control",
         "is_read",
         "is_request_flexible",
-        "is_response_header_flexible",
         "is_response_sliced",
         "key",
         "metric_name",
@@ -40,6 +38,7 @@ class VersionedApi:
         "read_error_codes",
         "request",
         "requests",
+        "response_header_version",
         "version",
     )
 
@@ -50,23 +49,22 @@ class VersionedApi:
         self.version = version
         self.request: type[Message] = spec.request
         self.is_control = spec.plane is Plane.CONTROL
-        self.is_read: bool = getattr(spec, "is_read", False)
+        self.is_read = spec.is_read
         self.is_response_sliced = spec.key not in ENCODED_WHOLE
         self.is_request_flexible = version >= spec.request.FLEXIBLE
-        self.has_client_id = not (spec.key == CONTROLLED_SHUTDOWN_KEY and version == 0)
-        self.is_response_header_flexible = self.is_request_flexible and spec.key != API_VERSIONS_KEY
+        self.has_client_id = request_header_version(spec.key, version) > 0
+        self.response_header_version = response_header_version(spec.key, version)
         self.dispatch: Callable[[RequestContext, Any], Dispatched] = spec.dispatch
-        self.metric_name: Callable[[Any], str] | None = getattr(spec, "metric_name", None)
+        self.metric_name = spec.metric_name
         self.metrics = metrics
         self.requests: Meter | None = None
-        self.read_error_codes: Callable[[Any], Iterable[int] | None] = self._first_error_codes
-        """The error codes of a response; None when it is so large that they must be counted in slices."""
+        self.read_error_codes: Callable[[Any], list[int] | None] = self._first_error_codes
+        """Return the error codes of a response, or None if it is so large that they must be counted in slices."""
         self._count_errors: Callable[[Any, RequestMetrics], Generator[None, None, None]] | None = None
 
-    def _first_error_codes(self, response: Message) -> Iterable[int] | None:
-        """Compiles the reader at the first response: a start that touches no API pays for none."""
-        own: Callable[[Any], Iterable[int]] | None = getattr(self._spec, "error_codes", None)
-        self.read_error_codes = own if own is not None else error_code_reader(self._spec.response)
+    def _first_error_codes(self, response: Message) -> list[int] | None:
+        """Compile the reader at the first response, so that a start compiles none."""
+        self.read_error_codes = error_code_reader(self._spec.response)
         return self.read_error_codes(response)
 
     def count_errors_in_slices(self, response: Message) -> Generator[None, None, None]:
@@ -82,7 +80,7 @@ class VersionedApi:
 
 
 class ApiTable:
-    """Finds an `VersionedApi` by key and version."""
+    """Finds a `VersionedApi` by key and version."""
 
     def __init__(self, specs: Iterable[ApiSpec], registry: MetricsRegistry) -> None:
         self._registry = registry
@@ -102,17 +100,17 @@ class ApiTable:
             self.by_code[code_of(spec.key, version)] = VersionedApi(spec, version, metrics)
 
     def metrics(self, name: str) -> RequestMetrics:
-        """The metrics of an API name, or of one half of a split API; made when first asked for."""
+        """Return the metrics of an API name, or of one half of a split API. They are created on first use."""
         metrics = self._metrics.get(name)
         if metrics is None:
             metrics = self._metrics[name] = RequestMetrics(self._registry, name)
         return metrics
 
     def versions(self, key: int) -> tuple[int, int] | None:
-        """The versions of a key that are served, or None when the key is not."""
+        """Return the first and the last served version of a key, or None if the key is not served."""
         return self._ranges.get(key)
 
 
 def code_of(key: int, version: int) -> int:
-    """Key and version as one number, as they stand in the first four bytes of a request."""
+    """Return key and version as one number, as in the first four bytes of a request."""
     return key << 16 | version

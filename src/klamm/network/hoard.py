@@ -1,35 +1,45 @@
-"""Hoard: memory that connections hold without progress, and which of them has to go when it is too much.
+"""Hoard: memory that connections hold without progress, and the choice of the connection to close if it is too much.
 
-Two kinds are counted: frames of which only a part has come, and responses that the client does not read.
+There are two hoards: incomplete requests, and responses that their clients do not read.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-if TYPE_CHECKING:
-    from klamm.network.connection import Connection
+from klamm.network.request_context import ChannelContext
 
 STALLED_SECONDS: Final = 1.0
-"""A connection without a byte for this long has stalled."""
+"""A connection that neither sent nor received a byte for this long has stalled."""
 
 _log = logging.getLogger(__name__)
 
 
+class Holder(Protocol):
+    """A connection that holds memory."""
+
+    @property
+    def context(self) -> ChannelContext: ...
+    @property
+    def last_active_at(self) -> float: ...
+
+    def abort(self) -> None: ...
+
+
 class Hoard:
-    """Above `soft_bytes` the connection that has stalled longest is closed; above twice that, the oldest holder."""
+    """Above `soft_bytes`, closes the connection that stalled first. Above twice that, closes the oldest holder."""
 
     def __init__(self, what: str, soft_bytes: int, monotonic: Callable[[], float]) -> None:
         self.total_bytes = 0
         self._what = what
         self._soft_bytes = soft_bytes
         self._monotonic = monotonic
-        self._held: dict[Connection, int] = {}
+        self._held: dict[Holder, int] = {}
 
-    def note(self, connection: Connection, size_bytes: int) -> None:
-        """The connection now holds this much; 0 ends it."""
+    def note(self, connection: Holder, size_bytes: int) -> None:
+        """Set how much the connection holds; 0 removes it."""
         self.total_bytes += size_bytes - self._held.get(connection, 0)
         if size_bytes:
             self._held[connection] = size_bytes
@@ -47,7 +57,7 @@ class Hoard:
         size_bytes = self._held.pop(victim)
         self.total_bytes -= size_bytes
         _log.warning(
-            "Closing connection %s: it holds %d bytes of %s, all connections hold %d",
+            "Closing connection %s: it holds %d bytes of %s; all connections together hold %d",
             victim.context.connection_id,
             size_bytes,
             self._what,

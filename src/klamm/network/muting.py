@@ -1,4 +1,4 @@
-"""Muting: when a connection's socket is read, and the reasons not to read it."""
+"""Muting: the reasons not to read a connection's socket."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import socket
 from typing import Final
 
 NOT_ADMITTED: Final = 1
-"""The acceptor has not let the connection in."""
+"""The acceptor has not admitted the connection."""
 QUEUE_FULL: Final = 2
-"""Its last request waits for room in the request queue."""
+"""The last request waits for room in the request queue."""
 IN_FLIGHT: Final = 4
-"""As many of its requests are in the broker as may be."""
+"""The maximum number of requests of the connection is in the broker."""
 THROTTLED: Final = 8
-"""A quota was exceeded; the client was told for how long (KIP-219)."""
+"""A quota was exceeded; the response carried the throttle time (KIP-219)."""
 WRITE: Final = 16
 """The client does not read its responses."""
 MEMORY: Final = 32
 """`queued.max.request.bytes` are in use."""
 CLOSING: Final = 64
-"""The connection takes no further request."""
+"""The connection accepts no further requests."""
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 _TCP_ESTABLISHED: Final = 1
 
 
-class MutableProtocol(asyncio.BufferedProtocol):
-    """A connection that reads while `paused`, a set of the reasons above, is empty."""
+class PausableProtocol(asyncio.BufferedProtocol):
+    """A connection that is read while `paused`, a set of the reasons above, is empty."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.paused = 0
@@ -41,7 +41,7 @@ class MutableProtocol(asyncio.BufferedProtocol):
         self.paused |= reason
 
     def resume(self, reason: int) -> None:
-        """Takes back a reason. With the last one gone, what had been received is processed, then the socket is read."""
+        """Remove a reason. After the last one, process the bytes already received, then read the socket again."""
         if not self.paused & reason:
             return
         self.paused &= ~reason
@@ -51,10 +51,10 @@ class MutableProtocol(asyncio.BufferedProtocol):
         if not self.paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _has_peer_closed(self) -> bool:
-        """Whether the peer has closed the connection: while it is not read, the loop does not notice.
+    def has_peer_closed(self) -> bool:
+        """Return whether the peer has closed the connection: the loop does not notice while it does not read.
 
-        False where the system does not tell.
+        Returns False on systems that do not report it.
         """
         sock = None if self._transport is None else self._transport.get_extra_info("socket")
         if sock is None or _TCP_INFO is None:
@@ -66,11 +66,11 @@ class MutableProtocol(asyncio.BufferedProtocol):
         return state[0] != _TCP_ESTABLISHED
 
     def _process_received(self) -> None:
-        """Takes what was received and not yet processed, until there is a reason to pause again."""
+        """Process the frames already received, until there is a reason to pause again."""
         raise NotImplementedError
 
     def _throttle(self, now: float, throttle_time_ms: int) -> None:
-        """Mutes until the time is over; of several times that overlap the last end counts."""
+        """Mute the connection for this time. If several times overlap, the latest end counts."""
         until = now + throttle_time_ms / 1000
         if until <= self._unmute_at:
             return

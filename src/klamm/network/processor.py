@@ -1,71 +1,50 @@
-"""Processor: the connections of one listener, what they read and write, and when they are idle for too long."""
+"""Processor: the connections of one listener, their traffic, and the end of idle ones."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from klamm.clock import Clock
-from klamm.metrics import BusyRatio, MetricsRegistry
-from klamm.network.api_table import ApiTable
-from klamm.network.request import Request
-from klamm.network.request_channel import RequestChannel
-
-if TYPE_CHECKING:
-    from klamm.network.acceptor import Acceptor
-    from klamm.network.connection import Connection
+from klamm.metrics import MetricsRegistry
+from klamm.network.connection import Connection
+from klamm.network.connection_environment import ConnectionEnvironment
 
 _log = logging.getLogger(__name__)
-_request_log = logging.getLogger("klamm.request")
 _GROUP: Final = "kafka.network"
 
 
 class Processor:
     """Shares the loop with all others. Its idle ratio counts reading, parsing and writing, not handling."""
 
-    acceptor: Acceptor
-
     def __init__(
         self,
         id: int,
         listener_name: str,
-        *,
-        is_control_plane: bool,
-        loop: asyncio.AbstractEventLoop,
-        clock: Clock,
+        environment: ConnectionEnvironment,
         registry: MetricsRegistry,
-        channel: RequestChannel,
-        apis: ApiTable,
-        scratch: bytearray,
-        max_request_bytes: int,
+        *,
         connections_max_idle_ms: int,
     ) -> None:
         self.id = id
         self.listener_name = listener_name
-        self.is_control_plane = is_control_plane
-        self.loop = loop
-        self.clock = clock
-        self.channel = channel
-        self.apis = apis
-        self.scratch = scratch
-        self.max_request_bytes = max_request_bytes
-        self.connections_max_idle_ms = connections_max_idle_ms
+        self.environment = environment
+        self.is_control_plane = environment.is_control_plane
+        self.idle = environment.traffic.idle
         self.connections: dict[Connection, None] = {}
-        self.idle = BusyRatio(clock)
-        self.response_queue_size = 0
-        self.incoming_bytes = 0
-        self.outgoing_bytes = 0
         self.connections_created = 0
         self.connections_closed = 0
         self.expired_connections_killed = 0
+        self._connections_max_idle_ms = connections_max_idle_ms
+        self._monotonic = environment.clock.monotonic
         self._idle_heap: list[tuple[float, int, Connection]] = []
         self._idle_timer: asyncio.TimerHandle | None = None
         self._register(registry)
 
     def _register(self, registry: MetricsRegistry) -> None:
         tags = {"networkProcessor": str(self.id)}
+        traffic = self.environment.traffic
         registry.gauge(_GROUP, "Processor", "IdlePercent", lambda: self.idle.value, tags)
         registry.gauge(
             _GROUP, "RequestChannel", "ResponseQueueSize", lambda: self.response_queue_size, {"processor": str(self.id)}
@@ -75,18 +54,23 @@ class Processor:
             "connection-count": lambda: len(self.connections),
             "connection-creation-total": lambda: self.connections_created,
             "connection-close-total": lambda: self.connections_closed,
-            "incoming-byte-total": lambda: self.incoming_bytes,
-            "outgoing-byte-total": lambda: self.outgoing_bytes,
+            "incoming-byte-total": lambda: traffic.incoming_bytes,
+            "outgoing-byte-total": lambda: traffic.outgoing_bytes,
             "expired-connections-killed-count": lambda: self.expired_connections_killed,
         }.items():
             registry.gauge("kafka.server", "socket-server-metrics", name, fn, tags)
+
+    @property
+    def response_queue_size(self) -> int:
+        """Complete responses that have not been written, counted when asked for."""
+        return sum(connection.responses_waiting for connection in self.connections)
 
     # Connections.
 
     def add(self, connection: Connection) -> None:
         self.connections[connection] = None
         self.connections_created += 1
-        if self.connections_max_idle_ms > 0:
+        if self._connections_max_idle_ms > 0:
             heapq.heappush(self._idle_heap, (connection.last_active_at, connection.index, connection))
             self._arm_idle_timer()
 
@@ -98,7 +82,7 @@ class Processor:
                 self._forget_closed()
 
     def _forget_closed(self) -> None:
-        """Frees the closed connections that the heap still holds; each costs this only once or twice."""
+        """Free the closed connections that the heap still holds. Each is visited once or twice."""
         self._idle_heap = [entry for entry in self._idle_heap if not entry[2].is_closed]
         heapq.heapify(self._idle_heap)
 
@@ -106,17 +90,17 @@ class Processor:
         return min(self.connections, key=lambda c: c.last_active_at, default=None)
 
     def _arm_idle_timer(self) -> None:
-        """One timer for all: it looks at the connection that was looked at the longest time ago."""
+        """Set one timer for all connections: it is due for the one that was checked first."""
         if self._idle_timer is None and self._idle_heap:
-            due = self._idle_heap[0][0] + self.connections_max_idle_ms / 1000
-            delay = max(0.0, due - self.clock.monotonic())
-            self._idle_timer = self.loop.call_later(delay, self._close_idle)
+            due = self._idle_heap[0][0] + self._connections_max_idle_ms / 1000
+            delay = max(0.0, due - self._monotonic())
+            self._idle_timer = self.environment.loop.call_later(delay, self._close_idle)
 
     def _close_idle(self) -> None:
-        """Each connection comes up at most once per idle period: activity only moves its stamp, never the heap."""
+        """Check each connection at most once per idle period: activity changes its time stamp, never the heap."""
         self._idle_timer = None
-        now = self.clock.monotonic()
-        oldest = now - self.connections_max_idle_ms / 1000
+        now = self._monotonic()
+        oldest = now - self._connections_max_idle_ms / 1000
         heap = self._idle_heap
         while heap and heap[0][0] <= oldest:
             _, index, connection = heapq.heappop(heap)
@@ -144,47 +128,3 @@ class Processor:
             self._idle_timer.cancel()
             self._idle_timer = None
         self._idle_heap.clear()
-
-    # Measuring.
-
-    def record(self, request: Request, flushed_at: float, sent_at: float) -> None:
-        """A request is over: all its times are known."""
-        received, dequeued = request.received_at, request.dequeued_at
-        local_done, remote_done = request.local_done_at, request.remote_done_at
-        row = (
-            (dequeued - received) * 1000,
-            (local_done - dequeued) * 1000,
-            (remote_done - local_done) * 1000,
-            request.throttle_time_ms,
-            (flushed_at - remote_done) * 1000,
-            (sent_at - flushed_at) * 1000,
-            (sent_at - received) * 1000,
-            request.size_bytes,
-        )
-        api = request.api
-        api.metrics.table.append(row)
-        api.mark_request()
-        if request.split_name is not None:
-            self.apis.metrics(request.split_name).record(api.version, row)
-        if _request_log.isEnabledFor(logging.DEBUG):
-            _log_request(request, row)
-
-
-def _log_request(request: Request, row: tuple[float, ...]) -> None:
-    _request_log.debug(
-        "Completed request api=%s version=%d correlationId=%d clientId=%s connection=%s listener=%s"
-        " securityProtocol=%s principal=%s client=%s/%s responseBytes=%d requestQueueTime=%.3f localTime=%.3f"
-        " remoteTime=%.3f throttleTime=%d responseQueueTime=%.3f sendTime=%.3f totalTime=%.3f requestBytes=%d",
-        request.api.name,
-        request.api_version,
-        request.correlation_id,
-        request.client_id,
-        request.connection_id,
-        request.listener_name,
-        request.security_protocol.name,
-        request.principal,
-        request.client_software_name,
-        request.client_software_version,
-        request.response_size_bytes,
-        *row,
-    )

@@ -1,145 +1,18 @@
-"""A request on its way through the broker, and what an API must offer to be served."""
+"""Request: a request on its way through the broker, with its time stamps and its response."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Generator, Iterable
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Generator
 
-from klamm.model import SecurityProtocol
+from klamm.network.api_table import VersionedApi
+from klamm.network.request_context import ChannelContext, RequestContext
+from klamm.network.request_decoder import RequestDecoder
 from klamm.protocol.frames import Frame
 from klamm.protocol.wire import BytesLike, Message
 
-if TYPE_CHECKING:
-    from klamm.network.api_table import VersionedApi
-    from klamm.network.connection import Connection
-
-ANONYMOUS: Final = "User:ANONYMOUS"
-_UNLIMITED: Final = 2**31 - 1
-Dispatched = Message | asyncio.Future[Any] | Generator[None, None, Any] | None
-"""What a handler returns: the response, a future of it, or None when there is none (acks=0).
-
-A generator works in slices: it yields at least every few milliseconds and returns one of the others.
-"""
-
-
-class Plane(Enum):
-    """Which queue a request takes. Control requests are handled before data requests."""
-
-    DATA = "data"
-    CONTROL = "control"
-
-
-class ChannelContext:
-    """What all requests of one connection share."""
-
-    __slots__ = (
-        "client_host",
-        "client_port",
-        "client_software_name",
-        "client_software_version",
-        "connection_id",
-        "listener_name",
-        "principal",
-        "security_protocol",
-    )
-
-    def __init__(
-        self,
-        *,
-        connection_id: str = "",
-        listener_name: str = "PLAINTEXT",
-        security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT,
-        client_host: str = "127.0.0.1",
-        client_port: int = 0,
-        principal: str = ANONYMOUS,
-    ) -> None:
-        self.connection_id = connection_id
-        self.listener_name = listener_name
-        self.security_protocol = security_protocol
-        self.client_host = client_host
-        self.client_port = client_port
-        self.principal = principal
-        self.client_software_name = "unknown"
-        self.client_software_version = "unknown"
-
-
-class RequestContext:
-    """Who asks what, as a handler sees it. A handler reads it and may call `throttle` and `close_connection`."""
-
-    __slots__ = (
-        "api_key",
-        "api_version",
-        "channel",
-        "client_id",
-        "closes_connection",
-        "correlation_id",
-        "now_ms",
-        "throttle_time_ms",
-    )
-
-    def __init__(
-        self,
-        api_key: int,
-        api_version: int,
-        correlation_id: int = 0,
-        client_id: str | None = None,
-        *,
-        channel: ChannelContext | None = None,
-        now_ms: int = 0,
-    ) -> None:
-        self.api_key = api_key
-        self.api_version = api_version
-        self.correlation_id = correlation_id
-        self.client_id = client_id
-        self.channel = channel if channel is not None else ChannelContext()
-        self.now_ms = now_ms
-        self.throttle_time_ms = 0
-        self.closes_connection = False
-
-    def throttle(self, throttle_time_ms: int) -> None:
-        """Mutes the connection for so long once the response is sent (KIP-219); the response names the time itself."""
-        self.throttle_time_ms = max(self.throttle_time_ms, throttle_time_ms)
-
-    def close_connection(self) -> None:
-        """Closes the connection after this request's response, or at once when it has none (acks=0 and an error)."""
-        self.closes_connection = True
-
-    def response_room(self) -> int:
-        """How many bytes of records this response may have: less while other clients do not read theirs."""
-        return _UNLIMITED
-
-    def reserve_response(self, size_bytes: int) -> None:
-        """So many bytes were read for this response, which may still have to wait: they count as unsent from now on."""
-
-    @property
-    def connection_id(self) -> str:
-        return self.channel.connection_id
-
-    @property
-    def listener_name(self) -> str:
-        return self.channel.listener_name
-
-    @property
-    def security_protocol(self) -> SecurityProtocol:
-        return self.channel.security_protocol
-
-    @property
-    def client_host(self) -> str:
-        return self.channel.client_host
-
-    @property
-    def principal(self) -> str:
-        return self.channel.principal
-
-    @property
-    def client_software_name(self) -> str:
-        return self.channel.client_software_name
-
-    @property
-    def client_software_version(self) -> str:
-        return self.channel.client_software_version
+Steps = Generator[None, None, None]
+"""Work in slices: each step takes at most a few milliseconds."""
 
 
 class Request(RequestContext):
@@ -165,13 +38,13 @@ class Request(RequestContext):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Responder,
         api: VersionedApi,
         correlation_id: int,
         frame: Frame,
         received_at: float,
     ) -> None:
-        # Written out instead of calling the base class: this runs once per request.
+        # Does not call the base class: this runs once per request.
         self.api_key = api.key
         self.api_version = api.version
         self.correlation_id = correlation_id
@@ -182,10 +55,10 @@ class Request(RequestContext):
         self.connection = connection
         self.api = api
         self.frame: Frame = frame
-        """The bytes of header and body until a handler decodes them, then none."""
+        """Header and body until a handler decodes them, then empty."""
         self.size_bytes = len(frame)
         self.pooled_bytes = 0
-        """What the frame takes of the memory pool."""
+        """The share of the memory pool that the frame holds."""
         self.received_at = self.dequeued_at = self.local_done_at = self.remote_done_at = received_at
         self.is_complete = False
         self.is_dropped = False
@@ -197,51 +70,64 @@ class Request(RequestContext):
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether handling the request is of no use: its connection has ended, and it changes nothing."""
+        """Whether handling the request is useless: its connection has ended, and it changes nothing."""
         return self.is_dropped or (self.api.is_read and self.connection.has_ended())
 
     def response_room(self) -> int:
-        return self.connection.channel.response_room()
+        return self.connection.response_room()
 
     def reserve_response(self, size_bytes: int) -> None:
         self.reserved_bytes += size_bytes
-        self.connection.channel.unsent_bytes += size_bytes
+        self.connection.reserve_response(size_bytes)
 
 
-class ApiSpec(Protocol):
-    """One API as the network layer needs it. `versions` is what the handler honours, both ends included."""
+class Responder(ABC):
+    """The connection of a request, as handlers use it.
 
-    @property
-    def key(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def request(self) -> type[Message]: ...
-    @property
-    def response(self) -> type[Message]: ...
-    @property
-    def versions(self) -> tuple[int, int]: ...
-    @property
-    def plane(self) -> Plane: ...
+    Each request ends with one call of `complete`, `complete_with_close`, `refuse` or `drop`.
+    """
 
-    def dispatch(self, ctx: RequestContext, request: Any) -> Dispatched:
-        """Handle a request. Bad input never raises."""
+    context: ChannelContext
+    decoder: RequestDecoder
+    is_closed: bool
+    paused: int
+    """The reasons not to read the connection, see `muting`."""
 
+    @abstractmethod
+    def complete(self, request: Request, response: Message | None) -> Steps | None:
+        """End a request with its response, or without one. Return the remaining steps if encoding takes long.
 
-class SplitsMetrics(Protocol):
-    """An API that is also measured under a second name that depends on the request: FetchConsumer, FetchFollower."""
+        Raises ValueError if the response cannot be encoded: a bug in the handler.
+        """
 
-    def metric_name(self, request: Any) -> str: ...
+    @abstractmethod
+    def complete_with_close(self, request: Request) -> None:
+        """End a request by closing the connection instead of a response."""
 
+    @abstractmethod
+    def refuse(self, request: Request, reason: str) -> None:
+        """End a malformed request: earlier requests are answered, later ones dropped, then the connection closes."""
 
-class Reads(Protocol):
-    """An API that changes nothing: its requests are dropped when their connection has ended."""
+    @abstractmethod
+    def drop(self, request: Request) -> None:
+        """End a request that was not handled."""
 
-    @property
-    def is_read(self) -> bool: ...
+    @abstractmethod
+    def begin_slices(self, request: Request) -> None:
+        """Hold back the next requests of the connection: this one is worked on in slices."""
 
+    @abstractmethod
+    def end_slices(self, request: Request) -> None:
+        """Release the next requests of the connection."""
 
-class NamesErrors(Protocol):
-    """An API that says itself which error codes a response carries; for others they are found by field name."""
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """Return whether the client has closed the connection, even if the loop has not noticed yet."""
 
-    def error_codes(self, response: Any) -> Iterable[int]: ...
+    @abstractmethod
+    def response_room(self) -> int:
+        """Return how many bytes of records a response may carry now."""
+
+    @abstractmethod
+    def reserve_response(self, size_bytes: int) -> None:
+        """Count bytes as unsent before the response is complete."""

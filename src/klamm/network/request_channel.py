@@ -1,40 +1,36 @@
 """RequestChannel: the bounded queues between connections and handlers.
 
 There are two: data and control. Handlers empty the control queue first. A connection whose request finds its queue full
-stops reading its socket until there is room: nothing ever blocks the loop, and other connections go on.
- Finished responses wait in their connection for their turn; the channel knows which connections
-have something to send.
+stops reading its socket until there is room: nothing blocks the loop, and other connections continue.
+Completed responses wait in their connection; the channel knows which connections have something to send.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from klamm.metrics import MetricsRegistry
 from klamm.network.hoard import Hoard
 from klamm.network.request import Request
-from klamm.network.request_queue import RequestQueue
-
-if TYPE_CHECKING:
-    from klamm.network.connection import Connection
+from klamm.network.request_queue import Lane, RequestQueue
 
 CONTROL_PLANE_QUEUE_LIMIT: Final = 20
 UNLIMITED: Final = -1
 UNSENT_RESPONSE_BYTES: Final = 128 * 1024 * 1024
-"""What responses may hold in memory until their clients have read them; beyond it a fetch gets the least there is."""
+"""Memory for responses that their clients have not read. Beyond it a Fetch gets `LEAST_RESPONSE_BYTES`."""
 LEAST_RESPONSE_BYTES: Final = 64 * 1024
-"""What a response may have however much is unsent: clients that do read must get on."""
+"""Room of a response however much is unsent: clients that read must make progress."""
 UNFINISHED_REQUEST_BYTES: Final = 512 * 1024 * 1024
-"""What requests of which only a part has come may hold before connections that have stalled are closed."""
+"""Memory for incomplete requests. Beyond it stalled connections are closed."""
 _GROUP: Final = "kafka.network"
 
 
 class MemoryPool:
-    """`queued.max.request.bytes`: connections stop reading while the requests not yet handled hold that many bytes.
+    """`queued.max.request.bytes`: connections stop reading while requests that wait for a handler hold that many bytes.
 
-    A single request may overshoot, as in Kafka: it is admitted whenever anything is free.
+    A single request may exceed the limit, as in Kafka: it is admitted whenever anything is free.
     """
 
     __slots__ = ("limit_bytes", "used_bytes", "waiting")
@@ -42,7 +38,12 @@ class MemoryPool:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.waiting: dict[Connection, None] = {}
+        self.waiting: dict[Callable[[], None], None] = {}
+        """Called, longest wait first, when memory is free."""
+
+    def acquire(self, request: Request) -> None:
+        request.pooled_bytes = request.size_bytes
+        self.used_bytes += request.size_bytes
 
     def release(self, request: Request) -> None:
         self.used_bytes -= request.pooled_bytes
@@ -58,7 +59,7 @@ class MemoryPool:
 
 
 class RequestChannel:
-    """The queues of a broker. Owner: the broker loop."""
+    """The queues of a broker. Owner: the broker loop. Only its methods change its counters."""
 
     def __init__(
         self,
@@ -77,10 +78,12 @@ class RequestChannel:
         self.unfinished = Hoard("unfinished requests", UNFINISHED_REQUEST_BYTES, monotonic)
         self.unread = Hoard("unread responses", 2 * UNSENT_RESPONSE_BYTES, monotonic)
         self.in_flight = 0
+        """Requests that were received and have not left the broker, with a response or without."""
         self.unsent_bytes = 0
-        self.wake_handlers: Callable[[], None] = _nobody_listens
+        """Responses, complete or reserved, that their clients have not read."""
+        self.wake_handlers: Callable[[], None] = _no_handlers
         self.flushes_itself = False
-        self._to_flush: list[Connection] = []
+        self._to_flush: list[Callable[[], None]] = []
         self._flush_is_scheduled = False
         self._drained: asyncio.Future[None] | None = None
         self._register(registry)
@@ -94,37 +97,40 @@ class RequestChannel:
         gauge("SocketServer", "MemoryPoolAvailable", lambda: self.memory_pool.available_bytes)
         gauge("SocketServer", "MemoryPoolUsed", lambda: self.memory_pool.used_bytes)
 
-    def send_request(self, request: Request) -> bool:
-        """Queues a request. False when its queue is full: its connection is called when there is room."""
-        connection = request.connection
-        if request.api.is_control or connection.is_control_plane:
-            is_queued = self.control.offer(connection.control_lane, request)
-        else:
-            is_queued = self.data.offer(connection.data_lane, request)
+    # Requests.
+
+    def send_request(self, lane: Lane, request: Request) -> bool:
+        """Queue a request. Return False if its queue is full: the lane reports when there is room."""
+        self.in_flight += 1
+        is_queued = lane.queue.offer(lane, request)
         self.wake_handlers()
         return is_queued
 
-    def list_again(self, connection: Connection) -> None:
-        """The connection's requests may be handled again: its client reads, or it has ended."""
-        if connection.data_lane and not connection.is_control_plane:
-            self.data.list_again(connection.data_lane)
-        if connection.control_lane:
-            self.control.list_again(connection.control_lane)
+    def note_received(self) -> None:
+        """Count a request that needs no handler."""
+        self.in_flight += 1
+
+    def list_again(self, lane: Lane) -> None:
+        """Give a lane turns again: its client reads, its connection has ended, or its work in slices is done."""
+        if lane:
+            lane.queue.list_again(lane)
         self.wake_handlers()
 
     def admit_waiting(self) -> None:
-        """Reads connections again that wait for room or memory, longest first, while there is some."""
+        """Read connections again that wait for room or memory, longest wait first, while there is some."""
         self.control.admit_waiting()
         self.data.admit_waiting()
         pool = self.memory_pool
         while pool.waiting and not pool.is_depleted:
-            connection = next(iter(pool.waiting))
-            del pool.waiting[connection]
-            connection.on_memory_available()
+            on_memory = next(iter(pool.waiting))
+            del pool.waiting[on_memory]
+            on_memory()
 
-    def response_ready(self, connection: Connection) -> None:
-        """The connection has responses to send: soon, together with others that become ready in the same turn."""
-        self._to_flush.append(connection)
+    # Responses.
+
+    def response_ready(self, flush: Callable[[], None]) -> None:
+        """Call `flush` soon, together with the connections that become ready in the same turn."""
+        self._to_flush.append(flush)
         if not self.flushes_itself and not self._flush_is_scheduled:
             self._flush_is_scheduled = True
             self._loop.call_soon(self._scheduled_flush)
@@ -134,29 +140,37 @@ class RequestChannel:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what is ready; connections that become ready meanwhile are served too."""
+        """Send all responses that are ready, including those that become ready meanwhile."""
         while self._to_flush:
-            connections, self._to_flush = self._to_flush, []
-            for connection in connections:
-                connection.flush()
+            ready, self._to_flush = self._to_flush, []
+            for flush in ready:
+                flush()
 
     def response_room(self) -> int:
-        """How large a response may be now: half of what is left, so that a few slow readers do not take it all."""
+        """Return how large a response may be now: half of the rest, so that a few slow readers do not take it all."""
         return max(LEAST_RESPONSE_BYTES, (UNSENT_RESPONSE_BYTES - self.unsent_bytes) // 2)
 
+    def add_unsent(self, size_bytes: int) -> None:
+        """Count bytes of a response that its client has not read yet; negative to correct a reservation."""
+        self.unsent_bytes += size_bytes
+
     def note_sent(self, count: int) -> None:
-        """So many requests have left the broker, with a response or without."""
+        """Count requests that have left the broker, with a response or without."""
         self.in_flight -= count
         if self._drained is not None and self.in_flight == 0 and not self._drained.done():
             self._drained.set_result(None)
 
+    def release_unsent(self, size_bytes: int) -> None:
+        """Release bytes of responses that have left, or that have nowhere to go."""
+        self.unsent_bytes -= size_bytes
+
     async def drained(self) -> None:
-        """Returns when no request is queued, being handled or unanswered."""
+        """Return when no request is queued, being handled or unanswered."""
         while self.in_flight:
             self._drained = self._loop.create_future()
             await self._drained
         self._drained = None
 
 
-def _nobody_listens() -> None:
+def _no_handlers() -> None:
     """Requests wait in the queues until a handler pool is started."""

@@ -31,11 +31,11 @@ from typing import Any, Final, cast
 from klamm.clock import Clock
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.metrics import BusyRatio, MetricsRegistry
-from klamm.network.api_table import API_VERSIONS_KEY
-from klamm.network.request import Request
+from klamm.network.request import Request, Steps
 from klamm.network.request_channel import RequestChannel
-from klamm.network.request_queue import Lane, RequestQueue
-from klamm.network.sliced_work import SlicedWork, Steps
+from klamm.network.request_queue import RequestQueue
+from klamm.network.sliced_work import SlicedWork
+from klamm.protocol.frames import API_VERSIONS
 from klamm.protocol.wire import Message
 
 _log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class KafkaRequestHandlerPool:
 
     def _answer_api_versions(self, data: RequestQueue) -> None:
         """While the data plane is closed: other brokers ask for versions before they send control requests."""
-        for request in data.take_all(API_VERSIONS_KEY):
+        for request in data.take_all(API_VERSIONS):
             request.dequeued_at = self._monotonic()
             self._handle(request)
 
@@ -192,8 +192,10 @@ class KafkaRequestHandlerPool:
         elif request.size_bytes > WHOLE_BYTES:
             self._begin(request, self._handle_large(request))
         else:
+            frame = request.frame
+            request.frame = b""
             try:
-                message = connection.decoder.decode(request)
+                request.client_id, message = connection.decoder.decode(request.api, frame)
             except ProtocolError as error:
                 connection.refuse(request, str(error))
             else:
@@ -201,15 +203,16 @@ class KafkaRequestHandlerPool:
                 if rest is not None:
                     self._begin(request, rest)
             if request.pooled_bytes:
-                self._channel.memory_pool.used_bytes -= request.pooled_bytes
-                request.pooled_bytes = 0
+                self._channel.memory_pool.release(request)
         return self._monotonic()
 
     def _handle_large(self, request: Request) -> Steps:
         try:
-            message = yield from request.connection.decoder.decode_in_slices(request)
+            decoding = request.connection.decoder.decode_in_slices(request.api, request.frame)
+            request.frame = b""
+            request.client_id, message = yield from decoding
             rest = self._dispatch(request, message)
-            del message  # Not kept while the response is encoded.
+            del message, decoding  # Not kept while the response is encoded.
         except ProtocolError as error:
             request.connection.refuse(request, str(error))
             return
@@ -275,20 +278,13 @@ class KafkaRequestHandlerPool:
         self._add_sliced(request, steps)
 
     def _add_sliced(self, request: Request, steps: Steps) -> None:
-        self._lane(request).busy += 1
+        request.connection.begin_slices(request)
         work = self._sliced_control if request.api.is_control else self._sliced
         work.add(request, steps)
         self._schedule()
 
     def _on_sliced_done(self, request: Request) -> None:
-        lane = self._lane(request)
-        lane.busy -= 1
-        if lane and not lane.busy:
-            self._channel.list_again(request.connection)
-
-    def _lane(self, request: Request) -> Lane:
-        connection = request.connection
-        return connection.control_lane if request.api.is_control else connection.data_lane
+        request.connection.end_slices(request)
 
     def _on_delayed(self, request: Request, future: asyncio.Future[Message | None]) -> None:
         request.remote_done_at = self._monotonic()

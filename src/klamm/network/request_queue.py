@@ -1,38 +1,39 @@
 """RequestQueue: bounded, and fair between connections.
 
-Each connection has a lane per plane. Handlers take one request of a lane, then one of the next lane: a client that
+Each connection has one lane per plane. Handlers take one request of a lane, then one of the next lane: a client that
 pipelines delays a newcomer by one request, however many it has queued. Requests of one lane are handled in their order.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from klamm.network.request import Request
-
-if TYPE_CHECKING:
-    from klamm.network.connection import Connection
 
 
 class Lane(deque[Request]):
     """The queued requests of one connection on one plane.
 
-    The last one may be parked: it found the queue full, so its connection is not read until there is room, but its
-    turn comes like any other's.
+    The last one may be parked: it found the queue full, so its connection is not read until there is room. Its turn
+    comes all the same.
     """
 
-    __slots__ = ("busy", "connection", "is_held", "is_listed", "is_parked")
+    __slots__ = ("busy", "is_blocked", "is_held", "is_listed", "is_parked", "on_room", "queue")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, queue: RequestQueue, on_room: Callable[[], None]) -> None:
         super().__init__()
-        self.connection = connection
+        self.queue = queue
+        self.on_room = on_room
+        """Called when the parked request is queued: the connection may be read again."""
         self.busy = 0
         """Requests of this lane that are being worked on in slices; the next one waits for them."""
+        self.is_blocked = False
+        """The client does not read its responses. Set by the connection."""
         self.is_listed = False
         self.is_parked = False
         self.is_held = False
-        """The client does not read its responses; its requests wait and do not count."""
+        """The lane was blocked at its turn; its requests do not count until it is listed again."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -57,7 +58,7 @@ class RequestQueue:
         return bool(self._turns)
 
     def offer(self, lane: Lane, request: Request) -> bool:
-        """Queue a request. False: it is parked, because the queue is full or others already wait for room."""
+        """Queue a request. Return False if it is parked: the queue is full, or others already wait for room."""
         has_room = self.size < self.limit and not self.waiting
         if has_room:
             self.size += 1
@@ -71,13 +72,13 @@ class RequestQueue:
         return has_room
 
     def take(self) -> Request | None:
-        """The next request; None when no lane has one that may be handled now."""
+        """Return the next request, or None if no lane has one that may be handled now."""
         turns = self._turns
         while turns:
             lane = turns.popleft()
             if lane.busy or not lane:
                 lane.is_listed = False
-            elif lane.connection.is_write_paused:
+            elif lane.is_blocked:
                 self._hold(lane)
             elif len(lane) > 1:
                 turns.append(lane)
@@ -97,7 +98,7 @@ class RequestQueue:
         return request
 
     def take_all(self, api_key: int) -> list[Request]:
-        """The requests of one API that no other request of their connection precedes."""
+        """Return the requests of one API that no other request of their connection precedes."""
         taken = []
         for _ in range(len(self._turns)):
             lane = self._turns.popleft()
@@ -111,7 +112,7 @@ class RequestQueue:
         return taken
 
     def list_again(self, lane: Lane) -> None:
-        """The lane is no longer busy or held."""
+        """Give a lane turns again that is no longer busy or blocked."""
         if lane.is_held:
             lane.is_held = False
             self.size += len(lane) - lane.is_parked
@@ -126,7 +127,7 @@ class RequestQueue:
             self.size -= len(lane) - lane.is_parked
 
     def admit_waiting(self) -> None:
-        """Queue parked requests while there is room, longest first; their connections are read again."""
+        """Queue parked requests while there is room, longest wait first; their connections are read again."""
         while self.waiting and self.size < self.limit:
             lane = next(iter(self.waiting))
             self.size += not lane.is_held
@@ -135,4 +136,4 @@ class RequestQueue:
     def _admit(self, lane: Lane) -> None:
         lane.is_parked = False
         del self.waiting[lane]
-        lane.connection.on_queue_room()
+        lane.on_room()

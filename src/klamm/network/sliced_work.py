@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Final
 
-from klamm.network.request import Request
+from klamm.network.request import Request, Steps
 
 MAX_RUNNING: Final = 4
 """Requests that are worked on at once. Each may hold the memory budget of a message."""
-
-Steps = Generator[None, None, None]
 
 
 class SlicedWork:

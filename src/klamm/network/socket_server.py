@@ -20,14 +20,15 @@ from klamm.metrics import MetricsRegistry
 from klamm.model import EndPoint, SecurityProtocol
 from klamm.network.acceptor import OS_DEFAULT, Acceptor
 from klamm.network.api_table import ApiTable
+from klamm.network.connection_environment import ConnectionEnvironment
 from klamm.network.connection_quotas import ConnectionLimits, ConnectionQuotas
 from klamm.network.processor import Processor
-from klamm.network.request import ApiSpec
 from klamm.network.request_channel import RequestChannel
+from klamm.network.request_context import ApiSpec
 from klamm.network.request_handler import KafkaRequestHandlerPool
 
-SCRATCH_BYTES: Final = 256 * 1024
-"""The buffer that all connections receive small frames into, one read at a time."""
+RECEIVE_BYTES: Final = 256 * 1024
+"""The size of the buffer into which all connections receive small frames, one read at a time."""
 
 _log = logging.getLogger(__name__)
 _GROUP: Final = "kafka.network"
@@ -50,6 +51,8 @@ class SocketServerConfig:
     socket_listen_backlog_size: int = 1024
     connections_max_idle_ms: int = 600_000
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    control_plane_listener: str | None = None
+    inter_broker_listener: str | None = None
 
 
 class SocketServer:
@@ -64,16 +67,15 @@ class SocketServer:
         clock: Clock,
         registry: MetricsRegistry,
         config: SocketServerConfig | None = None,
-        control_plane_listener: str | None = None,
-        inter_broker_listener: str | None = None,
         is_broker_address: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._endpoints = tuple(endpoints)
+        self.config = config if config is not None else SocketServerConfig()
+        control_plane_listener = self.config.control_plane_listener
         _check(self._endpoints, control_plane_listener)
         self._loop = loop
         self._clock = clock
         self._registry = registry
-        self.config = config if config is not None else SocketServerConfig()
         self.apis = ApiTable(apis, registry)
         self.channel = RequestChannel(
             loop,
@@ -85,10 +87,10 @@ class SocketServer:
         self.handler_pool = KafkaRequestHandlerPool(self.channel, loop, clock, registry, self.config.num_io_threads)
         self.quotas = ConnectionQuotas(
             self.config.connection_limits,
-            protected_listeners=_only_for_brokers(self._endpoints, inter_broker_listener, control_plane_listener),
+            protected_listeners=_only_for_brokers(self._endpoints, self.config),
             is_broker_address=is_broker_address,
         )
-        scratch = bytearray(SCRATCH_BYTES)
+        scratch = bytearray(RECEIVE_BYTES)
         self.acceptors = tuple(
             self._acceptor(index, endpoint, scratch, is_control_plane=endpoint.listener == control_plane_listener)
             for index, endpoint in enumerate(self._endpoints)
@@ -97,17 +99,20 @@ class SocketServer:
 
     def _acceptor(self, index: int, endpoint: EndPoint, scratch: bytearray, *, is_control_plane: bool) -> Acceptor:
         config = self.config
+        environment = ConnectionEnvironment(
+            self._loop,
+            self._clock,
+            self.channel,
+            self.apis,
+            scratch=scratch,
+            max_request_bytes=config.socket_request_max_bytes,
+            is_control_plane=is_control_plane,
+        )
         processor = Processor(
             index,
             endpoint.listener,
-            is_control_plane=is_control_plane,
-            loop=self._loop,
-            clock=self._clock,
-            registry=self._registry,
-            channel=self.channel,
-            apis=self.apis,
-            scratch=scratch,
-            max_request_bytes=config.socket_request_max_bytes,
+            environment,
+            self._registry,
             connections_max_idle_ms=config.connections_max_idle_ms,
         )
         return Acceptor(
@@ -209,8 +214,9 @@ class SocketServer:
             acceptor.admit_waiting()
 
 
-def _only_for_brokers(endpoints: tuple[EndPoint, ...], inter_broker: str | None, control: str | None) -> set[str]:
-    """The listeners that clients do not use: they have one of their own."""
+def _only_for_brokers(endpoints: tuple[EndPoint, ...], config: SocketServerConfig) -> set[str]:
+    """Return the listeners that clients do not use, because they have one of their own."""
+    inter_broker, control = config.inter_broker_listener, config.control_plane_listener
     own = {inter_broker, control}
     for_clients = [endpoint.listener for endpoint in endpoints if endpoint.listener not in own]
     return {name for name in (control, inter_broker if for_clients else None) if name is not None}

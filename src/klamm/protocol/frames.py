@@ -34,8 +34,10 @@ GROWTH_BYTES: Final = 1024 * 1024
 
 Frame = bytes | bytearray
 
+REQUEST_HEADER: Final = Struct(">hhih")
+"""API key, version, correlation id and the length of the client id. Header version 0 ends before the length."""
 _SIZE = Struct(">i")
-_REQUEST = Struct(">hhih")
+_SIZE_AND_CORRELATION = Struct(">ii")
 _CORRELATION = Struct(">i")
 
 
@@ -204,7 +206,7 @@ def decode_request_header(buf: BytesLike, pos: int = 0) -> tuple[RequestHeader, 
 
 def _request_header(buf: BytesLike, pos: int) -> tuple[RequestHeader, int]:
     # Header 0 has no client id; what is read in its place is the body's first bytes and is not used.
-    key, version, correlation_id, length = _REQUEST.unpack_from(buf, pos)
+    key, version, correlation_id, length = REQUEST_HEADER.unpack_from(buf, pos)
     header = request_header_version(key, version)
     if header == 0:
         return RequestHeader(key, version, correlation_id), pos + 8
@@ -225,7 +227,7 @@ def encode_request_header(header: RequestHeader) -> bytes:
     version = request_header_version(header.api_key, header.api_version)
     client_id = b"" if header.client_id is None else header.client_id.encode()
     length = -1 if header.client_id is None else len(client_id)
-    raw = _REQUEST.pack(header.api_key, header.api_version, header.correlation_id, length) + client_id
+    raw = REQUEST_HEADER.pack(header.api_key, header.api_version, header.correlation_id, length) + client_id
     return raw[:8] if version == 0 else raw + b"\x00" if version == 2 else raw
 
 
@@ -241,18 +243,24 @@ def decode_response_header(api_key: int, api_version: int, buf: BytesLike, pos: 
         raise ProtocolError(f"the response header is malformed: {cause}") from cause
 
 
-def encode_response_header(api_key: int, api_version: int, correlation_id: int) -> bytes:
-    return _CORRELATION.pack(correlation_id) + bytes(response_header_version(api_key, api_version))
-
-
 def encode_request_frame(header: RequestHeader, message: Message) -> list[BytesLike]:
     """A whole request as parts to write: size, header and body."""
     return framed(encode_request_header(header), encode(message, header.api_version))
 
 
 def encode_response_frame(correlation_id: int, message: Message, version: int) -> list[BytesLike]:
-    """A whole response as parts to write: size, header and body."""
-    return framed(encode_response_header(message.KEY, version, correlation_id), encode(message, version))
+    """Return a whole response as parts to write: size, header and body."""
+    parts = encode(message, version)
+    prepend_response_header(response_header_version(message.KEY, version), correlation_id, parts)
+    return parts
+
+
+def prepend_response_header(header_version: int, correlation_id: int, parts: list[BytesLike]) -> int:
+    """Put size and header before an encoded body; return the number of bytes of the frame."""
+    size = 4 + header_version + sum(map(len, parts))
+    head = _SIZE_AND_CORRELATION.pack(size, correlation_id)
+    parts.insert(0, head + b"\0" if header_version else head)
+    return size + 4
 
 
 def framed(header: bytes, body: list[BytesLike]) -> list[BytesLike]:

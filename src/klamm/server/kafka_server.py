@@ -245,8 +245,6 @@ class KafkaServer:
             clock=self._clock,
             registry=broker.metrics,
             config=settings.socket_server(config),
-            control_plane_listener=config.control_plane_listener,
-            inter_broker_listener=config.inter_broker_listener,
             is_broker_address=lambda address: settings.is_broker_address(address, config, broker.metadata.snapshot),
         )
         await self._sockets.bind()

@@ -36,6 +36,8 @@ def socket_server(config: KafkaConfig) -> SocketServerConfig:
         socket_listen_backlog_size=config.socket_listen_backlog_size,
         connections_max_idle_ms=config.connections_max_idle_ms,
         connection_limits=connection_limits(config),
+        control_plane_listener=config.control_plane_listener,
+        inter_broker_listener=config.inter_broker_listener,
     )
 
 

@@ -12,7 +12,7 @@ from klamm.apis import fetch, produce
 from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
 from klamm.model import ZERO_UUID, TopicPartition
-from klamm.network.request import RequestContext
+from klamm.network.request_context import RequestContext
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.messages.fetch import (
     FetchPartition,

@@ -8,7 +8,7 @@ import pytest
 
 from klamm.apis import ALL, docs
 from klamm.apis.registry import bind, then
-from klamm.network.request import Plane
+from klamm.network.request_context import Plane
 from tests.support.one_broker import OneBroker
 
 ROOT = Path(__file__).parents[3]

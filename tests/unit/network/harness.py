@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -108,9 +109,11 @@ class Server:
             loop=asyncio.get_running_loop(),
             clock=self.clock,
             registry=self.registry,
-            config=config,
-            control_plane_listener=control_plane_listener,
-            inter_broker_listener=inter_broker_listener,
+            config=replace(
+                config if config is not None else SocketServerConfig(),
+                control_plane_listener=control_plane_listener,
+                inter_broker_listener=inter_broker_listener,
+            ),
         )
         self._started = started
         self._clients: list[RawClient] = []

@@ -1,0 +1,47 @@
+"""ConnectionEnvironment: the objects that the connections of one listener share, and what they read and wrote."""
+
+from __future__ import annotations
+
+import asyncio
+
+from klamm.clock import Clock
+from klamm.metrics import BusyRatio
+from klamm.network.api_table import ApiTable
+from klamm.network.request_channel import RequestChannel
+from klamm.network.request_recorder import RequestRecorder
+
+
+class Traffic:
+    """What the connections of one listener read and wrote, and how much of the time. Only connections count here."""
+
+    __slots__ = ("idle", "incoming_bytes", "outgoing_bytes")
+
+    def __init__(self, clock: Clock) -> None:
+        self.idle = BusyRatio(clock)
+        self.incoming_bytes = 0
+        self.outgoing_bytes = 0
+
+
+class ConnectionEnvironment:
+    """The objects that the connections of one listener share."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        channel: RequestChannel,
+        apis: ApiTable,
+        *,
+        scratch: bytearray,
+        max_request_bytes: int,
+        is_control_plane: bool,
+    ) -> None:
+        self.loop = loop
+        self.clock = clock
+        self.channel = channel
+        self.apis = apis
+        self.scratch = scratch
+        self.max_request_bytes = max_request_bytes
+        self.is_control_plane = is_control_plane
+        self.recorder = RequestRecorder(apis)
+        self.traffic = Traffic(clock)

@@ -1,0 +1,166 @@
+"""The context of a request as a handler sees it, and the interface of an API that the network layer serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from klamm.model import SecurityProtocol
+from klamm.protocol.wire import Message
+
+ANONYMOUS: Final = "User:ANONYMOUS"
+_UNLIMITED: Final = 2**31 - 1
+Dispatched = Message | asyncio.Future[Any] | Generator[None, None, Any] | None
+"""The result of a handler: the response, a future of the response, or None if there is no response (acks=0).
+
+A generator works in slices: it yields at least every few milliseconds and returns one of the others.
+"""
+
+
+class Plane(Enum):
+    """The queue of a request. Handlers take control requests before data requests."""
+
+    DATA = "data"
+    CONTROL = "control"
+
+
+class ChannelContext:
+    """Properties of a connection that all its requests share."""
+
+    __slots__ = (
+        "client_host",
+        "client_port",
+        "client_software_name",
+        "client_software_version",
+        "connection_id",
+        "listener_name",
+        "principal",
+        "security_protocol",
+    )
+
+    def __init__(
+        self,
+        *,
+        connection_id: str = "",
+        listener_name: str = "PLAINTEXT",
+        security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT,
+        client_host: str = "127.0.0.1",
+        client_port: int = 0,
+        principal: str = ANONYMOUS,
+    ) -> None:
+        self.connection_id = connection_id
+        self.listener_name = listener_name
+        self.security_protocol = security_protocol
+        self.client_host = client_host
+        self.client_port = client_port
+        self.principal = principal
+        self.client_software_name = "unknown"
+        self.client_software_version = "unknown"
+
+
+class RequestContext:
+    """Client, connection and header of a request. A handler may call `throttle` and `close_connection`."""
+
+    __slots__ = (
+        "api_key",
+        "api_version",
+        "channel",
+        "client_id",
+        "closes_connection",
+        "correlation_id",
+        "now_ms",
+        "throttle_time_ms",
+    )
+
+    def __init__(
+        self,
+        api_key: int,
+        api_version: int,
+        correlation_id: int = 0,
+        client_id: str | None = None,
+        *,
+        channel: ChannelContext | None = None,
+        now_ms: int = 0,
+    ) -> None:
+        self.api_key = api_key
+        self.api_version = api_version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
+        self.channel = channel if channel is not None else ChannelContext()
+        self.now_ms = now_ms
+        self.throttle_time_ms = 0
+        self.closes_connection = False
+
+    def throttle(self, throttle_time_ms: int) -> None:
+        """Mute the connection for this time after the response (KIP-219). The response must carry the time as well."""
+        self.throttle_time_ms = max(self.throttle_time_ms, throttle_time_ms)
+
+    def close_connection(self) -> None:
+        """Close the connection after this request's response, or at once if it has none (acks=0 and an error)."""
+        self.closes_connection = True
+
+    def response_room(self) -> int:
+        """Return how many bytes of records the response may carry: fewer while other clients do not read theirs."""
+        return _UNLIMITED
+
+    def reserve_response(self, size_bytes: int) -> None:
+        """Count `size_bytes` as unsent from now on, although the response may be delayed."""
+
+    @property
+    def connection_id(self) -> str:
+        return self.channel.connection_id
+
+    @property
+    def listener_name(self) -> str:
+        return self.channel.listener_name
+
+    @property
+    def security_protocol(self) -> SecurityProtocol:
+        return self.channel.security_protocol
+
+    @property
+    def client_host(self) -> str:
+        return self.channel.client_host
+
+    @property
+    def principal(self) -> str:
+        return self.channel.principal
+
+    @property
+    def client_software_name(self) -> str:
+        return self.channel.client_software_name
+
+    @property
+    def client_software_version(self) -> str:
+        return self.channel.client_software_version
+
+
+class ApiSpec(Protocol):
+    """One API as the network layer needs it."""
+
+    @property
+    def key(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def request(self) -> type[Message]: ...
+    @property
+    def response(self) -> type[Message]: ...
+    @property
+    def versions(self) -> tuple[int, int]:
+        """The first and the last version that the handler serves."""
+
+    @property
+    def plane(self) -> Plane: ...
+    @property
+    def is_read(self) -> bool:
+        """Whether the API changes nothing: its requests are dropped if their connection has ended."""
+
+    @property
+    def metric_name(self) -> Callable[[Any], str] | None:
+        """Return the second name under which a request is measured (FetchConsumer, FetchFollower)."""
+
+    def dispatch(self, ctx: RequestContext, request: Any) -> Dispatched:
+        """Handle a request. Invalid input never raises."""

@@ -1,0 +1,61 @@
+"""RequestRecorder: measure a request when it is over, and log it at DEBUG."""
+
+from __future__ import annotations
+
+import logging
+
+from klamm.network.api_table import ApiTable
+from klamm.network.request import Request
+
+_request_log = logging.getLogger("klamm.request")
+
+
+class RequestRecorder:
+    """Writes the rows of `RequestMetrics`."""
+
+    __slots__ = ("_apis",)
+
+    def __init__(self, apis: ApiTable) -> None:
+        self._apis = apis
+
+    def record(self, request: Request, flushed_at: float, sent_at: float) -> None:
+        """Record a request whose response has left, or that has none."""
+        received, dequeued = request.received_at, request.dequeued_at
+        local_done, remote_done = request.local_done_at, request.remote_done_at
+        row = (
+            (dequeued - received) * 1000,
+            (local_done - dequeued) * 1000,
+            (remote_done - local_done) * 1000,
+            request.throttle_time_ms,
+            (flushed_at - remote_done) * 1000,
+            (sent_at - flushed_at) * 1000,
+            (sent_at - received) * 1000,
+            request.size_bytes,
+        )
+        api = request.api
+        api.metrics.table.append(row)
+        api.mark_request()
+        if request.split_name is not None:
+            self._apis.metrics(request.split_name).record(api.version, row)
+        if _request_log.isEnabledFor(logging.DEBUG):
+            _log_request(request, row)
+
+
+def _log_request(request: Request, row: tuple[float, ...]) -> None:
+    _request_log.debug(
+        "Completed request api=%s version=%d correlationId=%d clientId=%s connection=%s listener=%s"
+        " securityProtocol=%s principal=%s client=%s/%s responseBytes=%d requestQueueTime=%.3f localTime=%.3f"
+        " remoteTime=%.3f throttleTime=%d responseQueueTime=%.3f sendTime=%.3f totalTime=%.3f requestBytes=%d",
+        request.api.name,
+        request.api_version,
+        request.correlation_id,
+        request.client_id,
+        request.connection_id,
+        request.listener_name,
+        request.security_protocol.name,
+        request.principal,
+        request.client_software_name,
+        request.client_software_version,
+        request.response_size_bytes,
+        *row,
+    )
