@@ -15,7 +15,7 @@ from random import Random
 import crc32c
 
 from klamm.clock import SystemClock
-from klamm.log import LogManager
+from klamm.log import LogManager, append_as_leader
 from klamm.model import TopicPartition
 from klamm.protocol.record_batch import Record, build_batch
 
@@ -48,7 +48,7 @@ def through_log(directory: str, batch: bytes, count: int, producer_id: int = -1)
     views = [memoryview(b) for b in sent]
     start = time.perf_counter()
     for view in views:
-        log.append_as_leader(view, 0)
+        append_as_leader(log, view, 0)
     elapsed = time.perf_counter() - start
     assert log.log_end_offset == len(views)
     manager.shutdown()

@@ -220,7 +220,7 @@ class Readers:
             for each in range(PARTITIONS):
                 partition = side.partition(each)
                 if partition is not None and partition.log is not None:
-                    partition.log.config = LogConfig(retention_bytes=0, compression_type=compression)
+                    partition.log.update_config(LogConfig(retention_bytes=0, compression_type=compression))
             side.one.broker.replicas.on_topic_config_change("t")
 
     def move_racks(self, index: int, amount: int) -> None:

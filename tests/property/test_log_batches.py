@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.errors import ErrorCode, ProtocolError
-from klamm.log import LogConfig
+from klamm.log import LogConfig, append_as_leader
 from klamm.protocol.record_batch import Record, batches, build_batch, records
 from tests.unit.log.harness import Bench
 
@@ -56,7 +56,7 @@ def test_damaged_batches(rows: list[Record], codec: int, damage: list[tuple[int,
     decode_all(bytes(data))
     config = LogConfig(cleanup_policy=frozenset({"compact"}), compression_type="lz4")
     log = Bench(config).open()
-    result = log.append_as_leader(bytes(data), 0)
+    result = append_as_leader(log, bytes(data), 0)
     assert isinstance(result.error, ErrorCode)
     assert (result.error == ErrorCode.NONE) == (log.log_end_offset > 0)
 

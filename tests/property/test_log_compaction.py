@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from klamm.log import AppendOrigin, Log, LogConfig
+from klamm.log import AppendOrigin, Log, LogConfig, append_as_leader
 from klamm.protocol.record_batch import Record, build_batch, records
 from tests.unit.log.harness import NOW, TP, Bench, marker, read_batches
 
@@ -22,7 +22,7 @@ CONFIG = LogConfig(
 
 def committed(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
     """What a read_committed consumer sees."""
-    aborted = log.collect_aborted(0, 1 << 40)
+    aborted = log.local.collect_aborted(0, 1 << 40)
     seen = []
     for batch in read_batches(log):
         hidden = any(
@@ -44,7 +44,7 @@ def write(rng: Random, log: Log, open_txns: dict[int, bool], sequences: dict[int
     if producer_id in open_txns and rng.random() < 0.5:
         del open_txns[producer_id]
         data = marker(producer_id, 0, abort=rng.random() < 0.5)
-        result = log.append_as_leader(data, 0, origin=AppendOrigin.COORDINATOR)
+        result = append_as_leader(log, data, 0, origin=AppendOrigin.COORDINATOR)
     else:
         transactional = producer_id >= 2
         sequence = sequences.get(producer_id, 0)
@@ -60,7 +60,7 @@ def write(rng: Random, log: Log, open_txns: dict[int, bool], sequences: dict[int
             base_sequence=sequence if producer_id >= 0 else -1,
             is_transactional=transactional,
         )
-        result = log.append_as_leader(data, 0)
+        result = append_as_leader(log, data, 0)
     assert result.error == 0, result
 
 

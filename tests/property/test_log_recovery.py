@@ -8,12 +8,12 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from klamm.log import AppendOrigin, Log, LogConfig
+from klamm.log import AppendOrigin, Log, LogConfig, append_as_leader
 from klamm.log.leader_epoch_cache import EpochEntry
 from klamm.log.memory_files import MemoryFiles
 from klamm.log.transaction_index import AbortedTxn
 from klamm.protocol.record_batch import batches
-from tests.unit.log.harness import DIR, NOW, Bench, batch, marker, read_batches
+from tests.unit.log.harness import DIR, NOW, Bench, batch, close, marker, read_batches
 
 CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=100)
 
@@ -95,7 +95,7 @@ def write(rng: Random, log: Log, count: int) -> Model:
             data = batch(*values, producer=(step.producer_id, 0, sequence), transactional=step.transactional)
         else:
             data = batch(*values, compression=rng.randrange(5), timestamp=NOW + rng.randrange(1000))
-        result = log.append_as_leader(data, epoch, origin=origin)
+        result = append_as_leader(log, data, epoch, origin=origin)
         assert (result.error, result.base_offset, result.last_offset + 1) == (0, step.base_offset, step.next_offset)
         model.steps.append(step)
     return model
@@ -111,7 +111,7 @@ def check(log: Log, model: Model, written: list[bytes]) -> None:
     sequences = {p: e.last_sequence for p, e in log.producers.entries.items() if e.batches}
     assert sequences == model.last_sequences()
     ongoing, aborted = model.transactions()
-    assert list(log.collect_aborted(0, 1 << 40)) == aborted
+    assert list(log.local.collect_aborted(0, 1 << 40)) == aborted
     log.update_high_watermark(log.log_end_offset)
     assert log.last_stable_offset == min(ongoing.values(), default=log.log_end_offset)
     for step in model.steps:
@@ -176,8 +176,8 @@ def test_a_damaged_log_recovers_to_a_prefix(seed: int) -> None:
     check(again, model.upto(again.log_end_offset), written)
     more = write(rng, again, 0)
     assert more.steps == []
-    again.append_as_leader(batch(b"after"), 1000)
-    again.close()
+    append_as_leader(again, batch(b"after"), 1000)
+    close(again)
     clean = bench.open(clean=True, recovery_point=again.recovery_point)
     assert [bytes(b.view) for b in read_batches(clean)] == [bytes(b.view) for b in read_batches(again)]
 

@@ -61,12 +61,12 @@ def stopped(rng: Random, manager: LogManager, bench: Bench) -> MemoryFiles:
 
 def facts(log: Log) -> tuple[object, ...]:
     """The offsets, size and latest epoch are asked for first: a log that is not open must not be opened for them."""
-    known = (log.log_start_offset, log.log_end_offset, log.size_bytes, log.latest_epoch, log.first_base_offset)
+    known = (log.log_start_offset, log.log_end_offset, log.size_bytes, log.latest_epoch, log.contents.first_base_offset)
     last_stable_offset = log.update_high_watermark(log.log_end_offset), log.last_stable_offset
     ends = [log.end_offset_for_epoch(epoch) for epoch in range(12)]
     read = [bytes(b.view) for b in read_batches(log)]
     producers = {p: (e.last_sequence, e.current_txn_first_offset) for p, e in log.producers.entries.items()}
-    aborted = [(t.producer_id, t.last_offset) for t in log.collect_aborted(0, 1 << 40)]
+    aborted = [(t.producer_id, t.last_offset) for t in log.local.collect_aborted(0, 1 << 40)]
     if log.log_start_offset > 0:  # recovery does not see what producers wrote before the start of the log
         producers = {}
     return known, last_stable_offset, ends, read, log.leader_epochs.entries, producers, aborted

@@ -114,7 +114,7 @@ def _append_old(
 
 def _as_told(result: AppendResult, version: int) -> AppendResult:
     if version <= 3 and result.error == ErrorCode.KAFKA_STORAGE_ERROR:
-        return result._replace(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return result.with_error(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     return result
 
 

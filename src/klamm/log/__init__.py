@@ -1,5 +1,6 @@
 """Logs on disk: Kafka's files, byte for byte."""
 
+from klamm.log.appending import append_as_follower, append_as_leader
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
 from klamm.log.log_manager import LogManager
@@ -16,4 +17,6 @@ __all__ = [
     "ReadResult",
     "RecordError",
     "TimestampOffsetResult",
+    "append_as_follower",
+    "append_as_leader",
 ]

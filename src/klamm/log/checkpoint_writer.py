@@ -126,4 +126,4 @@ def cleaner_offsets(logs: Iterable[Log]) -> LogOffsets:
 
 def log_start_offsets(logs: Iterable[Log]) -> LogOffsets:
     """Only starts that the names of the segments do not tell."""
-    return ((log, log.log_start_offset) for log in logs if log.log_start_offset > log.first_base_offset)
+    return ((log, log.log_start_offset) for log in logs if log.log_start_offset > log.contents.first_base_offset)

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.log import names
 from klamm.log.compaction import CleanedSegment, CleanPlan, Source, clean, discard
-from klamm.log.files import Files
+from klamm.log.environment import LogEnvironment
 from klamm.log.jobs import fsync_job
 from klamm.log.log import Log
-from klamm.log.segment import LogSegment
+from klamm.log.segment import FoundFile, LogSegment
 
 _log = logging.getLogger(__name__)
 
@@ -68,9 +68,9 @@ def dirtiest(
     """
     best: LogToClean | None = None
     for log in logs:
-        if not log.config.is_compacted or log.is_failed or not _has_dirty_segments(log):
+        if not log.config.is_compacted or log.disk.is_failed or not _has_dirty_segments(log):
             continue
-        candidate = log.guard("looking for what to clean", partial(cleanable, log, now_ms))
+        candidate = log.disk.run("looking for dirty segments of", partial(cleanable, log, now_ms))
         if isinstance(candidate, ErrorCode):
             on_unreadable(log)
         if candidate is None or isinstance(candidate, ErrorCode):
@@ -83,18 +83,19 @@ def dirtiest(
 
 def _has_dirty_segments(log: Log) -> bool:
     """A log with its active segment only is not opened to find that out."""
-    return max(log.cleaner_offset, log.log_start_offset) < log.active_base_offset
+    return max(log.cleaner_offset, log.log_start_offset) < log.contents.active_base_offset
 
 
 class CleanJob:
     """Cleans one log. `done(job, cleaned_to)` is told on the loop, with None when nothing came of it."""
 
     def __init__(
-        self, files: Files, target: LogToClean, now_ms: int, done: Callable[[CleanJob, int | None], None]
+        self, env: LogEnvironment, target: LogToClean, now_ms: int, done: Callable[[CleanJob, int | None], None]
     ) -> None:
         log = target.log
+        self._env = env
         self.log_dir = log.log_dir
-        self._files = files
+        self._files = env.files
         self.log = log
         self._done = done
         self._segments = [s for s in log.segments if s.base_offset < target.end_offset]
@@ -109,7 +110,7 @@ class CleanJob:
             target.first_dirty_offset,
             target.end_offset,
             now_ms,
-            log.collect_aborted(log.segments.first.base_offset, target.end_offset),
+            log.local.collect_aborted(log.segments.first.base_offset, target.end_offset),
             {p: (e.last_data_offset, e.producer_epoch) for p, e in log.producers.entries.items()},
         )
 
@@ -136,7 +137,7 @@ class CleanJob:
         self._cleaned = [(result, self._segment(result)) for result in self._result[0]]
         for _, segment in self._cleaned:
             segment.change_suffix(names.SWAP)
-        self.log.host.submit(
+        self._env.host.submit(
             fsync_job(self._files, self.log_dir, (self.log.dir,), commit=self._exchange, abandon=self.abandon)
         )
 
@@ -146,18 +147,18 @@ class CleanJob:
             return
         by_base = {s.base_offset: s for s in self._segments}
         for result, segment in self._cleaned:
-            self.log.replace_segments([by_base[b] for b in result.replaced], segment)
+            self.log.local.replace_segments([by_base[b] for b in result.replaced], segment)
         self._done(self, self._result[1])
 
     def _give_up(self) -> None:
-        if not self.log.is_failed:
+        if not self.log.disk.is_failed:
             discard(self._files, self.plan)
         self._done(self, None)
 
     def abandon(self) -> None:
         """The log stays as it is and is not tried again before the next start."""
         self.is_uncleanable = True
-        if not self.log.is_failed:
+        if not self.log.disk.is_failed:
             with contextlib.suppress(OSError):
                 discard(self._files, self.plan)
         self._done(self, None)
@@ -165,18 +166,15 @@ class CleanJob:
     def _is_unchanged(self) -> bool:
         log = self.log
         is_same = log.truncation_count == self._generation and log.dir == self.plan.directory
-        return is_same and not log.is_failed and all(s in log.segments for s in self._segments)
+        return is_same and not log.disk.is_failed and all(s in log.segments for s in self._segments)
 
     def _segment(self, cleaned: CleanedSegment) -> LogSegment:
-        log = self.log
         return LogSegment(
             self._files,
-            log.pool,
-            log.dir,
+            self._env.pool,
+            self.log.dir,
             cleaned.base_offset,
-            log.config,
-            size_bytes=cleaned.size_bytes,
-            created_ms=cleaned.modified_ms,
-            has_txn_index=cleaned.has_txn_index,
+            self.log.config,
+            found=FoundFile(cleaned.size_bytes, cleaned.modified_ms, cleaned.has_txn_index),
             suffix=names.CLEANED,
         )

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from klamm.errors import ErrorCode
 from klamm.log.cleaner import CleanJob, LogToClean, dirtiest
-from klamm.log.files import Files
-from klamm.log.jobs import Job
+from klamm.log.environment import LogEnvironment
 from klamm.log.log import Log
 from klamm.model import TopicPartition
 
@@ -17,14 +16,12 @@ class LogCleanerManager:
 
     def __init__(
         self,
-        files: Files,
+        env: LogEnvironment,
         *,
-        submit: Callable[[Job], None],
         is_in_use: Callable[[Log], bool],
         on_cleaned: Callable[[Log], None],
     ) -> None:
-        self._files = files
-        self._submit = submit
+        self._env = env
         self._is_in_use = is_in_use
         self._on_cleaned = on_cleaned
         self._job: CleanJob | None = None
@@ -61,12 +58,12 @@ class LogCleanerManager:
         target = self._dirtiest([log], now_ms)
         if target is None:
             return False
-        job = log.guard("planning to clean", lambda: CleanJob(self._files, target, now_ms, self._cleaned))
+        job = log.disk.run("planning to clean", lambda: CleanJob(self._env, target, now_ms, self._cleaned))
         if isinstance(job, ErrorCode):
             self._set_uncleanable(log)
             return False
         self._job = job
-        self._submit(job)
+        self._env.host.submit(job)
         return True
 
     def _set_uncleanable(self, log: Log) -> None:
@@ -79,5 +76,5 @@ class LogCleanerManager:
         if self._job is job:
             self._job = None
         if cleaned_to is not None:
-            job.log.cleaner_offset = cleaned_to
+            job.log.set_cleaner_offset(cleaned_to)
             self._on_cleaned(job.log)

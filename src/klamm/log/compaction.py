@@ -16,7 +16,6 @@ from typing import Final
 from klamm.log import names
 from klamm.log.batch_reader import read_batches
 from klamm.log.files import Files
-from klamm.log.indexes import TimestampOffset
 from klamm.log.log_config import LogConfig
 from klamm.log.open_segments import OpenSegments
 from klamm.log.producer_state import parse_marker
@@ -174,8 +173,8 @@ def _clean_group(
             for batch in _batches(files, source):
                 kept = _filter(batch, plan, offset_map, tracker)
                 if kept is not None:
-                    newest = TimestampOffset(RecordBatch(memoryview(kept)).max_timestamp, batch.last_offset)
-                    segment.append((kept,), len(kept), batch.last_offset, batch.base_offset, newest)
+                    max_timestamp = RecordBatch(memoryview(kept)).max_timestamp
+                    segment.append((kept,), len(kept), batch.last_offset, batch.base_offset, max_timestamp)
                 while tracker.kept:
                     segment.txn_index.append(tracker.kept.pop(0))
         segment.become_inactive()

@@ -1,47 +1,46 @@
-"""`flush.ms`: which logs have something that is not on the disk, by the time when it has waited long enough."""
+"""`flush.ms`: the logs with records that are not on the disk, by the time when their flush is due."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from klamm.log.log import Log
+from klamm.log.jobs import Flushable
 
 
 class FlushQueue:
-    """A log is in it from its first unflushed record on. A pass costs the logs that are due, not all there are."""
+    """Owner: the broker loop. A log is queued from its first unflushed record on.
 
-    def __init__(self, is_in_use: Callable[[Log], bool]) -> None:
+    The cost of a pass follows the number of logs that are due, not the number of all logs.
+    """
+
+    def __init__(self, is_in_use: Callable[[Flushable], bool]) -> None:
         self._is_in_use = is_in_use
-        self._heap: list[tuple[int, int, Log]] = []
+        self._heap: list[tuple[int, int, Flushable]] = []
+        self._due_ms: dict[Flushable, int] = {}
         self._count = 0
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def put(self, log: Log) -> None:
-        """Something was appended, or `flush.ms` was changed; nothing for a log that is on the disk or has no limit."""
+    def put(self, log: Flushable) -> None:
+        """Queue a log that was appended to or whose `flush.ms` has changed, if it has something to flush."""
         if (due_ms := log.flush_due_ms) is not None:
             self._put(log, due_ms)
 
-    def _put(self, log: Log, due_ms: int) -> None:
-        if log.queued_flush_ms is None or due_ms < log.queued_flush_ms:
-            log.queued_flush_ms = due_ms
+    def _put(self, log: Flushable, due_ms: int) -> None:
+        queued_ms = self._due_ms.get(log)
+        if queued_ms is None or due_ms < queued_ms:
+            self._due_ms[log] = due_ms
             self._count += 1
             heapq.heappush(self._heap, (due_ms, self._count, log))
 
-    def flush_due(self, now_ms: int) -> int:
-        """Asks for the flushes that are due; returns how many logs were looked at."""
-        looked_at = 0
+    def flush_due(self, now_ms: int) -> None:
+        """Request the flushes that are due."""
         while self._heap and self._heap[0][0] <= now_ms:
             due_ms, _, log = heapq.heappop(self._heap)
-            looked_at += 1
-            if log.queued_flush_ms != due_ms or not self._is_in_use(log):  # queued for an earlier time, or gone
+            if self._due_ms.get(log) != due_ms:  # queued again for an earlier time
                 continue
-            log.queued_flush_ms = None
+            del self._due_ms[log]
+            if not self._is_in_use(log):
+                continue
             log.flush_if_older(now_ms)
-            if (next_ms := log.flush_due_ms) is not None:  # a flush is under way, which may yet fail
+            if (next_ms := log.flush_due_ms) is not None:  # a flush is under way, which may still fail
                 self._put(log, next_ms if next_ms > now_ms else now_ms + max(log.config.flush_ms, 1))
-        return looked_at

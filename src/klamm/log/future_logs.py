@@ -63,7 +63,7 @@ class FutureLogs:
         try:
             future.rename_dir(f"{future.log_dir}/{delete_name(tp, self._rng)}")
         except OSError as e:
-            future.host.failed(future.log_dir, e, f"deleting {future.dir}")
+            future.env.host.failed(future.log_dir, e, f"deleting {future.dir}")
             return
         self._deletions.put_tree(future.log_dir, future.dir, 0)
 
@@ -75,8 +75,7 @@ class FutureLogs:
         """The copies in a directory that has failed are given up; a restart finds them again."""
         for tp, future in list(self._logs.items()):
             if future.log_dir == log_dir:
-                future.is_failed = True
-                future.close_handles()
+                future.fail()
                 del self._logs[tp]
 
     def in_dir(self, log_dir: str) -> Iterator[Log]:
@@ -124,8 +123,8 @@ def swap(current: Log, future: Log, deleted: str) -> None:
         raise SwapError(future.log_dir, e) from e
     current.close_handles()
     # the old name first: after a loss of power there must not be two logs of the partition
-    current.host.sync_soon(current.log_dir, current.log_dir)
-    future.host.sync_soon(future.log_dir, future.log_dir, future.dir)
+    current.env.host.sync_soon(current.log_dir, current.log_dir)
+    future.env.host.sync_soon(future.log_dir, future.log_dir, future.dir)
 
 
 def _undo(current: Log, own_name: str) -> None:
@@ -138,8 +137,8 @@ def _undo(current: Log, own_name: str) -> None:
 
 def _prepare(current: Log, future: Log) -> None:
     """All that the copy must have before it is the log."""
-    future.config = current.config
-    future.cleaner_offset = min(current.cleaner_offset, future.log_end_offset)
+    future.update_config(current.config)
+    future.set_cleaner_offset(current.cleaner_offset)
     if current.topic_id is not None:
         future.assign_topic_id(current.topic_id)
     if current.latest_epoch is not None and current.latest_epoch != future.latest_epoch:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from klamm.log.files import Files
+from klamm.log.log_config import LogConfig
 from klamm.model import TopicPartition
 
 
@@ -25,6 +26,18 @@ class Job(Protocol):
 
     def abandon(self) -> None:
         """Runs on the broker loop instead, when the work or its commit has failed: nothing may wait for it any more."""
+
+
+class Flushable(Protocol):
+    """A log with `flush.ms`, as the flush queue sees it."""
+
+    config: LogConfig
+    topic_partition: TopicPartition
+
+    @property
+    def flush_due_ms(self) -> int | None: ...
+
+    def flush_if_older(self, now_ms: int) -> None: ...
 
 
 class LogHost(Protocol):
@@ -45,8 +58,8 @@ class LogHost(Protocol):
     def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
         """What a partition has before that offset is on the disk."""
 
-    def unflushed(self, log: Any) -> None:
-        """A log with `flush.ms` was appended to (a Log: this module is below it)."""
+    def unflushed(self, log: Flushable) -> None:
+        """Note that a log with `flush.ms` has records that are not on the disk."""
 
 
 class InlineHost:
@@ -73,7 +86,7 @@ class InlineHost:
     def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
         pass
 
-    def unflushed(self, log: Any) -> None:
+    def unflushed(self, log: Flushable) -> None:
         pass
 
 

@@ -49,7 +49,7 @@ class LeaderEpochCache:
 
     def __init__(self, files: Files, directory: str, entries: Iterable[EpochEntry] = ()) -> None:
         self._files = files
-        self.directory = directory
+        self._directory = directory
         self.entries: list[EpochEntry] = list(entries)
         self.is_dirty = False
         self._file_bytes: int | None = None
@@ -84,9 +84,19 @@ class LeaderEpochCache:
             return False
         return bool(rows)
 
+    def moved_to(self, directory: str) -> None:
+        self._directory = directory
+
+    def take_unsynced(self) -> list[str]:
+        """Return the file if it was changed since it was last forced to the disk, which the caller does now."""
+        if not self.is_dirty:
+            return []
+        self.is_dirty = False
+        return [self.path]
+
     @property
     def path(self) -> str:
-        return f"{self.directory}/{names.LEADER_EPOCH_CHECKPOINT}"
+        return f"{self._directory}/{names.LEADER_EPOCH_CHECKPOINT}"
 
     @property
     def latest_epoch(self) -> int | None:

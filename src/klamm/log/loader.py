@@ -8,52 +8,55 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
-from dataclasses import field
-from random import Random
+from typing import Final
 from uuid import UUID
 
-from klamm.clock import Clock
 from klamm.errors import KlammError, ProtocolError
 from klamm.frozen import dataclass
 from klamm.log import names
 from klamm.log.batch_reader import read_batches
 from klamm.log.checkpoints import decode_partition_metadata
-from klamm.log.files import FileInfo, Files
+from klamm.log.environment import LogEnvironment
+from klamm.log.files import FileInfo
 from klamm.log.indexes import CorruptIndexError
-from klamm.log.jobs import LogHost
-from klamm.log.lazy_log import Damage, LazyLog, LogFiles
 from klamm.log.leader_epoch_cache import LeaderEpochCache
+from klamm.log.local_log import LocalLog
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
-from klamm.log.open_segments import OpenSegments
+from klamm.log.log_contents import Damage, LoadedLog, OpenFiles, UnopenedLog
 from klamm.log.producer_rebuild import rebuild_producers
 from klamm.log.producer_snapshots import ProducerSnapshots
 from klamm.log.producer_state import ProducerStateManager
-from klamm.log.segment import LogSegment
+from klamm.log.segment import FoundFile, LogSegment
 from klamm.log.segments import LogSegments
 from klamm.log.summaries import LogSummary
 from klamm.model import NO_EPOCH, TopicPartition
 from klamm.protocol.record_batch import RecordBatch
 
 _log = logging.getLogger(__name__)
-_FOREVER = 1 << 63
+_FOREVER: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
-class LogEnvironment:
-    """What all logs of a broker share."""
+class LastRun:
+    """What the last run left of a log: the checkpointed offsets, and how the run ended.
 
-    files: Files
-    clock: Clock
-    rng: Random
-    host: LogHost
-    pool: OpenSegments = field(default_factory=OpenSegments)
-    producer_id_expiration_ms: int = 86_400_000
+    `is_intact`: everything is on the disk, although the last run did not stop cleanly. `recorded` is the summary that
+    a clean stop wrote for a log whose files are different now.
+    """
+
+    log_start_offset: int = 0
+    recovery_point: int = 0
+    had_clean_shutdown: bool = False
+    is_intact: bool = False
+    recorded: LogSummary | None = None
+
+
+_NO_LAST_RUN: Final = LastRun()
 
 
 class LogLoader:
-    """Loads one log. `recovery_point` and `log_start_offset` are the checkpointed ones."""
+    """Loads one log."""
 
     def __init__(
         self,
@@ -61,30 +64,22 @@ class LogLoader:
         topic_partition: TopicPartition,
         log_dir: str,
         config: LogConfig,
+        last_run: LastRun = _NO_LAST_RUN,
         *,
-        log_start_offset: int = 0,
-        recovery_point: int = 0,
-        had_clean_shutdown: bool = False,
-        is_intact: bool = False,
-        recorded: LogSummary | None = None,
         dir_name: str | None = None,
     ) -> None:
-        """`is_intact`: everything is on the disk, although the last run did not stop cleanly.
-
-        `recorded` is what a clean stop wrote of a log whose files are different now.
-        """
         self._env = env
         self._files = env.files
         self._tp = topic_partition
         self._log_dir = log_dir
         self._dir = f"{log_dir}/{dir_name or names.dir_name(topic_partition)}"
         self._config = config
-        self._start_checkpoint = log_start_offset
-        self._recovery_point = recovery_point
-        self._clean = had_clean_shutdown and recorded is None
-        self._is_intact = is_intact
-        self._is_recovered_already = self._clean or is_intact
-        self._recorded = recorded
+        self._start_checkpoint = last_run.log_start_offset
+        self._recovery_point = last_run.recovery_point
+        self._recorded = last_run.recorded
+        self._clean = last_run.had_clean_shutdown and last_run.recorded is None
+        self._is_intact = last_run.is_intact
+        self._is_recovered_already = self._clean or self._is_intact
         self._damages: list[Damage] = []
         self._lost_tail: Damage | None = None
         self._epochs = LeaderEpochCache(env.files, self._dir)
@@ -93,48 +88,18 @@ class LogLoader:
         self._has_topic_id = False
 
     def load(self) -> Log:
-        """The log, open."""
-        files = self.load_files()
-        log = self._log(files.log_start_offset, files.log_end_offset, self._topic_id(exists=self._has_topic_id))
-        log.take_files(files)
-        log.has_unflushed_files = self._recovered_from is not None
-        if self._recorded is not None:
-            log.damages = tuple(self._damages)
-            log.lost_tail = self._lost_tail
-        return log
+        """Return the log, open."""
+        loaded = self.load_files()
+        return self._log(loaded, self._topic_id(exists=self._has_topic_id))
 
-    def unopened(self, summary: LogSummary, opener: Callable[[LazyLog], LogFiles]) -> Log:
-        """The log as `summary` knows it; `opener` reads its files when they are needed."""
-        start = max(self._start_checkpoint, summary.segments[0].base_offset)
-        return self._log(start, summary.log_end_offset, self._topic_id(), summary, opener)
+    def unopened(self, summary: LogSummary, open_files: OpenFiles) -> Log:
+        """Return the log as its summary describes it. It calls `open_files` when the files are needed."""
+        return self._log(UnopenedLog(summary, self._start_checkpoint, open_files), self._topic_id())
 
-    def _log(
-        self,
-        log_start_offset: int,
-        log_end_offset: int,
-        topic_id: UUID | None,
-        summary: LogSummary | None = None,
-        opener: Callable[[LazyLog], LogFiles] | None = None,
-    ) -> Log:
-        return Log(
-            self._tp,
-            self._log_dir,
-            self._dir,
-            self._config,
-            files=self._files,
-            clock=self._env.clock,
-            rng=self._env.rng,
-            pool=self._env.pool,
-            host=self._env.host,
-            log_start_offset=log_start_offset,
-            log_end_offset=log_end_offset,
-            recovery_point=log_end_offset,
-            topic_id=topic_id,
-            summary=summary,
-            opener=opener,
-        )
+    def _log(self, contents: LoadedLog | UnopenedLog, topic_id: UUID | None) -> Log:
+        return Log(self._env, self._tp, self._log_dir, self._dir, self._config, contents, topic_id)
 
-    def load_files(self) -> LogFiles:
+    def load_files(self) -> LoadedLog:
         self._files.make_dirs(self._dir)
         infos = self._finish_interrupted(self._files.list_dir(self._dir))
         segments = LogSegments(self._open_segments(infos))
@@ -164,14 +129,14 @@ class LogLoader:
         self._check_aborted(segments)
         producers = self._load_producers(segments, snapshots, log_start_offset, log_end_offset)
         self._has_topic_id = any(i.name == names.PARTITION_METADATA for i in infos)
-        return LogFiles(
-            segments,
-            self._epochs,
-            producers,
-            snapshots,
+        return LoadedLog(
+            LocalLog(self._env, self._log_dir, self._dir, self._config, segments, self._epochs, producers, snapshots),
             log_start_offset,
             log_end_offset,
             log_end_offset if self._is_recovered_already else min(self._recovery_point, log_end_offset),
+            self._recovered_from is not None,
+            tuple(self._damages),
+            self._lost_tail,
         )
 
     def _topic_id(self, *, exists: bool = True) -> UUID | None:
@@ -236,27 +201,23 @@ class LogLoader:
         for (offset, kind), info in parsed.items():
             if kind == names.LOG:
                 has_txn_index = (offset, names.TXN_INDEX) in parsed
-                segments.append(self._segment(offset, info.size_bytes, info.modified_ms, has_txn_index))
+                segments.append(self._segment(offset, FoundFile(info.size_bytes, info.modified_ms, has_txn_index)))
             elif kind in names.SEGMENT_SUFFIXES and (offset, names.LOG) not in parsed:
                 _log.warning("%s/%s has no log file and is removed", self._dir, info.name)
                 self._files.unlink(f"{self._dir}/{info.name}")
         if not segments:
             self._is_new = True
-            segments.append(self._segment(self._start_checkpoint, 0, self._env.clock.now_ms(), False))
-            segments[0].create(preallocate_bytes=self._config.segment_bytes if self._config.preallocate else 0)
+            preallocate_bytes = self._config.segment_bytes if self._config.preallocate else 0
+            segments.append(self._new_segment(self._start_checkpoint, preallocate_bytes=preallocate_bytes))
         return segments
 
-    def _segment(self, offset: int, size_bytes: int, created_ms: int, has_txn_index: bool) -> LogSegment:
-        return LogSegment(
-            self._files,
-            self._env.pool,
-            self._dir,
-            offset,
-            self._config,
-            size_bytes=size_bytes,
-            created_ms=created_ms,
-            has_txn_index=has_txn_index,
-        )
+    def _segment(self, offset: int, found: FoundFile) -> LogSegment:
+        return LogSegment(self._files, self._env.pool, self._dir, offset, self._config, found=found)
+
+    def _new_segment(self, offset: int, *, preallocate_bytes: int = 0) -> LogSegment:
+        segment = self._segment(offset, FoundFile(created_ms=self._env.clock.now_ms()))
+        segment.create(preallocate_bytes=preallocate_bytes)
+        return segment
 
     def _recover(self, segments: LogSegments) -> None:
         """Checks what was not flushed; after the first invalid batch nothing is kept."""
@@ -299,9 +260,7 @@ class LogLoader:
 
     def _restart_at(self, segments: LogSegments, offset: int) -> None:
         """The active segment is missing: the log goes on where that one began."""
-        segment = self._segment(offset, 0, self._env.clock.now_ms(), False)
-        segment.create()
-        segments.add(segment)
+        segments.add(self._new_segment(offset))
 
     def _report_damage(self, log_end_offset: int, recorded: LogSummary) -> None:
         if log_end_offset < recorded.log_end_offset:
@@ -380,9 +339,7 @@ class LogLoader:
             self._start_checkpoint,
         )
         self._drop(segments, list(segments))
-        segment = self._segment(self._start_checkpoint, 0, self._env.clock.now_ms(), False)
-        segment.create()
-        segments.add(segment)
+        segments.add(self._new_segment(self._start_checkpoint))
         self._epochs.clear()
         return self._start_checkpoint
 

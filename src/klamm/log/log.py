@@ -1,263 +1,237 @@
-"""One partition's log as the rest of the broker uses it: append, read, find, cut.
+"""One partition's log as the rest of the broker uses it: write, read, search, truncate.
 
-Owner: the broker loop. A disk that fails is reported to the host once and answered with KAFKA_STORAGE_ERROR from then
-on. Nothing here waits: fsync and the removal of files are jobs for the host.
+Owner: the broker loop. If a disk fails, the log reports it to the host once and returns KAFKA_STORAGE_ERROR from then
+on. Nothing here blocks: fsync and the removal of files are jobs for the host.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import TypeAlias, TypeVar
+from collections.abc import Sequence
 from uuid import UUID
 
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.log import names
 from klamm.log.checkpoints import encode_partition_metadata
-from klamm.log.files import is_exhausted
-from klamm.log.indexes import CorruptIndexError, TimestampOffset
-from klamm.log.leader_epoch_cache import EpochEndOffset
+from klamm.log.disk_guard import DiskGuard
+from klamm.log.environment import LogEnvironment
+from klamm.log.files import Data
+from klamm.log.flusher import LogFlusher
+from klamm.log.indexes import CorruptIndexError
+from klamm.log.leader_epoch_cache import EpochEndOffset, LeaderEpochCache
 from klamm.log.local_log import LocalLog
-from klamm.log.producer_state import AppendOrigin
-from klamm.log.results import AppendResult, ReadResult, TimestampOffsetResult
+from klamm.log.log_config import INT64_MAX, LogConfig
+from klamm.log.log_contents import Damage, LoadedLog, UnopenedLog
+from klamm.log.producer_state import ProducerStateManager
+from klamm.log.results import ReadResult, TimestampOffsetResult
 from klamm.log.segment import LogSegment
-from klamm.log.transaction_index import AbortedTxn
-from klamm.log.validator import Checked, Prepared, Rejection, check_batch, validate
-from klamm.protocol.record_batch import (
-    NO_TIMESTAMP,
-    OFFSET_AND_LENGTH,
-    PREFIX,
-    RecordBatch,
-    batches,
-)
+from klamm.log.segments import LogSegments
+from klamm.log.validator import is_plain
+from klamm.model import NO_EPOCH, TopicPartition
+from klamm.protocol.record_batch import RecordBatch
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
-Checkable: TypeAlias = "memoryview | bytes | bytearray | Checked"
-"""A batch as it was sent, or the result of its validation."""
 
 
-class Log(LocalLog):
-    """Made by `LogLoader`. What can go wrong is a value; a broken disk is reported to the host once."""
+class Log:
+    """Made by `LogLoader`. `dir` is the partition's directory, `log_dir` the one that holds it.
+
+    The log owns its offsets, its leader epochs and its producer state; `local` has its files. A log that the last run
+    left complete is opened when `local`, `segments`, `leader_epochs` or `producers` is first used. Its offsets, its
+    size and its latest epoch are known without that.
+    """
+
+    _local: LocalLog
+
+    def __init__(
+        self,
+        env: LogEnvironment,
+        topic_partition: TopicPartition,
+        log_dir: str,
+        directory: str,
+        config: LogConfig,
+        contents: LoadedLog | UnopenedLog,
+        topic_id: UUID | None = None,
+    ) -> None:
+        self.env = env
+        self.topic_partition = topic_partition
+        self.log_dir = log_dir
+        self.dir = directory
+        self.topic_id = topic_id
+        self.is_open = False
+        self.damages: tuple[Damage, ...] = ()
+        """Gaps between the segments. A follower fetches these records again."""
+        self.lost_tail: Damage | None = None
+        """The last records are missing, and the log ends before them."""
+        self.log_start_offset = self.high_watermark = contents.log_start_offset
+        self.log_end_offset = contents.log_end_offset
+        self.truncation_count = 0
+        self.clock = env.clock
+        self._cleaner_offset = 0
+        self._first_unstable_offset: int | None = None
+        self.disk = DiskGuard(env, log_dir, directory)
+        self.flusher = LogFlusher(env, topic_partition, log_dir, self.disk, lambda *at: self.local.prepare_flush(*at))
+        self._is_flush_queued = False
+        self.unopened: UnopenedLog | None = None
+        """What is known of a log that is not open."""
+        self.update_config(config)
+        if isinstance(contents, LoadedLog):
+            self._take(contents)
+            self.damages, self.lost_tail = contents.damages, contents.lost_tail
+        else:
+            self.unopened = contents
+            self.flusher.start_at(contents.recovery_point)
 
     def __repr__(self) -> str:
-        return (
-            f"Log({self.topic_partition}, {self.log_start_offset}..{self.log_end_offset}, "
-            f"high_watermark={self.high_watermark}, dir={self.dir})"
-        )
+        offsets = f"{self.log_start_offset}..{self.log_end_offset}, high_watermark={self.high_watermark}"
+        return f"Log({self.topic_partition}, {offsets}, dir={self.dir})"
+
+    # opening
+
+    def open(self) -> None:
+        """Load the directory of a log that was not used before. Raises OSError if the disk fails."""
+        unopened = self.unopened
+        if unopened is None:
+            return
+        known_end = self.log_end_offset
+        self._take(unopened.open_files(self.log_start_offset, self.recovery_point, self.config))
+        if self.log_end_offset != known_end:
+            _log.error("%s ends at offset %d; its summary says %d", self.dir, self.log_end_offset, known_end)
+        if unopened.assigned_epoch != NO_EPOCH:
+            self._local.assign_epoch(unopened.assigned_epoch, self.log_end_offset)
+        else:
+            self._local.sync_epochs_soon()
+
+    def _take(self, loaded: LoadedLog) -> None:
+        self._local = loaded.local
+        self.log_start_offset, self.log_end_offset = loaded.log_start_offset, loaded.log_end_offset
+        self.flusher.start_at(loaded.recovery_point, is_recovered=loaded.is_recovered)
+        self.high_watermark = min(max(self.high_watermark, self.log_start_offset), self.log_end_offset)
+        self.is_open = True
+        self.unopened = None
+        self._update_first_unstable_offset()
+
+    @property
+    def local(self) -> LocalLog:
+        self.open()
+        return self._local
+
+    @property
+    def segments(self) -> LogSegments:
+        return self.local.segments
+
+    @property
+    def leader_epochs(self) -> LeaderEpochCache:
+        return self.local.leader_epochs
+
+    @property
+    def producers(self) -> ProducerStateManager:
+        return self.local.producers
+
+    # state
+
+    def update_config(self, config: LogConfig) -> None:
+        self.config = config
+        self.is_plain = is_plain(config)
+        self.has_flush_limits = config.flush_ms != INT64_MAX or config.flush_messages != INT64_MAX
+        if self.is_open:
+            self._local.update_config(config)
+
+    def fail(self) -> None:
+        """Take the log offline with its directory."""
+        self.disk.set_failed(True)
+        self.close_handles()
+
+    def revive(self) -> None:
+        """Use the log again: its disk was full, and none of the log's own writes failed."""
+        self.disk.set_failed(False)
+
+    @property
+    def recovery_point(self) -> int:
+        """Batches before it are on the disk: recovery after an unclean stop begins there."""
+        return self.flusher.recovery_point
+
+    @property
+    def cleaner_offset(self) -> int:
+        """Batches before it have been compacted."""
+        return self._cleaner_offset
+
+    def set_cleaner_offset(self, offset: int) -> None:
+        self._cleaner_offset = min(offset, self.log_end_offset)
 
     @property
     def last_stable_offset(self) -> int:
-        """Below it no transaction is open: how far a read_committed consumer may read."""
+        """No transaction is open before it: a read_committed consumer may read up to here."""
         unstable = self._first_unstable_offset
         if unstable is not None and unstable < self.high_watermark:
             return max(unstable, self.log_start_offset)
         return self.high_watermark
 
-    def _is_usable(self) -> bool:
-        """Opens the log when this is its first use; False when its disk fails or has failed."""
-        if not self.is_open and not self.is_failed:
-            self.guard("opening", self.open)
-        return not self.is_failed and self.is_open
+    @property
+    def contents(self) -> LocalLog | UnopenedLog:
+        """The files, or what is known of them without opening the log."""
+        return self.unopened or self._local
 
-    # appending
+    @property
+    def size_bytes(self) -> int:
+        return self.contents.size_bytes
 
-    def append_as_leader(
-        self, records: Checkable, leader_epoch: int, *, origin: AppendOrigin = AppendOrigin.CLIENT
-    ) -> AppendResult:
-        """Append the one batch of `records` at the end of the log, in the given leader epoch.
+    # leader epochs
 
-        `records` may also be what `check` returned for them.
+    @property
+    def latest_epoch(self) -> int | None:
+        """The newest leader epoch that the log knows."""
+        return self.contents.latest_epoch
+
+    @property
+    def gapless_end(self) -> tuple[int | None, int]:
+        """The end of the records that are all there: the epoch of the last one, and the offset after it."""
+        if not self.damages:
+            return self.contents.last_record_epoch(self.log_end_offset), self.log_end_offset
+        end = min(damage.start_offset for damage in self.damages)
+        return self.leader_epochs.epoch_for_offset(end - 1), end
+
+    def end_offset_for_epoch(self, leader_epoch: int) -> EpochEndOffset:
+        """Return where an epoch ended. The latest epochs of an unopened log are known without opening it."""
+        if self.unopened is not None and self.unopened.ends_with_epoch(leader_epoch):
+            return EpochEndOffset(leader_epoch, self.log_end_offset)
+        return self.leader_epochs.end_offset_for(leader_epoch, self.log_end_offset)
+
+    def assign_epoch(self, leader_epoch: int, start_offset: int) -> None:
+        """Note that an epoch begins: for a new leader at the end of its log, for a follower with the first batch.
+
+        An epoch without records is not kept over a restart, so assigning one does not open the log.
         """
-        if not self._is_usable():
-            return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, "the log directory is offline")
-        now_ms = self.clock.now_ms()
-        if type(records) is memoryview:
-            checked = validate(records, self._config, origin, now_ms, is_plain=self._is_plain)
-        elif isinstance(records, bytes | bytearray):
-            checked = validate(memoryview(records), self._config, origin, now_ms, is_plain=self._is_plain)
+        if self.unopened is not None and start_offset == self.log_end_offset:
+            self.unopened.assign_epoch(leader_epoch)
         else:
-            checked = records
-        append_time_ms = NO_TIMESTAMP
-        if type(checked) is RecordBatch:
-            batch = checked
-        elif type(checked) is Prepared:
-            batch, append_time_ms = checked
-        else:
-            assert isinstance(checked, Rejection)
-            return self._refused(checked.error, checked.message)._replace(record_errors=checked.record_errors)
-        if batch.producer_id >= 0 and (known := self._check_producer(batch, origin)) is not None:
-            return known
-        batch.base_offset = self.log_end_offset
-        batch.partition_leader_epoch = leader_epoch
-        return self._append_batch(batch, append_time_ms, now_ms)
+            self.local.assign_epoch(leader_epoch, start_offset)
 
-    def check(self, records: memoryview, now_ms: int, max_unpacked: int | None = None) -> Checked | None:
-        """Validate what a client sent, for `append_as_leader`; None if it unpacks to more than `max_unpacked`."""
-        return validate(
-            records, self._config, AppendOrigin.CLIENT, now_ms, is_plain=self._is_plain, max_unpacked=max_unpacked
-        )
+    # writing
 
-    def _append_batch(self, batch: RecordBatch, append_time_ms: int, now_ms: int) -> AppendResult:
-        view = batch.view
-        size = len(view)
-        if size > self._config.segment_bytes:
-            return self._refused(
-                ErrorCode.RECORD_LIST_TOO_LARGE,
-                f"the record batch has {size} bytes, segment.bytes is {self._config.segment_bytes}",
-            )
-        base_offset, last_offset = batch.base_offset, batch.base_offset + batch.last_offset_delta
-        prefix = PREFIX.pack(base_offset, batch.batch_length, batch.partition_leader_epoch)
-        try:
-            segment = self._maybe_roll(size, batch.max_timestamp, base_offset, last_offset, now_ms)
-            if batch.partition_leader_epoch != self.leader_epochs.latest_epoch:
-                self.assign_epoch(batch.partition_leader_epoch, base_offset)
-            newest = TimestampOffset(batch.max_timestamp, last_offset)
-            segment.append((prefix, view[PREFIX.size :]), size, last_offset, base_offset, newest)
-            self.log_end_offset = last_offset + 1
-            if batch.producer_id >= 0:
-                self._update_producers(segment, (batch,))
-            flush_pending = self._flush_if_due()
-        except OSError as e:
-            return self._storage_failure(e, "appending")
-        return AppendResult(
-            ErrorCode.NONE,
-            base_offset,
-            last_offset,
-            append_time_ms,
-            self.log_start_offset,
-            (),
-            None,
-            batch.record_count,
-            size,
-            False,
-            flush_pending,
-        )
+    def is_usable(self) -> bool:
+        """Open the log if this is its first use; return False if its disk fails or has failed."""
+        if not self.is_open:
+            self.disk.run("opening", self.open)
+        return self.is_open and not self.disk.is_failed
 
-    def append_as_follower(self, records: memoryview | bytes | bytearray) -> AppendResult:
-        """Appends what a leader sent, offsets and epochs as they are. An unfinished batch at the end is left out.
+    def write(self, batch: RecordBatch, parts: Sequence[Data], size: int, last_offset: int, now_ms: int) -> None:
+        """Append a checked batch of an open log, in a new segment if the active one is full. `parts` are its bytes.
 
-        OFFSET_OUT_OF_RANGE: the first batch begins before the end of the log. CORRUPT_MESSAGE: a checksum is wrong.
+        Raises OSError if the disk fails.
         """
-        if not self._is_usable():
-            return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, "the log directory is offline")
-        view = records if type(records) is memoryview else memoryview(records)
-        try:
-            sent = list(batches(view))
-        except ProtocolError as e:
-            return self._refused(ErrorCode.CORRUPT_MESSAGE, str(e))
-        if not sent:
-            return AppendResult(ErrorCode.NONE, log_start_offset=self.log_start_offset)
-        if (refusal := self._check_sent(sent)) is not None:
-            return refusal
-        now_ms = self.clock.now_ms()
-        try:
-            self._append_sent(sent, now_ms)
-            flush_pending = self._flush_if_due()
-        except OSError as e:
-            return self._storage_failure(e, "appending")
-        return AppendResult(
-            ErrorCode.NONE,
-            sent[0].base_offset,
-            sent[-1].last_offset,
-            log_start_offset=self.log_start_offset,
-            records_count=sum(b.record_count for b in sent),
-            bytes=sum(b.size_bytes for b in sent),
-            flush_pending=flush_pending,
-        )
-
-    def _check_sent(self, sent: list[RecordBatch]) -> AppendResult | None:
-        expected = self.log_end_offset
-        for batch in sent:
-            if batch.base_offset < expected or batch.last_offset_delta < 0:
-                message = f"a batch begins at offset {batch.base_offset} where {expected} is the next"
-                return self._refused(ErrorCode.OFFSET_OUT_OF_RANGE, message)
-            if not batch.is_valid():
-                message = f"the batch at offset {batch.base_offset} has a wrong checksum"
-                return self._refused(ErrorCode.CORRUPT_MESSAGE, message)
-            expected = batch.next_offset
-        return None
-
-    def _append_sent(self, sent: list[RecordBatch], now_ms: int) -> None:
-        for batch in sent:
-            size, last_offset = batch.size_bytes, batch.last_offset
-            segment = self._maybe_roll(size, batch.max_timestamp, batch.base_offset, last_offset, now_ms)
-            if batch.partition_leader_epoch != self.leader_epochs.latest_epoch:
-                self.assign_epoch(batch.partition_leader_epoch, batch.base_offset)
-            newest = TimestampOffset(batch.max_timestamp, last_offset)
-            segment.append((batch.view,), size, last_offset, batch.base_offset, newest)
-            self.log_end_offset = last_offset + 1
-            if batch.producer_id >= 0:
-                self._update_producers(segment, (batch,))
-
-    def _check_producer(self, batch: RecordBatch, origin: AppendOrigin) -> AppendResult | None:
-        """The answer to a duplicate or to a batch out of order; None lets the batch through."""
-        if origin is AppendOrigin.CLIENT and (duplicate := self._duplicate(batch)) is not None:
-            return duplicate
-        try:
-            refusal = self.producers.validate(batch, origin)
-        except ProtocolError as e:
-            return self._refused(ErrorCode.INVALID_RECORD, str(e))
-        return self._refused(*refusal) if refusal is not None else None
-
-    def find_duplicate(self, records: Checkable) -> AppendResult | None:
-        """What `append_as_leader` answers a client whose batch is in the log already; None for all other batches."""
-        batch: RecordBatch | Rejection
-        if isinstance(records, memoryview | bytes | bytearray):
-            batch = check_batch(memoryview(records), self._config, AppendOrigin.CLIENT)
-        else:
-            batch = records.batch if type(records) is Prepared else records  # type: ignore[assignment]
-        if not self._is_usable():
-            return None
-        return self._duplicate(batch) if type(batch) is RecordBatch and batch.producer_id >= 0 else None
-
-    def _duplicate(self, batch: RecordBatch) -> AppendResult | None:
-        known = self.producers.find_duplicate(batch)
-        if known is None:
-            return None
-        return AppendResult(
-            ErrorCode.NONE,
-            known.first_offset,
-            known.last_offset,
-            known.timestamp,
-            self.log_start_offset,
-            records_count=batch.record_count,
-            is_duplicate=True,
-            flush_pending=self.recovery_point <= known.last_offset < self._flush_requested_offset,
-        )
-
-    def _update_producers(self, segment: LogSegment, appended: Iterable[RecordBatch]) -> None:
-        for batch in appended:
-            aborted = self.producers.update(batch)
-            if aborted is not None:
-                segment.txn_index.append(aborted)
+        local, base_offset, max_timestamp = self._local, batch.base_offset, batch.max_timestamp
+        segment = local.segments.active
+        if segment.should_roll(size, max_timestamp, last_offset, self.config, now_ms):
+            segment = self._roll(base_offset)
+        if batch.partition_leader_epoch != local.leader_epochs.latest_epoch:
+            local.assign_epoch(batch.partition_leader_epoch, base_offset)
+        segment.append(parts, size, last_offset, base_offset, max_timestamp)
+        self.log_end_offset = last_offset + 1
+        if batch.producer_id >= 0:
+            local.update_producers(segment, batch)
             if batch.is_transactional or batch.is_control:
-                self._first_unstable_offset = self.producers.first_unstable_offset
-
-    def _refused(self, error: ErrorCode, message: str) -> AppendResult:
-        return AppendResult(error, log_start_offset=self.log_start_offset, error_message=message)
-
-    def _storage_failure(self, error: OSError, doing: str) -> AppendResult:
-        if is_exhausted(error):
-            _log.warning("%s: too many open files while %s: the client may try again", self.dir, doing)
-            self.pool.let_go()
-            return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, "the broker has too many open files")
-        self.is_failed = True
-        self.host.failed(self.log_dir, error, f"{doing} to {self.dir}")
-        return self._refused(ErrorCode.KAFKA_STORAGE_ERROR, f"the disk failed: {error.strerror or error}")
-
-    def guard(self, doing: str, action: Callable[[], T]) -> T | ErrorCode:
-        """Runs `action`; a failing disk becomes KAFKA_STORAGE_ERROR and takes the directory offline."""
-        if self.is_failed:
-            return ErrorCode.KAFKA_STORAGE_ERROR
-        try:
-            return action()
-        except OSError as e:
-            self._storage_failure(e, doing)
-        except (ProtocolError, CorruptIndexError) as e:
-            _log.error("%s holds bytes that are not what was written, found while %s: %s", self.dir, doing, e)
-            return ErrorCode.CORRUPT_MESSAGE
-        return ErrorCode.KAFKA_STORAGE_ERROR
+                self._first_unstable_offset = local.producers.first_unstable_offset
 
     # reading
 
@@ -270,165 +244,204 @@ class Log(LocalLog):
         min_one_message: bool = True,
         include_aborted: bool = False,
     ) -> ReadResult | ErrorCode:
-        """Whole batches from the one that holds `offset`, none of them reaching `max_offset`."""
-        if not self.is_failed and not self.log_start_offset <= offset <= self.log_end_offset:
+        """Return whole batches from the one that holds `offset` on; none of them reaches `max_offset`."""
+        is_failed = self.disk.is_failed
+        if not is_failed and not self.log_start_offset <= offset <= self.log_end_offset:
             return ErrorCode.OFFSET_OUT_OF_RANGE
         if self.damages and any(d.start_offset <= offset < d.end_offset for d in self.damages):
             return ErrorCode.CORRUPT_MESSAGE
-        return self.guard(
-            "reading", lambda: self._read(offset, max_bytes, max_offset, min_one_message, include_aborted)
-        )
-
-    def _read(
-        self, offset: int, max_bytes: int, max_offset: int, min_one_message: bool, include_aborted: bool
-    ) -> ReadResult:
+        if is_failed:
+            return ErrorCode.KAFKA_STORAGE_ERROR
         if offset >= max_offset or offset == self.log_end_offset:
             return ReadResult(b"")
-        segment = self.segments.floor(offset) or self.segments.first
-        while True:
-            if segment.base_offset >= max_offset:
-                return ReadResult(b"")
-            following = self.segments.higher(segment.base_offset)
-            end = None
-            if max_offset < (following.base_offset if following is not None else self.log_end_offset):
-                last = segment.find(max_offset)
-                end = last.position if last is not None else None
-            found = segment.read(offset, max_bytes, end, min_one_message=min_one_message)
-            if found is not None or following is None:
-                data = found.records if found is not None else b""
-                aborted = self._aborted_in(offset, data) if include_aborted and len(data) else ()
-                return ReadResult(data, aborted)
-            segment = following
-
-    def _aborted_in(self, offset: int, data: bytes | memoryview) -> tuple[AbortedTxn, ...]:
-        if not any(s.txn_index.exists for s in self.segments):
-            return ()
-        position = last = 0
-        while position < len(data):
-            last = position
-            position += 12 + OFFSET_AND_LENGTH.unpack_from(data, position)[1]
-        return self.collect_aborted(offset, RecordBatch(memoryview(data), last).next_offset)
-
-    def collect_aborted(self, start_offset: int, end_offset: int) -> tuple[AbortedTxn, ...]:
-        """The aborted transactions with records in [start_offset, end_offset)."""
-        found: list[AbortedTxn] = []
-        for segment in self.segments.between(start_offset, self.log_end_offset + 1):
-            aborted, complete = segment.txn_index.collect(start_offset, end_offset)
-            found += aborted
-            if complete:
-                break
-        return tuple(found)
+        try:
+            local = self._local if self.is_open else self.local
+            data = local.read(offset, max_bytes, max_offset, self.log_end_offset, min_one_message)
+            aborted = local.aborted_in(offset, data) if include_aborted and len(data) else ()
+            return ReadResult(data, aborted)
+        except (OSError, ProtocolError, CorruptIndexError) as e:
+            return self.disk.error_code(e, "reading")
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffsetResult | ErrorCode | None:
-        """The first record that is at least as new as `timestamp`, None when there is none."""
-
-        def search() -> TimestampOffsetResult | None:
-            for segment in self.segments:
-                if segment.largest_timestamp() >= timestamp:
-                    found = segment.find_timestamp(timestamp, self.log_start_offset)
-                    if found is not None:
-                        return TimestampOffsetResult(*found)
-            return None
-
-        return self.guard("searching by time", search)
+        """Return the first record that is at least as new as `timestamp`, or None."""
+        return self.disk.run("searching", lambda: self.local.offset_for_timestamp(timestamp, self.log_start_offset))
 
     def segment_starts(self, timestamp: int | None = None) -> list[int] | ErrorCode:
-        """Where segments begin, of those with nothing newer than `timestamp` (ListOffsets v0)."""
-
-        def search() -> list[int]:
-            found = [s for s in self.segments if timestamp is None or s.largest_timestamp() <= timestamp]
-            return [max(s.base_offset, self.log_start_offset) for s in found]
-
-        return self.guard("searching by time", search)
+        """Return the starts of the segments that have no record newer than `timestamp` (ListOffsets v0)."""
+        return self.disk.run("searching", lambda: self.local.segment_starts(timestamp, self.log_start_offset))
 
     def max_timestamp_offset(self) -> TimestampOffsetResult | ErrorCode | None:
-        """The record with the newest timestamp (ListOffsets -3), None for an empty log."""
-
-        def search() -> TimestampOffsetResult | None:
-            newest = max(self.segments, key=lambda s: s.max_timestamp_so_far().timestamp)
-            found = newest.find_max_timestamp()
-            return TimestampOffsetResult(*found) if found is not None else None
-
-        return self.guard("searching by time", search)
-
-    def end_offset_for_epoch(self, leader_epoch: int) -> EpochEndOffset:
-        """Where an epoch ended. The latest epochs of a log that nobody used yet are known without opening it."""
-        if self.summary is not None and 0 <= leader_epoch in (self.summary.latest_epoch, self._unopened_epoch):
-            return EpochEndOffset(leader_epoch, self.log_end_offset)
-        return self.leader_epochs.end_offset_for(leader_epoch, self.log_end_offset)
+        """Return the record with the newest timestamp (ListOffsets -3), or None for an empty log."""
+        return self.disk.run("searching", lambda: self.local.max_timestamp_offset())
 
     # offsets
 
     def update_high_watermark(self, offset: int) -> int:
-        """Sets the high watermark, held between the start and the end of the log; returns it."""
+        """Set the high watermark, bounded by the start and the end of the log; return it."""
         self.high_watermark = offset = min(max(offset, self.log_start_offset), self.log_end_offset)
         if self._first_unstable_offset is not None:
-            self.producers.on_high_watermark(offset)
-            self._first_unstable_offset = self.producers.first_unstable_offset
+            self._update_first_unstable_offset()
         return offset
 
+    def _update_first_unstable_offset(self) -> None:
+        producers = self._local.producers
+        producers.on_high_watermark(self.high_watermark)
+        self._first_unstable_offset = producers.first_unstable_offset
+
     def increment_log_start_offset(self, offset: int) -> ErrorCode:
-        """What is before `offset` is gone for readers; segments go at the next retention pass."""
-        if self.is_failed:
+        """Hide the records before `offset` from readers; the next retention pass deletes their segments."""
+        if self.disk.is_failed:
             return ErrorCode.KAFKA_STORAGE_ERROR
         if offset > self.high_watermark:
             return ErrorCode.OFFSET_OUT_OF_RANGE
-        if offset > self.log_start_offset:
-            self.log_start_offset = offset
-            self.recovery_point = max(self.recovery_point, offset)
-            return self._done("moving the log start", lambda: self.leader_epochs.truncate_from_start(offset))
-        return ErrorCode.NONE
+        if offset <= self.log_start_offset:
+            return ErrorCode.NONE
+        self.log_start_offset = offset
+        self.flusher.advance_to(offset)
+        return self.disk.done("moving the start of", lambda: self.leader_epochs.truncate_from_start(offset))
 
     def assign_topic_id(self, topic_id: UUID) -> ErrorCode:
-        """Writes `partition.metadata` once; another id than the known one is INCONSISTENT_TOPIC_ID."""
+        """Write `partition.metadata` once; return INCONSISTENT_TOPIC_ID if another id is known."""
         if self.topic_id is not None:
             return ErrorCode.NONE if self.topic_id == topic_id else ErrorCode.INCONSISTENT_TOPIC_ID
         path = f"{self.dir}/{names.PARTITION_METADATA}"
 
         def write() -> None:
-            self.files.write_atomic(path, encode_partition_metadata(topic_id), sync=False)
-            self.host.sync_soon(self.log_dir, path, self.dir)
+            self.env.files.write_atomic(path, encode_partition_metadata(topic_id), sync=False)
+            self.env.host.sync_soon(self.log_dir, path, self.dir)
+            self.topic_id = topic_id
 
-        done = self.guard("writing the topic id", write)
-        if isinstance(done, ErrorCode):
-            return done
-        self.topic_id = topic_id
-        return ErrorCode.NONE
+        return self.disk.done("writing the topic id of", write)
 
-    # what may fail on the disk, as values
-
-    def truncate_to(self, offset: int) -> ErrorCode:
-        """Removes the batch that holds `offset` and all after it; the next record gets `offset`."""
-        return self._done("truncating", lambda: self._truncate_to(offset))
-
-    def truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None = None) -> ErrorCode:
-        """Removes everything; the next record gets `offset`."""
-        return self._done("truncating", lambda: self._truncate_fully_and_start_at(offset, log_start_offset))
-
-    def skip_to(self, offset: int) -> ErrorCode:
-        """The next record gets `offset`, which is after the end of the log."""
-        return self._done("rolling", lambda: self._skip_to(offset))
+    # rolling and flushing
 
     def roll(self) -> ErrorCode:
-        """Starts a new segment at the end of the log."""
-        return self._done("rolling", lambda: self._roll(self.log_end_offset))
+        """Start a new segment at the end of the log."""
+        return self.disk.done("rolling", lambda: self._roll(self.log_end_offset))
+
+    def skip_to(self, offset: int) -> ErrorCode:
+        """Move the end of the log up to `offset`. A segment that begins there keeps this over a restart."""
+
+        def skip() -> None:
+            self.open()
+            self.log_end_offset = offset
+            self._roll(offset)
+
+        return self.disk.done("rolling", skip)
+
+    def _roll(self, base_offset: int) -> LogSegment:
+        local = self.local
+        segment = local.roll(base_offset)
+        if segment is None:
+            return local.segments.active
+        self.flusher.flush(base_offset)
+        return segment
 
     def flush(self) -> ErrorCode:
-        """Forces everything to the disk; done when `recovery_point` has reached the end of the log."""
-        return self._done("flushing", lambda: self._flush(self.log_end_offset))
+        """Force everything to the disk, which is done when `recovery_point` has reached the end of the log."""
+        return self.disk.done("flushing", lambda: self.flusher.flush(self.log_end_offset))
+
+    @property
+    def flush_due_ms(self) -> int | None:
+        """When `flush.ms` requires the next flush; None if everything is on the disk, or without such a limit."""
+        if self.config.flush_ms == INT64_MAX or self.log_end_offset <= self.recovery_point:
+            return None
+        return self.flusher.last_flush_ms + self.config.flush_ms
 
     def flush_if_older(self, now_ms: int) -> None:
-        """`flush.ms`: what has waited that long is forced to the disk."""
-        if self.log_end_offset > self.recovery_point and now_ms - self.last_flush_ms >= self._config.flush_ms:
+        """Flush if records have waited for `flush.ms`. Called by the flush queue, which has removed the log."""
+        self._is_flush_queued = False
+        if self.log_end_offset > self.recovery_point and now_ms - self.flusher.last_flush_ms >= self.config.flush_ms:
             self.flush()
 
-    def delete_old_segments(self, now_ms: int) -> int:
-        """Removes the segments that retention or the log start offset no longer keeps; returns how many."""
-        if not self._may_have_old_segments(now_ms):
-            return 0
-        deleted = self.guard("deleting old segments", lambda: self._delete_old_segments(now_ms))
-        return 0 if isinstance(deleted, ErrorCode) else deleted
+    def flush_if_due(self) -> bool:
+        """Flush if `flush.messages` is reached; return whether the flush is under way."""
+        if not self._is_flush_queued and self.config.flush_ms != INT64_MAX:
+            self._is_flush_queued = True
+            self.env.host.unflushed(self)
+        if self.log_end_offset - self.flusher.requested_offset < self.config.flush_messages:
+            return False
+        self.flusher.flush(self.log_end_offset)
+        return self.recovery_point < self.log_end_offset
 
-    def _done(self, doing: str, action: Callable[[], object]) -> ErrorCode:
-        result = self.guard(doing, action)
-        return result if isinstance(result, ErrorCode) else ErrorCode.NONE
+    # truncating and deleting
+
+    def truncate_to(self, offset: int) -> ErrorCode:
+        """Remove the batch that holds `offset` and all later ones; the next record gets `offset`."""
+        return self.disk.done("truncating", lambda: self._truncate_to(offset))
+
+    def truncate_fully_and_start_at(self, offset: int, log_start_offset: int | None = None) -> ErrorCode:
+        """Remove everything; the next record gets `offset`."""
+        start = offset if log_start_offset is None else log_start_offset
+        return self.disk.done("truncating", lambda: self._truncate_fully(offset, start))
+
+    def _truncate_to(self, offset: int) -> None:
+        if offset >= self.log_end_offset:
+            self.contents.forget_epochs_from(self.log_end_offset)
+        elif offset < self.segments.first.base_offset:
+            self._truncate_fully(offset, offset)
+        else:
+            self._count_truncation()
+            self._local.truncate_to(offset)
+            self._set_ends(min(self.log_start_offset, offset), offset)
+
+    def _truncate_fully(self, offset: int, log_start_offset: int) -> None:
+        local = self.local
+        self._count_truncation()
+        local.truncate_fully(offset)
+        self._set_ends(log_start_offset, offset)
+
+    def _count_truncation(self) -> None:
+        self.truncation_count += 1
+        self.flusher.cancel()
+
+    def _set_ends(self, start: int, end: int) -> None:
+        self.log_start_offset, self.log_end_offset = start, end
+        self.high_watermark = max(min(self.high_watermark, end), start)
+        self.damages = tuple(d for d in self.damages if d.end_offset <= end)
+        self._cleaner_offset = min(self._cleaner_offset, end)
+        self.flusher.truncate_to(end)
+        self._local.rebuild_producers(start, end)
+        self._update_first_unstable_offset()
+
+    def forget_lost_tail(self) -> None:
+        """Note that a follower fetches the missing records again."""
+        self.lost_tail = None
+
+    def delete_oldest(self, segments: Sequence[LogSegment]) -> None:
+        """Delete the first segments of the log and advance its start. Raises OSError if the disk fails."""
+        local = self.local
+        if len(segments) == len(local.segments):
+            self._roll(self.log_end_offset)
+        following = local.segments.higher(segments[-1].base_offset)
+        assert following is not None, "the active segment is never deleted"
+        if following.base_offset > self.log_start_offset:
+            self.log_start_offset = following.base_offset
+            self.flusher.advance_to(following.base_offset)
+            local.leader_epochs.truncate_from_start(following.base_offset)
+        local.delete(segments)
+
+    # closing and moving
+
+    def prepare_close(self) -> list[str]:
+        """Complete the files of the log; return those that must be forced to the disk before `finish_close`."""
+        return self._local.close(self.recovery_point, self.log_end_offset) if self.is_open else []
+
+    def finish_close(self, paths: Sequence[str]) -> None:
+        """Force the files to the disk. Nothing is left to recover then."""
+        for path in filter(self.env.files.exists, paths):
+            self.env.files.fsync_path(path)
+        self.flusher.complete(self.log_end_offset)
+
+    def close_handles(self) -> None:
+        """Close every file as it is: after a failure, or before the directory is removed."""
+        if self.is_open:
+            self._local.discard()
+
+    def rename_dir(self, directory: str) -> None:
+        """Move the directory of the log; open files stay open."""
+        self.env.files.rename(self.dir, directory)
+        self.dir = directory
+        self.disk.moved_to(directory)
+        if self.is_open:
+            self._local.moved_to(directory)

@@ -24,12 +24,12 @@ from klamm.log.checkpoint_writer import CheckpointWriter
 from klamm.log.checkpoints import MetaProperties
 from klamm.log.cleaner_manager import LogCleanerManager
 from klamm.log.deletion_queue import DeletionQueue
+from klamm.log.environment import LogEnvironment
 from klamm.log.files import Files, OsFiles, is_exhausted
 from klamm.log.flush_queue import FlushQueue
 from klamm.log.full_disks import FullDisks, Suspended, is_full
 from klamm.log.future_logs import FutureLogs, delete_name, swap
-from klamm.log.jobs import Job
-from klamm.log.loader import LogEnvironment
+from klamm.log.jobs import Flushable, Job
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
 from klamm.log.log_dirs import LogDir, LogDirs
@@ -96,15 +96,12 @@ class LogManager(LogPasses):
         self._unrecorded: list[Log] = []
         """Deleted logs that the checkpoints still have."""
         self._deletions = DeletionQueue(self._files, clock, self.submit)
-        self._cleaner = LogCleanerManager(
-            self._files,
-            submit=self.submit,
-            is_in_use=self._is_in_use,
-            on_cleaned=self._checkpoint_cleaner_offset,
-        )
         self._flushes = FlushQueue(self._is_in_use)
         self._env = LogEnvironment(
             self._files, clock, rng, self, OpenSegments(max_open_segments), producer_id_expiration_ms
+        )
+        self._cleaner = LogCleanerManager(
+            self._env, is_in_use=self._is_in_use, on_cleaned=self._checkpoint_cleaner_offset
         )
         self._opener = LogOpener(self._env)
         self.futures = FutureLogs(self._opener, self._deletions, rng)
@@ -369,7 +366,7 @@ class LogManager(LogPasses):
     def update_config(self, topic: str, config: LogConfig) -> None:
         """Gives every log of a topic another configuration."""
         for log in self._by_topic.get(topic, {}).values():
-            log.config = config
+            log.update_config(config)
             self._flushes.put(log)
 
     # what a log asks for
@@ -386,7 +383,7 @@ class LogManager(LogPasses):
     def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
         self._on_flushed(tp, recovery_point)
 
-    def unflushed(self, log: Log) -> None:
+    def unflushed(self, log: Flushable) -> None:
         self._flushes.put(log)
 
     def _let_go(self) -> bool:
@@ -413,10 +410,9 @@ class LogManager(LogPasses):
         _log.error("%s. Its partitions are offline until %s", sentence, until)
         logs = list(self._logs_in(log_dir))
         if is_full(error):
-            self._full_disks.put(log_dir, [Suspended(log, log.is_failed) for log in logs])
+            self._full_disks.put(log_dir, [Suspended(log, log.disk.is_failed) for log in logs])
         for log in logs:
-            log.is_failed = True
-            log.close_handles()
+            log.fail()
             self._offline[log.topic_partition] = log_dir
             self._take_out(log.topic_partition)
         self._on_dir_failure(log_dir, sentence)
@@ -435,7 +431,7 @@ class LogManager(LogPasses):
             return
         self.dirs.revive(log_dir)
         for log in logs:
-            log.is_failed = False
+            log.revive()
             self.dirs.high_watermarks[log.topic_partition] = log.high_watermark
             self._offline.pop(log.topic_partition, None)
             self._add(log)

@@ -1,12 +1,13 @@
-"""How the logs of a directory come into use: those that the last run left complete are not opened yet."""
+"""Opens the logs of a directory. Logs that the last run left complete are not opened before their first use."""
 
 from __future__ import annotations
 
 from klamm.log import names
-from klamm.log.lazy_log import LazyLog, LogFiles
-from klamm.log.loader import LogEnvironment, LogLoader
+from klamm.log.environment import LogEnvironment
+from klamm.log.loader import LastRun, LogLoader
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
+from klamm.log.log_contents import LoadedLog
 from klamm.log.log_dirs import LogDir
 from klamm.log.summaries import inspect
 from klamm.model import TopicPartition
@@ -19,9 +20,9 @@ class LogOpener:
         self._env = env
 
     def get(self, tp: TopicPartition, log_dir: LogDir, config: LogConfig) -> Log:
-        """A log that exists or is new, opened unless its summary tells enough about it."""
+        """Return a log that exists or is new. Do not open it if its summary is sufficient."""
         log = self._find(tp, log_dir, config)
-        log.cleaner_offset = min(log_dir.cleaner_offsets.get(tp, 0), log.log_end_offset)
+        log.set_cleaner_offset(log_dir.cleaner_offsets.get(tp, 0))
         return log
 
     def _find(self, tp: TopicPartition, log_dir: LogDir, config: LogConfig) -> Log:
@@ -32,48 +33,26 @@ class LogOpener:
             found = inspect(env.files, f"{path}/{names.dir_name(tp)}", summary)
             is_known = found.is_same if log_dir.is_record_of_clean_stop else found.is_unmodified
             if is_known and start <= summary.log_end_offset:
-                loader = LogLoader(env, tp, path, config, log_start_offset=start)
-                return loader.unopened(summary, lambda log: self._open(log, clean=clean))
+
+                def open_files(log_start_offset: int, recovery_point: int, config: LogConfig) -> LoadedLog:
+                    last_run = LastRun(log_start_offset, recovery_point, clean, is_intact=True)
+                    return LogLoader(env, tp, path, config, last_run).load_files()
+
+                return LogLoader(env, tp, path, config, LastRun(start)).unopened(summary, open_files)
             if not log_dir.is_record_of_clean_stop or not found.damaged:
                 recorded = None
-        return LogLoader(
-            env,
-            tp,
-            path,
-            config,
-            log_start_offset=start,
-            recovery_point=log_dir.recovery_points.get(tp, 0),
-            had_clean_shutdown=clean,
-            recorded=recorded,
-        ).load()
+        last_run = LastRun(start, log_dir.recovery_points.get(tp, 0), clean, recorded=recorded)
+        return LogLoader(env, tp, path, config, last_run).load()
 
     def get_future(self, tp: TopicPartition, log_dir: LogDir, name: str, config: LogConfig) -> Log:
-        """A copy of a log under the name of a future log, new or of the last run."""
-        clean = log_dir.had_clean_shutdown
-        return LogLoader(self._env, tp, log_dir.path, config, had_clean_shutdown=clean, dir_name=name).load()
+        """Return a future log, new or of the last run."""
+        last_run = LastRun(had_clean_shutdown=log_dir.had_clean_shutdown)
+        return LogLoader(self._env, tp, log_dir.path, config, last_run, dir_name=name).load()
 
     def reload(self, log: Log) -> Log:
-        """The log anew, recovered from its recovery point: a write to it has failed half-way."""
-        again = LogLoader(
-            self._env,
-            log.topic_partition,
-            log.log_dir,
-            log.config,
-            log_start_offset=log.log_start_offset,
-            recovery_point=log.recovery_point,
-        ).load()
-        again.cleaner_offset = min(log.cleaner_offset, again.log_end_offset)
+        """Load the log again and recover it from its recovery point: one of its writes has failed half-way."""
+        last_run = LastRun(log.log_start_offset, log.recovery_point)
+        again = LogLoader(self._env, log.topic_partition, log.log_dir, log.config, last_run).load()
+        again.set_cleaner_offset(log.cleaner_offset)
         again.update_high_watermark(log.high_watermark)
         return again
-
-    def _open(self, log: LazyLog, *, clean: bool) -> LogFiles:
-        return LogLoader(
-            self._env,
-            log.topic_partition,
-            log.log_dir,
-            log.config,
-            log_start_offset=log.log_start_offset,
-            recovery_point=log.recovery_point,
-            had_clean_shutdown=clean,
-            is_intact=True,
-        ).load_files()

@@ -19,8 +19,10 @@ from klamm.log.checkpoint_writer import (
 from klamm.log.cleaner_manager import LogCleanerManager
 from klamm.log.deletion_queue import DeletionQueue
 from klamm.log.flush_queue import FlushQueue
+from klamm.log.jobs import Flushable
 from klamm.log.log import Log
 from klamm.log.log_dirs import LogDirs
+from klamm.log.retention import delete_old_segments
 from klamm.log.summary_writer import SummaryWriter
 from klamm.model import TopicPartition
 
@@ -53,7 +55,7 @@ class LogPasses:
             yield deleted
 
     def _delete_old_segments(self, log: Log, now_ms: int) -> int:
-        deleted = log.delete_old_segments(now_ms)
+        deleted = delete_old_segments(log, now_ms)
         if deleted and self.segments_deleted_listener is not None:
             self.segments_deleted_listener(log.topic_partition)
         return deleted
@@ -63,7 +65,7 @@ class LogPasses:
         logs = list(self._logs.values())
         return (logs[i : i + LOGS_A_SLICE] for i in range(0, len(logs), LOGS_A_SLICE))
 
-    def _is_in_use(self, log: Log) -> bool:
+    def _is_in_use(self, log: Flushable) -> bool:
         return self._logs.get(log.topic_partition) is log
 
     def flush_pass(self, now_ms: int) -> None:

@@ -86,11 +86,14 @@ class ProducerSnapshots:
 
     def __init__(self, files: Files, directory: str, offsets: Iterable[int] = ()) -> None:
         self._files = files
-        self.directory = directory
+        self._directory = directory
         self.offsets = sorted(offsets)
 
+    def moved_to(self, directory: str) -> None:
+        self._directory = directory
+
     def path(self, offset: int) -> str:
-        return f"{self.directory}/{names.file_name(offset, names.SNAPSHOT)}"
+        return f"{self._directory}/{names.file_name(offset, names.SNAPSHOT)}"
 
     @property
     def latest_offset(self) -> int | None:

@@ -35,9 +35,15 @@ class FileTimestampOffset(NamedTuple):
     leader_epoch: int
 
 
-class SegmentRead(NamedTuple):
-    records: bytes | memoryview
-    position: int
+class FoundFile(NamedTuple):
+    """A data file that exists. The default is a new one."""
+
+    size_bytes: int = 0
+    created_ms: int = 0
+    has_txn_index: bool = False
+
+
+_NEW: Final = FoundFile()
 
 
 class LogSegment:
@@ -51,17 +57,15 @@ class LogSegment:
         base_offset: int,
         config: LogConfig,
         *,
-        size_bytes: int = 0,
-        created_ms: int = 0,
+        found: FoundFile = _NEW,
         roll_jitter_ms: int = 0,
-        has_txn_index: bool = False,
         suffix: str = "",
     ) -> None:
         self._files = files
         self._pool = pool
         self.base_offset = base_offset
-        self.size_bytes = size_bytes
-        self.created_ms = created_ms
+        self.size_bytes = found.size_bytes
+        self.created_ms = found.created_ms
         self.roll_jitter_ms = roll_jitter_ms
         self.used = False
         self._index_interval_bytes = config.index_interval_bytes
@@ -75,7 +79,7 @@ class LogSegment:
         max_index_bytes = config.segment_index_bytes
         self.offset_index = OffsetIndex(files, self.path(names.INDEX), base_offset, max_index_bytes)
         self.time_index = TimeIndex(files, self.path(names.TIME_INDEX), base_offset, max_index_bytes)
-        self.txn_index = TransactionIndex(files, self.path(names.TXN_INDEX), base_offset, exists=has_txn_index)
+        self.txn_index = TransactionIndex(files, self.path(names.TXN_INDEX), base_offset, exists=found.has_txn_index)
 
     def __repr__(self) -> str:
         return f"LogSegment(base_offset={self.base_offset}, size_bytes={self.size_bytes})"
@@ -150,9 +154,7 @@ class LogSegment:
 
     # appending
 
-    def append(
-        self, parts: Sequence[Data], size: int, last_offset: int, first_offset: int, newest: TimestampOffset
-    ) -> None:
+    def append(self, parts: Sequence[Data], size: int, last_offset: int, first_offset: int, max_timestamp: int) -> None:
         """Writes whole batches at the end. When the disk fails, nothing of them stays and OSError is raised."""
         handle = self._handle or self.open()
         position = self.size_bytes
@@ -164,10 +166,10 @@ class LogSegment:
             raise
         self.size_bytes = position + size
         if position == 0:
-            self._rolling_based_timestamp = newest.timestamp
+            self._rolling_based_timestamp = max_timestamp
         known = self._max_timestamp or self.max_timestamp_so_far()
-        if newest.timestamp > known.timestamp:
-            self._max_timestamp = known = newest
+        if max_timestamp > known.timestamp:
+            self._max_timestamp = known = TimestampOffset(max_timestamp, last_offset)
         if self._bytes_since_last_index_entry > self._index_interval_bytes:
             self.offset_index.append(last_offset, position)
             self.time_index.maybe_append(known.timestamp, known.offset)
@@ -237,7 +239,7 @@ class LogSegment:
             position = self.offset_index.lookup(offset)
         return find_offset(handle, position, self.size_bytes, offset)
 
-    def read(self, offset: int, max_bytes: int, end: int | None, *, min_one_message: bool) -> SegmentRead | None:
+    def read(self, offset: int, max_bytes: int, end: int | None, *, min_one_message: bool) -> bytes | memoryview | None:
         """Whole batches from the one that holds `offset`, up to the position `end`; None when all are before it."""
         start = self.find(offset)
         if start is None:
@@ -246,13 +248,13 @@ class LogSegment:
         limit = max(max_bytes, start.size_bytes) if min_one_message else max_bytes
         size = min(limit, end - start.position)
         if size < start.size_bytes:
-            return SegmentRead(b"", start.position)
+            return b""
         data = self.open().pread(size, start.position)
         if start.position + len(data) == end:
-            return SegmentRead(data, start.position)
+            return data
         indexed = self.offset_index.position_before(start.position + len(data)) - start.position
         whole = whole_batches(data, max(indexed, 0))
-        return SegmentRead(memoryview(data)[:whole], start.position)
+        return memoryview(data)[:whole]
 
     def batches(self, position: int = 0) -> Iterator[tuple[int, RecordBatch]]:
         return read_batches(self.open(), position, self.size_bytes)

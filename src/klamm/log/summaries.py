@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import crc32c
 
 from klamm.errors import KlammError
 from klamm.log import names
 from klamm.log.files import Files
-from klamm.model import NO_EPOCH, TopicPartition
-
-if TYPE_CHECKING:
-    from klamm.log.log import Log
+from klamm.model import TopicPartition
 
 _log = logging.getLogger(__name__)
 _VERSION: Final = "0"
@@ -80,7 +77,7 @@ def inspect(files: Files, directory: str, summary: LogSummary) -> Inspection:
             continue
         stat = files.stat(path)
         is_active = base_offset == summary.segments[-1].base_offset
-        if stat.size_bytes != size_bytes or (is_active and _tail_crc(files, path, size_bytes) != summary.tail_crc):
+        if stat.size_bytes != size_bytes or (is_active and tail_crc(files, path, size_bytes) != summary.tail_crc):
             damaged.append(base_offset)
         if is_active:
             is_unmodified = stat.modified_ns == summary.modified_ns
@@ -88,37 +85,12 @@ def inspect(files: Files, directory: str, summary: LogSummary) -> Inspection:
     return Inspection(tuple(damaged), is_same, is_same and is_unmodified)
 
 
-def summarise(files: Files, log: Log) -> LogSummary | None:
-    """None for a log that a later start has to open: something is not flushed, or a transaction is open."""
-    if not log.is_open:
-        return log.summary
-    is_on_disk = log.recovery_point == log.log_end_offset and not log.has_unflushed_files and not log.is_failed
-    if not is_on_disk or log.producers.first_unstable_offset is not None:
-        return None
-    active = log.segments.active
-    path = active.path(names.LOG)
-    epochs = [e.epoch for e in log.leader_epochs.entries if e.start_offset < log.log_end_offset]
-    if not epochs and log.size_bytes:
-        return None
-    sizes = {s.base_offset: s.size_bytes for s in log.segments}
-    # the next start finds the same damage
-    sizes |= {d.base_offset: d.size_bytes for d in log.damages if d.base_offset >= log.first_base_offset}
-    return LogSummary(
-        log.log_end_offset,
-        epochs[-1] if epochs else NO_EPOCH,
-        log.segments.first.largest_timestamp(),
-        files.stat(path).modified_ns,
-        _tail_crc(files, path, active.size_bytes),
-        tuple(SegmentSize(*s) for s in sorted(sizes.items())),
-    )
-
-
 def is_settled(summary: LogSummary, now_ms: int) -> bool:
     """Whether a later change of the active segment is sure to have another modification time."""
     return now_ms * 1_000_000 - summary.modified_ns >= _SETTLED_NS
 
 
-def _tail_crc(files: Files, path: str, size_bytes: int) -> int:
+def tail_crc(files: Files, path: str, size_bytes: int) -> int:
     if size_bytes == 0:
         return 0
     handle = files.open(path)

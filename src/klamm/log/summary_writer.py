@@ -10,8 +10,8 @@ from klamm.log.files import Files
 from klamm.log.jobs import FileJob, LogHost
 from klamm.log.log import Log
 from klamm.log.log_dirs import LogDir, LogDirs
-from klamm.log.summaries import LogSummary, RecordedLogs, encode, is_settled, summarise
-from klamm.model import TopicPartition
+from klamm.log.summaries import LogSummary, RecordedLogs, SegmentSize, encode, is_settled, tail_crc
+from klamm.model import NO_EPOCH, TopicPartition
 
 _ByDir = dict[str, dict[TopicPartition, LogSummary]]
 
@@ -33,7 +33,7 @@ class SummaryWriter:
         known: dict[TopicPartition, tuple[tuple[object, ...], LogSummary]] = {}
         for logs in slices:
             for log in logs:
-                summary = log.guard("looking at its size", lambda log=log: self._settled(log, known))  # type: ignore[misc]
+                summary = log.disk.run("summarising", lambda log=log: self._settled(log, known))  # type: ignore[misc]
                 if isinstance(summary, LogSummary) and log.log_dir in found:
                     found[log.log_dir][log.topic_partition] = summary
             yield
@@ -46,8 +46,8 @@ class SummaryWriter:
 
     def _settled(self, log: Log, known: dict[TopicPartition, tuple[tuple[object, ...], LogSummary]]) -> object:
         """A log that has not changed since the last time is not looked at again."""
-        if not log.is_open:
-            return log.summary
+        if log.unopened is not None:
+            return log.unopened.summary
         tp = log.topic_partition
         version = (log.log_end_offset, log.recovery_point, log.truncation_count, log.size_bytes)
         before = self._known.get(tp)
@@ -68,3 +68,28 @@ class SummaryWriter:
 
     def _job(self, log_dir: str, recorded: RecordedLogs) -> FileJob:
         return FileJob(log_dir, lambda: self._files.write_atomic(f"{log_dir}/{names.LOG_SUMMARY}", encode(recorded)))
+
+
+def summarise(files: Files, log: Log) -> LogSummary | None:
+    """None for a log that a later start has to open: something is not flushed, or a transaction is open."""
+    if log.unopened is not None:
+        return log.unopened.summary
+    is_flushed = log.recovery_point == log.log_end_offset and not log.flusher.has_unflushed_files
+    if not is_flushed or log.disk.is_failed or log.producers.first_unstable_offset is not None:
+        return None
+    active = log.segments.active
+    path = active.path(names.LOG)
+    epochs = [e.epoch for e in log.leader_epochs.entries if e.start_offset < log.log_end_offset]
+    if not epochs and log.size_bytes:
+        return None
+    sizes = {s.base_offset: s.size_bytes for s in log.segments}
+    # the next start finds the same damage
+    sizes |= {d.base_offset: d.size_bytes for d in log.damages if d.base_offset >= log.contents.first_base_offset}
+    return LogSummary(
+        log.log_end_offset,
+        epochs[-1] if epochs else NO_EPOCH,
+        log.segments.first.largest_timestamp(),
+        files.stat(path).modified_ns,
+        tail_crc(files, path, active.size_bytes),
+        tuple(SegmentSize(*s) for s in sorted(sizes.items())),
+    )

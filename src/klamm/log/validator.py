@@ -30,6 +30,7 @@ from klamm.protocol.record_batch import (
     TIMESTAMP_TYPE_BIT,
     RecordBatch,
     TimestampType,
+    batches,
     with_body,
     with_max_timestamp,
 )
@@ -164,21 +165,10 @@ def _wrong_length(batch_bytes: int, size: int) -> Rejection:
     return Rejection(ErrorCode.INVALID_RECORD, "exactly one record batch is expected for a partition")
 
 
-def validate(
-    view: memoryview,
-    config: LogConfig,
-    origin: AppendOrigin,
-    now_ms: int,
-    *,
-    is_plain: bool,
-    max_unpacked: int | None = None,
-) -> Checked | None:
-    """Check a batch and give it the topic's timestamps and codec. A pure function: any thread may call it.
-
-    Returns None if the batch unpacks to more than `max_unpacked`; without it the limit of the topic holds.
-    """
+def validate(view: memoryview, config: LogConfig, origin: AppendOrigin, now_ms: int, *, is_plain: bool) -> Checked:
+    """Check a batch and give it the topic's timestamps and codec. A pure function: any thread may call it."""
     batch = check_batch(view, config, origin)
-    if type(batch) is not RecordBatch:
+    if not isinstance(batch, RecordBatch):
         return batch
     flags = batch.attributes
     if (
@@ -188,10 +178,35 @@ def validate(
         and has_plausible_times(batch, now_ms)
     ):
         return batch
+    return prepare(batch, config, now_ms, origin)
+
+
+def validate_packed(view: memoryview, config: LogConfig, now_ms: int, max_unpacked: int) -> Checked | None:
+    """Like `validate`, for a compressed batch of a client; None if it unpacks to more than `max_unpacked` bytes."""
+    batch = check_batch(view, config, AppendOrigin.CLIENT)
+    if not isinstance(batch, RecordBatch):
+        return batch
     try:
-        return prepare(batch, config, now_ms, origin, max_unpacked)
+        return prepare(batch, config, now_ms, AppendOrigin.CLIENT, max_unpacked)
     except UnpackedTooLargeError:
         return None
+
+
+def check_replicated(records: memoryview | bytes | bytearray, end_offset: int) -> list[RecordBatch] | Rejection:
+    """Return the whole batches that a leader sent to a follower whose log ends at `end_offset`."""
+    try:
+        sent = list(batches(records if isinstance(records, memoryview) else memoryview(records)))
+    except ProtocolError as e:
+        return Rejection(ErrorCode.CORRUPT_MESSAGE, str(e))
+    expected = end_offset
+    for batch in sent:
+        if batch.base_offset < expected or batch.last_offset_delta < 0:
+            message = f"a batch begins at offset {batch.base_offset}, the next offset is {expected}"
+            return Rejection(ErrorCode.OFFSET_OUT_OF_RANGE, message)
+        if not batch.is_valid():
+            return Rejection(ErrorCode.CORRUPT_MESSAGE, f"the batch at offset {batch.base_offset} has a wrong checksum")
+        expected = batch.next_offset
+    return sent
 
 
 def has_plausible_times(batch: RecordBatch, now_ms: int) -> bool:

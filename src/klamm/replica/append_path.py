@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from klamm.errors import ErrorCode
-from klamm.log.log import Checkable
+from klamm.log.appending import Checkable
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
 from klamm.log.validator import Checked
@@ -35,7 +35,7 @@ _QUIET_FAILURES: Final = frozenset(
 
 def failed(error: ErrorCode, message: str | None = None) -> AppendResult:
     """The result of an append that never reached its log."""
-    return AppendResult(error, error_message=message)
+    return AppendResult.rejected(error, message)
 
 
 class AppendPath:
@@ -193,4 +193,4 @@ class _DelayedProduce:
     def _decide(self, tp: TopicPartition, error: ErrorCode) -> None:
         del self._waiting[tp]
         if error != ErrorCode.NONE:
-            self._results[tp] = self._results[tp]._replace(error=error)
+            self._results[tp] = self._results[tp].with_error(error)

@@ -60,7 +60,7 @@ class DamagedLogs:
         log.warning("%s: fetching a damaged log again from offset %d on, from broker %d", tp, start, leader)
         if hosted.damages and (error := hosted.truncate_to(start)):
             return error
-        hosted.lost_tail = None
+        hosted.forget_lost_tail()
         return ErrorCode.NONE
 
     def on_metadata_change(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from klamm.errors import ErrorCode
 from klamm.log import future_logs
+from klamm.log.appending import append_as_follower
 from klamm.log.results import ReadResult
 from klamm.model import TopicPartition
 from klamm.protocol.record_batch import batches
@@ -151,7 +152,7 @@ class LogDirMoves:
         # the log may start within a batch (DeleteRecords): the copy gets that batch as a whole
         if first < at and (error := future.truncate_fully_and_start_at(first, at)):
             return error
-        result = future.append_as_follower(found.records)
+        result = append_as_follower(future, found.records)
         if result.error != ErrorCode.NONE:
             return result.error
         future.update_high_watermark(current.high_watermark)

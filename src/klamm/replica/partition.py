@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from klamm.errors import ErrorCode
-from klamm.log.log import Checkable, Log
+from klamm.log.appending import Checkable, append_as_follower, append_as_leader, find_duplicate
+from klamm.log.log import Log
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
 from klamm.model import NO_EPOCH, NO_LEADER, ZERO_UUID, TopicPartition
@@ -209,8 +210,8 @@ class Partition:
         if required_acks == -1 and self.remotes and len(self.isr) < self.effective_min_isr:
             # A record that is there already was not refused, whatever became of the first answer. A client that is
             # told so may write it once more under another producer epoch; its answer waits like that of the first.
-            return log.find_duplicate(records) or ErrorCode.NOT_ENOUGH_REPLICAS
-        result = log.append_as_leader(records, self.leader_epoch, origin=origin)
+            return find_duplicate(log, records) or ErrorCode.NOT_ENOUGH_REPLICAS
+        result = append_as_leader(log, records, self.leader_epoch, origin=origin)
         if not self.remotes:
             log.update_high_watermark(log.log_end_offset)
         elif result.error == ErrorCode.NONE:
@@ -268,7 +269,7 @@ class Partition:
         """Takes over what the leader sent: its records as they are, its high watermark, its log start."""
         log = self.log
         assert log is not None and self.leader != self.broker_id, "only a follower copies"
-        result = log.append_as_follower(records)
+        result = append_as_follower(log, records)
         if result.error == ErrorCode.OFFSET_OUT_OF_RANGE and log.log_start_offset == log.log_end_offset:
             result = self._append_around_start(log, records)
         if result.error == ErrorCode.NONE:
@@ -285,7 +286,7 @@ class Partition:
             return AppendResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=start)
         if error := log.truncate_fully_and_start_at(first.base_offset, start):
             return AppendResult(error, log_start_offset=start)
-        return log.append_as_follower(records)
+        return append_as_follower(log, records)
 
     # --- ISR: decisions and what becomes of them ------------------------------------------------------------------
 

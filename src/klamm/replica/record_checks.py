@@ -19,7 +19,7 @@ from klamm.errors import ErrorCode, ProtocolError
 from klamm.log.log_config import LogConfig
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
-from klamm.log.validator import Checked, Rejection, is_plain, max_unpacked_bytes, validate
+from klamm.log.validator import Checked, Rejection, is_plain, max_unpacked_bytes, validate, validate_packed
 from klamm.model import TopicPartition
 from klamm.protocol.compression import UnpackedTooLargeError
 from klamm.protocol.message_set import CorruptMessageError, is_message_set, to_batch
@@ -121,7 +121,7 @@ class RecordChecks:
             view = memoryview(data)
             result: Checked | None = None
             if is_packed and cost <= budget:
-                result = log.check(view, now_ms, INLINE_UNPACKED_BYTES)
+                result = validate_packed(view, log.config, now_ms, INLINE_UNPACKED_BYTES)
             if result is not None:
                 checked[tp] = result
             elif is_packed or cost > budget:
@@ -182,9 +182,7 @@ def _count(data: RecordsBytes) -> int:
 
 def _check(view: memoryview, config: LogConfig, now_ms: int) -> Checked:
     """Runs in the worker, on a frozen configuration."""
-    checked = validate(view, config, AppendOrigin.CLIENT, now_ms, is_plain=is_plain(config))
-    assert checked is not None, "only a limit of the caller's own leaves a batch unchecked"
-    return checked
+    return validate(view, config, AppendOrigin.CLIENT, now_ms, is_plain=is_plain(config))
 
 
 def _convert(view: memoryview, config: LogConfig, now_ms: int) -> Checked:

@@ -199,7 +199,7 @@ class StateChange:
         try:
             return partition.make_leader(state, topic_id, hosted, self._replicas.clock.now_ms())
         except OSError as failure:
-            hosted.host.failed(hosted.log_dir, failure, f"noting a leader epoch in {hosted.dir}")
+            hosted.env.host.failed(hosted.log_dir, failure, f"noting a leader epoch in {hosted.dir}")
             self._replicas.offline[partition.topic_partition] = None
             return None
 

@@ -39,10 +39,10 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "if False:",
     ),
     "duplicates_are_appended": Mutant(
-        "klamm.log.log",
-        "        known = self.producers.find_duplicate(batch)\n",
-        "        known = None\n",
-        also=(("            refusal = self.producers.validate(batch, origin)\n", "            refusal = None\n"),),
+        "klamm.log.appending",
+        "    known = log.producers.find_duplicate(batch)\n",
+        "    known = None\n",
+        also=(("        refusal = log.producers.validate(batch, origin)\n", "        refusal = None\n"),),
     ),
     "last_sequence_of_a_batch_is_its_first": Mutant(
         "klamm.log.producer_state", "BatchMetadata(batch.last_sequence,", "BatchMetadata(batch.base_sequence,"

@@ -14,7 +14,7 @@ import pytest
 from klamm.apis import alter_replica_log_dirs, describe_log_dirs
 from klamm.apis.slices import SLICE
 from klamm.errors import ErrorCode
-from klamm.log import Log, LogConfig
+from klamm.log import Log, LogConfig, append_as_follower
 from klamm.model import TopicPartition
 from klamm.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDir,
@@ -243,7 +243,7 @@ def test_a_swap_that_was_cut_off_is_completed_by_the_next_start(
     assert alter(one, other_dir(one)) == ErrorCode.NONE
     target, source = other_dir(one), current(one)
     future = one.broker.logs.futures.logs[TP]
-    future.append_as_follower(batch(b"kept"))
+    append_as_follower(future, batch(b"kept"))
     source.rename_dir(f"{source.log_dir}/t-0.{1:032x}-delete")
     one.broker.replicas.log_dir_moves.stop()
     one.spin()
@@ -266,14 +266,14 @@ def test_a_swap_that_the_disk_refuses_leaves_the_log_in_use(
 ) -> None:
     append(current(one), batch(b"kept"))
     target, source = other_dir(one), current(one)
-    rename = source.files.rename
+    rename = source.env.files.rename
 
     def refuse(old: str, new: str) -> None:
         if old.startswith(target):
             raise OSError(errno.EIO, "Input/output error", old)
         rename(old, new)
 
-    monkeypatch.setattr(source.files, "rename", refuse)
+    monkeypatch.setattr(source.env.files, "rename", refuse)
     assert alter(one, target) == ErrorCode.NONE
     finish(one)
     append(current(one), batch(b"later"))
@@ -288,14 +288,14 @@ def test_a_swap_that_the_disk_refuses_leaves_the_log_in_use(
 def test_a_swap_that_the_old_disk_refuses_fails_that_disk_only(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     append(current(one), batch(b"kept"))
     target, source = other_dir(one), current(one)
-    rename = source.files.rename
+    rename = source.env.files.rename
 
     def refuse(old: str, new: str) -> None:
         if old.startswith(source.log_dir):
             raise OSError(errno.EIO, "Input/output error", old)
         rename(old, new)
 
-    monkeypatch.setattr(source.files, "rename", refuse)
+    monkeypatch.setattr(source.env.files, "rename", refuse)
     assert alter(one, target) == ErrorCode.NONE
     for _ in range(5):
         one.spin()
@@ -306,14 +306,14 @@ def test_a_swap_that_the_old_disk_refuses_fails_that_disk_only(one: OneBroker, m
 def test_a_swap_that_cannot_be_undone_fails_the_old_disk(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     append(current(one), batch(b"kept"))
     target, source = other_dir(one), current(one)
-    rename = source.files.rename
+    rename = source.env.files.rename
 
     def refuse(old: str, new: str) -> None:
         if not new.endswith("-delete") and (old.startswith(target) or old.endswith("-delete")):
             raise OSError(errno.EIO, "Input/output error", old)
         rename(old, new)
 
-    monkeypatch.setattr(source.files, "rename", refuse)
+    monkeypatch.setattr(source.env.files, "rename", refuse)
     assert alter(one, target) == ErrorCode.NONE
     for _ in range(5):
         one.spin()
@@ -328,13 +328,13 @@ def test_the_old_name_is_gone_for_good_before_the_new_one_is_there(
     append(current(one), batch(b"kept"))
     source, target = current(one), other_dir(one)
     synced: list[str] = []
-    sync = source.files.fsync_path
+    sync = source.env.files.fsync_path
 
     def note(path: str) -> None:
         synced.append(path)
         sync(path)
 
-    monkeypatch.setattr(source.files, "fsync_path", note)
+    monkeypatch.setattr(source.env.files, "fsync_path", note)
     assert alter(one, target) == ErrorCode.NONE
     finish(one)
     assert synced.index(source.log_dir) < synced.index(target)

@@ -9,6 +9,7 @@ import pytest
 
 from klamm.apis import stop_replica, update_metadata
 from klamm.errors import ErrorCode
+from klamm.log import append_as_leader
 from klamm.metadata.update import MAX_PARTITIONS, SLICING_CLIENT
 from klamm.model import NO_CONTROLLER, EndPoint, TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionV0, StopReplicaRequest, StopReplicaTopicV1
@@ -150,7 +151,7 @@ class TestLeaderAndIsr:
         one.lead("t", replicas=(1, 2), isr=(1, 2))
         partition = one.broker.replicas.partitions[TP]
         assert partition.log is not None
-        partition.log.append_as_leader(batch(b"a", b"b", b"c"), 0)
+        append_as_leader(partition.log, batch(b"a", b"b", b"c"), 0)
         partition.on_follower_fetch(2, 2, 0, one.clock.now_ms(), -1)
         one.close()
         again = OneBroker(tmp_path)

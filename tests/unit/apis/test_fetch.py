@@ -10,6 +10,7 @@ from kafka.record.memory_records import MemoryRecords
 
 from klamm.apis import fetch, produce
 from klamm.errors import ErrorCode
+from klamm.log import append_as_leader
 from klamm.log.log_config import LogConfig
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.network.request_context import RequestContext
@@ -353,7 +354,7 @@ def test_read_committed_stops_at_the_last_stable_offset_and_lists_what_was_abort
     assert not isinstance(log, ErrorCode)
     append(one, b"a")
     txn = batch(b"t", producer_id=5, producer_epoch=0, base_sequence=0, is_transactional=True)
-    assert log.append_as_leader(txn, 0).error == 0
+    assert append_as_leader(log, txn, 0).error == 0
     log.update_high_watermark(log.log_end_offset)
     append(one, b"b")
     committed = only(one.ask(fetch.API, request(isolation_level=1), 11))

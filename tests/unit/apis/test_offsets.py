@@ -20,6 +20,7 @@ from klamm.apis import (
 from klamm.controller import events
 from klamm.controller.replies import ProducerIdsBlock
 from klamm.errors import ErrorCode
+from klamm.log import append_as_leader
 from klamm.log.log_config import LogConfig
 from klamm.model import TopicPartition
 from klamm.protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
@@ -137,7 +138,7 @@ class TestListOffsets:
         log = one.broker.replicas.leader_log(TP)
         assert not isinstance(log, ErrorCode)
         txn = batch(b"t", producer_id=5, producer_epoch=0, base_sequence=0, is_transactional=True)
-        log.append_as_leader(txn, 0)
+        append_as_leader(log, txn, 0)
         one.ask(fetch.API, fetch_request({0: 3}, replica_id=2), 11)
         assert self.ask(one, LATEST).offset == 3 and self.ask(one, LATEST, isolation=1).offset == 2
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from random import Random
 
 from klamm.errors import ErrorCode
-from klamm.log import AppendOrigin, AppendResult, Log, LogConfig, LogManager, ReadResult
+from klamm.log import AppendOrigin, AppendResult, Log, LogConfig, LogManager, ReadResult, append_as_leader
+from klamm.log.environment import LogEnvironment
 from klamm.log.jobs import InlineHost
-from klamm.log.loader import LogEnvironment, LogLoader
+from klamm.log.loader import LastRun, LogLoader
 from klamm.log.memory_files import MemoryFiles
 from klamm.log.producer_state import marker_record_fields
 from klamm.model import TopicPartition
@@ -41,15 +42,7 @@ class Bench:
 
     def open(self, *, clean: bool = False, recovery_point: int = 0, log_start_offset: int = 0) -> Log:
         env = LogEnvironment(self.files, self.clock, Random(0), self.host)
-        return LogLoader(
-            env,
-            TP,
-            DIR,
-            self.config,
-            log_start_offset=log_start_offset,
-            recovery_point=recovery_point,
-            had_clean_shutdown=clean,
-        ).load()
+        return LogLoader(env, TP, DIR, self.config, LastRun(log_start_offset, recovery_point, clean)).load()
 
     def manager(self, log_dirs: Sequence[str] = (DIR,)) -> LogManager:
         manager = LogManager(log_dirs, clock=self.clock, rng=Random(0), default_config=self.config, files=self.files)
@@ -82,9 +75,14 @@ def batch(
 
 
 def append(log: Log, data: bytes, epoch: int = 0, origin: AppendOrigin = AppendOrigin.CLIENT) -> AppendResult:
-    result = log.append_as_leader(data, epoch, origin=origin)
+    result = append_as_leader(log, data, epoch, origin=origin)
     assert result.error == ErrorCode.NONE, result
     return result
+
+
+def close(log: Log) -> None:
+    """Complete all files of the log and force them to the disk."""
+    log.finish_close(log.prepare_close())
 
 
 def marker(producer_id: int, epoch: int, *, abort: bool, coordinator_epoch: int = 0) -> bytes:

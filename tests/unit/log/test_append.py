@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from klamm.errors import ErrorCode
-from klamm.log import AppendOrigin, LogConfig
+from klamm.log import AppendOrigin, LogConfig, append_as_follower, append_as_leader
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.record_batch import Record, TimestampType, build_batch, records
 from tests.unit.log.harness import NOW, Bench, append, batch, marker, read_batches, read_values
@@ -32,7 +32,7 @@ def test_the_sent_bytes_are_not_touched() -> None:
     before = bytes(data)
     log = Bench().open()
     append(log, batch(b"x"))
-    log.append_as_leader(memoryview(data), 7)
+    append_as_leader(log, memoryview(data), 7)
     assert bytes(data) == before
 
 
@@ -52,7 +52,7 @@ def test_the_sent_bytes_are_not_touched() -> None:
 )
 def test_what_is_not_one_good_batch_is_refused(damage: object, error: ErrorCode) -> None:
     log = Bench().open()
-    result = log.append_as_leader(damage(batch(b"a", b"b")), 0)  # type: ignore[operator]
+    result = append_as_leader(log, damage(batch(b"a", b"b")), 0)  # type: ignore[operator]
     assert result.error == error
     assert result.error_message
     assert (log.log_end_offset, log.size_bytes) == (0, 0)
@@ -62,7 +62,7 @@ def test_what_is_not_one_good_batch_is_refused(damage: object, error: ErrorCode)
 def test_the_count_has_to_fit_the_offsets(delta: int) -> None:
     rows = [Record(timestamp=NOW, value=b"a"), Record(timestamp=NOW, value=b"b")]
     data = build_batch(rows, last_offset_delta=delta)
-    assert Bench().open().append_as_leader(data, 0).error == ErrorCode.INVALID_RECORD
+    assert append_as_leader(Bench().open(), data, 0).error == ErrorCode.INVALID_RECORD
 
 
 def test_an_unknown_codec_is_refused() -> None:
@@ -71,30 +71,30 @@ def test_an_unknown_codec_is_refused() -> None:
     import crc32c
 
     struct.pack_into(">I", data, 17, crc32c.crc32c(bytes(data[21:])))
-    assert Bench().open().append_as_leader(data, 0).error == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    assert append_as_leader(Bench().open(), data, 0).error == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
 
 
 def test_a_client_cannot_write_markers() -> None:
-    assert Bench().open().append_as_leader(marker(1, 0, abort=True), 0).error == ErrorCode.INVALID_RECORD
+    assert append_as_leader(Bench().open(), marker(1, 0, abort=True), 0).error == ErrorCode.INVALID_RECORD
 
 
 def test_a_producer_needs_a_sequence() -> None:
     data = batch(b"a", producer=(1, 0, -1))
-    assert Bench().open().append_as_leader(data, 0).error == ErrorCode.INVALID_RECORD
+    assert append_as_leader(Bench().open(), data, 0).error == ErrorCode.INVALID_RECORD
 
 
 def test_too_large_a_batch() -> None:
     log = Bench(LogConfig(max_message_bytes=200)).open()
-    assert log.append_as_leader(batch(b"x" * 200), 0).error == ErrorCode.MESSAGE_TOO_LARGE
+    assert append_as_leader(log, batch(b"x" * 200), 0).error == ErrorCode.MESSAGE_TOO_LARGE
     log = Bench(LogConfig(segment_bytes=200)).open()
-    assert log.append_as_leader(batch(b"x" * 200), 0).error == ErrorCode.RECORD_LIST_TOO_LARGE
+    assert append_as_leader(log, batch(b"x" * 200), 0).error == ErrorCode.RECORD_LIST_TOO_LARGE
     assert append(log, batch(b"x" * 50)).base_offset == 0
 
 
 def test_keyless_records_on_a_compacted_topic() -> None:
     log = Bench(LogConfig(cleanup_policy=frozenset({"compact"}))).open()
     rows = [Record(timestamp=NOW, key=k, value=b"v") for k in (b"a", None, b"c", None)]
-    result = log.append_as_leader(build_batch(rows, compression=CompressionType.LZ4), 0)
+    result = append_as_leader(log, build_batch(rows, compression=CompressionType.LZ4), 0)
     assert result.error == ErrorCode.INVALID_RECORD
     assert [e.batch_index for e in result.record_errors] == [1, 3]
     assert append(log, batch(b"v")).base_offset == 0
@@ -104,13 +104,13 @@ def test_timestamps_out_of_bounds() -> None:
     config = LogConfig(message_timestamp_before_max_ms=1000, message_timestamp_after_max_ms=500)
     log = Bench(config).open()
     times = (NOW, NOW - 1001, NOW + 500, NOW + 501, -1)
-    result = log.append_as_leader(build_batch([Record(timestamp=t, value=b"v") for t in times]), 0)
+    result = append_as_leader(log, build_batch([Record(timestamp=t, value=b"v") for t in times]), 0)
     assert result.error == ErrorCode.INVALID_TIMESTAMP
     assert [e.batch_index for e in result.record_errors] == [1, 3]
     after_only = replace(config, message_timestamp_before_max_ms=LogConfig().message_timestamp_before_max_ms)
-    log.config = after_only
-    assert log.append_as_leader(batch(b"v", timestamp=NOW + 501), 0).error == ErrorCode.INVALID_TIMESTAMP
-    assert log.append_as_leader(batch(b"v", timestamp=5), 0).error == ErrorCode.NONE
+    log.update_config(after_only)
+    assert append_as_leader(log, batch(b"v", timestamp=NOW + 501), 0).error == ErrorCode.INVALID_TIMESTAMP
+    assert append_as_leader(log, batch(b"v", timestamp=5), 0).error == ErrorCode.NONE
 
 
 @pytest.mark.parametrize("codec", list(CompressionType))
@@ -130,7 +130,7 @@ def test_a_producer_cannot_claim_log_append_time() -> None:
     rows = [Record(timestamp=NOW, value=b"v")]
     claimed = build_batch(rows, timestamp_type=TimestampType.LOG_APPEND_TIME)
     log = Bench(LogConfig(message_timestamp_type=TimestampType.LOG_APPEND_TIME)).open()
-    result = log.append_as_leader(claimed, 0)
+    result = append_as_leader(log, claimed, 0)
     assert (result.error, len(result.record_errors)) == (ErrorCode.INVALID_TIMESTAMP, 1)
     log = Bench().open()
     append(log, claimed)
@@ -158,7 +158,7 @@ def test_records_that_cannot_be_decoded_are_refused_where_they_are_looked_at() -
     data[61] = 0x7F
     struct.pack_into(">I", data, 17, crc32c.crc32c(bytes(data[21:])))
     log = Bench(LogConfig(cleanup_policy=frozenset({"compact"}))).open()
-    assert log.append_as_leader(data, 0).error == ErrorCode.INVALID_RECORD
+    assert append_as_leader(log, data, 0).error == ErrorCode.INVALID_RECORD
 
 
 def test_markers_of_the_coordinator_are_taken() -> None:
@@ -173,22 +173,22 @@ def test_a_follower_takes_offsets_and_epochs_as_sent() -> None:
     for i in range(5):
         append(leader, batch(b"%d" % i, b"x"), epoch=i // 2)
     data = b"".join(bytes(b.view) for b in read_batches(leader))
-    result = follower.append_as_follower(data + data[:30])
+    result = append_as_follower(follower, data + data[:30])
     assert (result.error, result.base_offset, result.last_offset) == (ErrorCode.NONE, 0, 9)
     assert read_values(follower) == read_values(leader)
     assert follower.leader_epochs.entries == leader.leader_epochs.entries
-    assert follower.append_as_follower(data).error == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert append_as_follower(follower, data).error == ErrorCode.OFFSET_OUT_OF_RANGE
     damaged = bytearray(build_batch([Record(value=b"x")], base_offset=20))
     damaged[-1] ^= 1
-    assert follower.append_as_follower(damaged).error == ErrorCode.CORRUPT_MESSAGE
-    assert follower.append_as_follower(b"").error == ErrorCode.NONE
+    assert append_as_follower(follower, damaged).error == ErrorCode.CORRUPT_MESSAGE
+    assert append_as_follower(follower, b"").error == ErrorCode.NONE
     assert follower.log_end_offset == 10
 
 
 def test_a_follower_keeps_the_gaps_of_a_compacted_log() -> None:
     log = Bench().open()
     gap = build_batch([Record(value=b"x")], base_offset=1000, partition_leader_epoch=1)
-    assert log.append_as_follower(gap).error == ErrorCode.NONE
+    assert append_as_follower(log, gap).error == ErrorCode.NONE
     assert log.log_end_offset == 1001
     assert read_values(log, 0) == [(1000, b"x")]
 

@@ -117,7 +117,7 @@ def test_aborted_records_go_at_once_and_their_markers_after_the_horizon() -> Non
     put(log, b"x", b"2")
     compact(manager, log, NOW + 1 + DAY)
     assert [b.base_offset for b in read_batches(log) if b.is_control] == [4], "the commit marker has a record left"
-    assert log.collect_aborted(0, 100) == ()
+    assert log.local.collect_aborted(0, 100) == ()
 
 
 def test_the_last_batch_of_a_producer_stays_empty() -> None:
@@ -170,7 +170,7 @@ def test_the_dirty_ratio_decides() -> None:
     log.roll()
     log.update_high_watermark(log.log_end_offset)
     assert not any(manager.compaction_pass(NOW))
-    log.config = replace(log.config, max_compaction_lag_ms=1000)
+    log.update_config(replace(log.config, max_compaction_lag_ms=1000))
     assert any(manager.compaction_pass(NOW + 1001)), "records wait no longer than max.compaction.lag.ms"
 
 
@@ -199,7 +199,7 @@ def test_a_small_map_cleans_in_several_rounds() -> None:
     log.update_high_watermark(60)
     target = cleaner.dirtiest([log], NOW)
     assert target is not None
-    job = cleaner.CleanJob(log.files, target, NOW, lambda job, to: setattr(job.log, "cleaner_offset", to))
+    job = cleaner.CleanJob(log.env, target, NOW, lambda job, to: job.log.set_cleaner_offset(to or 0))
     job.plan = replace(job.plan, max_keys=5)
     job.work()
     job.commit()
@@ -218,7 +218,7 @@ def test_a_log_cut_while_it_is_cleaned_is_left_alone() -> None:
     target = cleaner.dirtiest([log], NOW)
     assert target is not None
     outcome: list[int | None] = []
-    job = cleaner.CleanJob(log.files, target, NOW, lambda log, to: outcome.append(to))
+    job = cleaner.CleanJob(log.env, target, NOW, lambda log, to: outcome.append(to))
     job.work()
     assert any(n.endswith(".cleaned") for n in bench.names())
     log.truncate_to(20)
@@ -238,7 +238,7 @@ def test_a_topic_deleted_while_it_is_cleaned() -> None:
     log.update_high_watermark(40)
     target = cleaner.dirtiest([log], NOW)
     assert target is not None
-    job = cleaner.CleanJob(log.files, target, NOW, lambda log, to: None)
+    job = cleaner.CleanJob(log.env, target, NOW, lambda log, to: None)
     manager.async_delete(TP)
     job.work()
     job.commit()
@@ -280,7 +280,7 @@ def test_a_crash_at_any_step_of_the_exchange(step: int) -> None:
     manager.dirs.release()
     again = after.manager().logs[TP]
     assert again.log_end_offset == log.log_end_offset
-    aborted = {t.producer_id for t in again.collect_aborted(0, 1 << 40)}
+    aborted = {t.producer_id for t in again.local.collect_aborted(0, 1 << 40)}
     table = {
         r.key: r.value
         for b in read_batches(again)
@@ -307,5 +307,5 @@ def test_a_full_disk_while_cleaning_takes_the_directory_offline() -> None:
 
     bench.files.fault = fault
     any(manager.compaction_pass(NOW))
-    assert log.is_failed
+    assert log.disk.is_failed
     assert manager.get_log(TP) is None

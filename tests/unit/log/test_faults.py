@@ -12,7 +12,7 @@ import pytest
 
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode, LogDirError
-from klamm.log import AppendOrigin, LogConfig, LogManager
+from klamm.log import AppendOrigin, LogConfig, LogManager, append_as_follower, append_as_leader
 from klamm.log.memory_files import MemoryFiles
 from klamm.model import TopicPartition
 from klamm.protocol import record_batch
@@ -63,14 +63,14 @@ def test_a_full_disk(partial: int, caplog: pytest.LogCaptureFixture) -> None:
     fault = Faults("pwrite", ".log")
     fault.partial = partial
     files.fault = fault
-    result = log.append_as_leader(batch(b"x", producer=(7, 0, 3)), 0)
+    result = append_as_leader(log, batch(b"x", producer=(7, 0, 3)), 0)
     assert result.error == ErrorCode.KAFKA_STORAGE_ERROR
     assert "No space left" in (result.error_message or "")
     assert failures == [(DIR, f"{DIR} has failed while appending to {DIR}/orders-0: No space left on device")]
     assert "No space left" in caplog.text
     files.fault = None
     assert log.read(0, 100, max_offset=3) is ErrorCode.KAFKA_STORAGE_ERROR
-    assert log.append_as_leader(batch(b"x"), 0).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert append_as_leader(log, batch(b"x"), 0).error == ErrorCode.KAFKA_STORAGE_ERROR
     assert manager.get_log(TP) is None
     with pytest.raises(LogDirError):
         manager.get_or_create_log(TP)
@@ -108,7 +108,7 @@ def test_a_full_disk_that_has_room_again_comes_back(partial: int) -> None:
     fault = Faults("pwrite", ".log")
     fault.partial = partial
     files.fault = fault
-    assert full.append_as_leader(batch(b"x", producer=(7, 0, 1)), 0).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert append_as_leader(full, batch(b"x", producer=(7, 0, 1)), 0).error == ErrorCode.KAFKA_STORAGE_ERROR
     tp, other = full.topic_partition, idle.topic_partition
     assert manager.get_log(tp) is None and manager.get_log(other) is None and manager.is_offline(tp)
 
@@ -147,7 +147,7 @@ def test_the_other_directories_go_on() -> None:
     manager, failures = manager_with(files, ("/a", "/b"))
     one, two = (manager.get_or_create_log(TopicPartition("t", i), is_new=True) for i in range(2))
     files.fault = Faults("pwrite", "/a/")
-    assert one.append_as_leader(batch(b"x"), 0).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert append_as_leader(one, batch(b"x"), 0).error == ErrorCode.KAFKA_STORAGE_ERROR
     append(two, batch(b"y"))
     assert [f[0] for f in failures] == ["/a"]
     assert [d.path for d in manager.dirs.live] == ["/b"]
@@ -170,7 +170,7 @@ def test_an_error_anywhere_is_an_answer(operation: str, part: str, number: int) 
     log = manager.get_or_create_log(TP)
     append(log, batch(b"first"))
     files.fault = Faults(operation, part, number)
-    results = [log.append_as_leader(batch(b"%d" % i), 0) for i in range(40)]
+    results = [append_as_leader(log, batch(b"%d" % i), 0) for i in range(40)]
     reads = [log.read(o, 100, max_offset=log.log_end_offset) for o in range(log.log_end_offset)]
     log.offset_for_timestamp(5)
     sum(manager.retention_pass(1 << 50))
@@ -223,7 +223,7 @@ def test_the_kernel_refuses_in_the_middle_of_a_write(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, limits[1]))
     try:
-        result = log.append_as_leader(batch(b"b" * 100), 0)
+        result = append_as_leader(log, batch(b"b" * 100), 0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert result.error == ErrorCode.KAFKA_STORAGE_ERROR
@@ -245,11 +245,11 @@ def test_a_disk_that_is_full_when_flush_messages_is_due(as_leader: bool) -> None
     append(log, batch(b"first"))
     files.fault = Faults("pwrite", ".index", code=errno.ENOSPC)
     if as_leader:
-        results = [log.append_as_leader(batch(b"again"), 0) for _ in range(3)]
+        results = [append_as_leader(log, batch(b"again"), 0) for _ in range(3)]
     else:
         stored = bytearray(batch(b"again"))
         record_batch.assign_offsets(stored, 1, 0)
-        results = [log.append_as_follower(stored) for _ in range(3)]
+        results = [append_as_follower(log, stored) for _ in range(3)]
     assert [r.error for r in results] == [ErrorCode.KAFKA_STORAGE_ERROR] * 3
     assert len(failures) == 1
     assert log.log_end_offset <= 2, "a retry is not appended beside what it repeats"
@@ -262,13 +262,13 @@ def test_an_aborted_transaction_that_cannot_be_noted_is_an_answer(operation: str
     log = manager.get_or_create_log(TP)
     append(log, batch(b"x", producer=(1, 0, 0), transactional=True), origin=AppendOrigin.COORDINATOR)
     files.fault = Faults(operation, part)
-    result = log.append_as_leader(marker(1, 0, abort=True), 0, origin=AppendOrigin.COORDINATOR)
+    result = append_as_leader(log, marker(1, 0, abort=True), 0, origin=AppendOrigin.COORDINATOR)
     assert result.error == ErrorCode.KAFKA_STORAGE_ERROR
     assert len(failures) == 1
     files.fault = None
     manager.abandon()
     again, _ = manager_with(files)
-    assert [t.producer_id for t in again.logs[TP].collect_aborted(0, 10)] == [1], "recovery finds it"
+    assert [t.producer_id for t in again.logs[TP].local.collect_aborted(0, 10)] == [1], "recovery finds it"
 
 
 @pytest.mark.parametrize(

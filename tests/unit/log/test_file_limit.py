@@ -15,7 +15,7 @@ import pytest
 
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode
-from klamm.log import LogConfig, LogManager
+from klamm.log import LogConfig, LogManager, append_as_leader
 from klamm.model import TopicPartition
 from klamm.server.file_limit import open_segments
 from tests.unit.log.harness import NOW, TP, Bench, append, batch, read_values
@@ -68,7 +68,7 @@ def test_an_append_that_finds_no_file_may_be_tried_again() -> None:
     log = manager.get_or_create_log(TP)
     append(log, batch(b"x" * 100))
     bench.files.fault = exhausted
-    result = log.append_as_leader(batch(b"y" * 200), 0)
+    result = append_as_leader(log, batch(b"y" * 200), 0)
     assert (result.error, result.error_message) == (
         ErrorCode.KAFKA_STORAGE_ERROR,
         "the broker has too many open files",

@@ -10,7 +10,7 @@ import crc32c
 import pytest
 
 from klamm.errors import ErrorCode, ProtocolError
-from klamm.log import LogConfig
+from klamm.log import LogConfig, append_as_follower, append_as_leader
 from klamm.log import validator as validator_module
 from klamm.protocol import record_batch, record_scan
 from klamm.protocol.compression import CompressionType, compress, decompress
@@ -61,7 +61,7 @@ def test_more_records_than_fit_uncompressed_are_refused_by_the_header(config: Lo
     log = Bench(config).open()
     data = raw_batch(compress(CompressionType.GZIP, bytes(1_400_000)), 200_000, codec=1)
     assert len(data) < 16_000
-    result = log.append_as_leader(data, 0)
+    result = append_as_leader(log, data, 0)
     assert result.error == ErrorCode.MESSAGE_TOO_LARGE
     assert "200000 records" in (result.error_message or "")
     assert calls == {"unpacked": 0, "records": 0}
@@ -80,19 +80,19 @@ def test_records_are_checked_without_making_them(config: LogConfig, calls: dict[
 def test_what_unpacks_to_too_much_is_refused(config: LogConfig) -> None:
     log = Bench(config).open()
     data = raw_batch(compress(CompressionType.GZIP, bytes(40 << 20)), 1000, codec=1)
-    result = log.append_as_leader(data, 0)
+    result = append_as_leader(log, data, 0)
     assert result.error == ErrorCode.MESSAGE_TOO_LARGE
     assert "unpacks to more than the" in (result.error_message or "")
 
 
 def test_record_errors_are_bounded() -> None:
     log = Bench(LogConfig(message_timestamp_type=TimestampType.LOG_APPEND_TIME)).open()
-    result = log.append_as_leader(raw_batch(small_records(5000), 5000, attributes=record_batch.TIMESTAMP_TYPE_BIT), 0)
+    result = append_as_leader(log, raw_batch(small_records(5000), 5000, attributes=record_batch.TIMESTAMP_TYPE_BIT), 0)
     assert result.error == ErrorCode.INVALID_TIMESTAMP
     assert len(result.record_errors) == 1000
     compacted = Bench(COMPACTED).open()
     keyless = b"".join(record_batch.encode_record(Record(value=b""), i, 0) for i in range(5000))
-    result = compacted.append_as_leader(raw_batch(keyless, 5000), 0)
+    result = append_as_leader(compacted, raw_batch(keyless, 5000), 0)
     assert result.error == ErrorCode.INVALID_RECORD
     assert len(result.record_errors) == 1000
 
@@ -119,7 +119,7 @@ def test_bodies_that_are_no_records_are_refused(body: bytes, kind: str) -> None:
     codec = 1 if config is COMPACTED else 0
     data = raw_batch(compress(CompressionType(codec), body), 3, codec=codec)
     log = Bench(config).open()
-    assert log.append_as_leader(data, 0).error == ErrorCode.INVALID_RECORD
+    assert append_as_leader(log, data, 0).error == ErrorCode.INVALID_RECORD
     assert log.log_end_offset == 0
 
 
@@ -216,7 +216,7 @@ def test_a_search_by_time_survives_a_batch_that_cannot_be_unpacked() -> None:
     append(log, batch(b"old", timestamp=NOW - 1000))
     replicated = bytearray(raw_batch(b"no gzip", 3, codec=1))
     record_batch.assign_offsets(replicated, 1, 0)
-    assert log.append_as_follower(bytes(replicated)).error == ErrorCode.NONE
+    assert append_as_follower(log, bytes(replicated)).error == ErrorCode.NONE
     found = log.offset_for_timestamp(NOW)
     assert not isinstance(found, ErrorCode) and found is not None
     assert found.offset == 1

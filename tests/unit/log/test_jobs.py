@@ -11,11 +11,12 @@ import pytest
 
 from klamm.errors import ErrorCode
 from klamm.log import AppendOrigin, Log, LogConfig, LogManager, cleaner
+from klamm.log.local_log import LocalLog
 from klamm.log.memory_files import MemoryFiles
 from klamm.log.transaction_index import AbortedTxn
 from klamm.model import TopicPartition
 from klamm.protocol.record_batch import Record, build_batch
-from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, end_txn, read_values
+from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, close, end_txn, read_values
 
 COMPACT = LogConfig(segment_bytes=300, cleanup_policy=frozenset({"compact"}), min_cleanable_dirty_ratio=0.0)
 OTHER = TopicPartition("payments", 0)
@@ -46,20 +47,20 @@ def test_a_broken_index_of_aborted_transactions_is_written_anew_at_the_next_star
     log = bench.open()
     for producer in range(1, 5):
         abort_one(log, producer, b"x" * 100)
-    before = log.collect_aborted(0, log.log_end_offset)
+    before = log.local.collect_aborted(0, log.log_end_offset)
     assert len(before) == 4
-    log.close()
+    close(log)
     names = [n for n in bench.names() if n.endswith(".txnindex")]
     assert len(names) > 1
     for name in names[1:]:
         break_txn_index(bench.files, name)
     again = bench.open(clean=True, recovery_point=log.log_end_offset)
-    assert again.collect_aborted(0, again.log_end_offset) == before
+    assert again.local.collect_aborted(0, again.log_end_offset) == before
     found = again.read(0, 1 << 20, max_offset=again.log_end_offset, include_aborted=True)
     assert not isinstance(found, ErrorCode)
     assert isinstance(found.aborted[0], AbortedTxn)
-    again.close()
-    assert bench.open(clean=True, recovery_point=log.log_end_offset).collect_aborted(0, 100) == before
+    close(again)
+    assert bench.open(clean=True, recovery_point=log.log_end_offset).local.collect_aborted(0, 100) == before
 
 
 def test_one_log_that_cannot_be_read_does_not_keep_the_others_from_being_cleaned() -> None:
@@ -94,7 +95,7 @@ def test_a_disk_that_fails_while_a_log_is_chosen_takes_its_directory_offline() -
     bench.files.fault = fault
     any(manager.compaction_pass(NOW + 10))
     assert list(manager.dirs.failures) == ["/a"]
-    assert [log.is_failed for log in logs] == [log.log_dir == "/a" for log in logs]
+    assert [log.disk.is_failed for log in logs] == [log.log_dir == "/a" for log in logs]
 
 
 def test_starts_of_segments_of_a_disk_that_fails_are_an_answer() -> None:
@@ -132,7 +133,7 @@ def test_cleaning_that_fails_in_itself_does_not_stop_all_cleaning(where: str, mo
         elif where == "commit":
             patch.setattr(cleaner.CleanJob, "_segment", fail)
         else:
-            patch.setattr(Log, "replace_segments", fail)
+            patch.setattr(LocalLog, "replace_segments", fail)
         assert any(manager.compaction_pass(NOW))
     while any(manager.compaction_pass(NOW)):
         pass

@@ -20,7 +20,7 @@ WRITER = """
 import sys
 from random import Random
 from klamm.clock import SystemClock
-from klamm.log import LogConfig, LogManager
+from klamm.log import LogConfig, LogManager, append_as_leader
 from tests.unit.log.harness import TP, batch
 config = LogConfig(segment_bytes=20_000, index_interval_bytes=500)
 manager = LogManager([sys.argv[1]], clock=SystemClock(), rng=Random(0), default_config=config)
@@ -28,7 +28,7 @@ manager.load_logs()
 log = manager.get_or_create_log(TP)
 sequence = log.log_end_offset
 while True:
-    result = log.append_as_leader(batch(b"%d" % sequence, producer=(7, 0, sequence)), 0)
+    result = append_as_leader(log, batch(b"%d" % sequence, producer=(7, 0, sequence)), 0)
     assert result.error == 0 and result.base_offset == sequence, result
     sequence += 1
     print(sequence, flush=True)

@@ -7,7 +7,7 @@ import pytest
 from klamm.log import LogConfig
 from klamm.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.log.memory_files import MemoryFiles
-from tests.unit.log.harness import Bench, append, batch
+from tests.unit.log.harness import Bench, append, batch, close
 
 DIRECTORY = "/data/t-0"
 
@@ -151,7 +151,7 @@ def test_a_start_that_is_killed_while_it_collects_the_epochs_leaves_no_part_of_t
         append(log, batch(b"x" * 40), epoch)
     expected, end = log.leader_epochs.entries, log.log_end_offset
     assert len(expected) == 5
-    log.close()
+    close(log)
     bench.files.unlink(log.leader_epochs.path)
     for operations in range(1000):
         files = bench.files.after_kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from klamm.errors import ErrorCode
-from klamm.log import LogConfig
+from klamm.log import LogConfig, append_as_leader
 from klamm.log.log_config import INT64_MAX
 from klamm.protocol.compression import CompressionType, compress
 from klamm.protocol.record_batch import RECORD_BATCH_OVERHEAD, Record, build_batch, records
@@ -30,7 +30,7 @@ def test_the_old_bound_of_timestamps(properties: dict[str, int], before: int, af
 def test_the_old_bound_refuses_records() -> None:
     log = Bench(LogConfig.from_properties({"message.timestamp.difference.max.ms": "1000"})).open()
     for distance_ms in (-1001, 1001):
-        assert log.append_as_leader(batch(b"x", timestamp=NOW + distance_ms), 0).error == ErrorCode.INVALID_TIMESTAMP
+        assert append_as_leader(log, batch(b"x", timestamp=NOW + distance_ms), 0).error == ErrorCode.INVALID_TIMESTAMP
     append(log, batch(b"x", timestamp=NOW - 1000))
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode, KlammError, LogDirError
-from klamm.log import LogConfig, LogManager
+from klamm.log import LogConfig, LogManager, append_as_follower
 from klamm.log.checkpoints import MetaProperties, read_meta_properties, read_offsets
 from klamm.log.files import OsFiles
 from klamm.log.jobs import Job
 from klamm.log.log import Log
 from klamm.model import TopicPartition
-from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, read_values
+from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, close, read_values
 
 TOPIC_ID = UUID("11223344-5566-7788-99aa-bbccddeeff00")
 SMALL = LogConfig(segment_bytes=500, file_delete_delay_ms=60_000)
@@ -287,7 +287,7 @@ def test_segments_roll_before_relative_offsets_overflow() -> None:
     log = Bench().open()
     append(log, batch(b"a"))
     for base_offset in (5, 1 << 31, (1 << 31) + 1, 1 << 33):
-        assert log.append_as_follower(build_batch([Record(value=b"x")], base_offset=base_offset)).error == 0
+        assert append_as_follower(log, build_batch([Record(value=b"x")], base_offset=base_offset)).error == 0
     assert [s.base_offset for s in log.segments] == [0, 1 << 31, 1 << 33]
     assert [o for o, _ in read_values(log)] == [0, 5, 1 << 31, (1 << 31) + 1, 1 << 33]
 
@@ -416,7 +416,7 @@ def test_preallocated_segments_are_cut_when_they_are_done() -> None:
     assert all(size < 1000 for size in list(sizes.values())[:-1])
     again = bench.open(recovery_point=log.recovery_point)
     assert [v for _, v in read_values(again)] == [b"%d" % i for i in range(20)]
-    log.close()
+    close(log)
     assert bench.open(clean=True, recovery_point=20).log_end_offset == 20
 
 
@@ -446,8 +446,8 @@ def test_damage_before_the_recovery_point_costs_nothing_else() -> None:
     log.close_handles()
     handle = bench.files.open(log.segments.first.path(".log"))
     handle.pwrite((b"\xff" * 20,), 12)
-    for offset in tuple(log.snapshots.offsets):
-        log.snapshots.remove(offset)
+    for offset in tuple(log.local.snapshots.offsets):
+        log.local.snapshots.remove(offset)
     bench.files.unlink(log.leader_epochs.path)
     again = bench.open(recovery_point=30)
     assert (again.log_end_offset, again.producers.entries[7].last_sequence) == (30, 29)
@@ -461,8 +461,8 @@ def test_a_garbled_end_after_a_clean_shutdown_is_cut() -> None:
     log = bench.open()
     for i in range(8):
         append(log, batch(b"%d" % i))
-    log.close()
-    log.snapshots.remove(8)
+    close(log)
+    log.local.snapshots.remove(8)
     path = log.segments.active.path(".log")
     bench.files.open(path).pwrite((b"\x07" * 200,), log.segments.active.size_bytes)
     again = bench.open(clean=True, recovery_point=8)

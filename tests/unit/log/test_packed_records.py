@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.errors import ErrorCode, ProtocolError
-from klamm.log import LogConfig
+from klamm.log import LogConfig, append_as_leader
 from klamm.protocol.compression import CompressionType, compress
 from klamm.protocol.record_batch import Record, RecordBatch, TimestampType, build_batch, encode_record, records
 from klamm.protocol.record_scan import check_records
@@ -55,7 +55,7 @@ BROKEN = {
 @pytest.mark.parametrize("what", BROKEN)
 def test_broken_records_inside_are_refused(what: str, config: LogConfig, codec: CompressionType) -> None:
     log = Bench(config).open()
-    result = log.append_as_leader(raw_batch(compress(codec, BROKEN[what]), 2, codec=codec), 0)
+    result = append_as_leader(log, raw_batch(compress(codec, BROKEN[what]), 2, codec=codec), 0)
     assert result.error == ErrorCode.INVALID_RECORD, result
     assert log.log_end_offset == 0
 
@@ -74,8 +74,8 @@ def test_broken_records_inside_are_refused(what: str, config: LogConfig, codec: 
 def test_broken_streams_are_refused(damage: Callable[[bytes], bytes], codec: CompressionType) -> None:
     packed = compress(codec, b"".join(record(i, bytes(range(200))) for i in range(50)))
     log = Bench().open()
-    assert log.append_as_leader(raw_batch(packed, 50, codec=codec), 0).error == ErrorCode.NONE
-    result = log.append_as_leader(raw_batch(damage(packed), 50, codec=codec), 0)
+    assert append_as_leader(log, raw_batch(packed, 50, codec=codec), 0).error == ErrorCode.NONE
+    result = append_as_leader(log, raw_batch(damage(packed), 50, codec=codec), 0)
     assert result.error == ErrorCode.INVALID_RECORD, result
     assert log.log_end_offset == 50
 

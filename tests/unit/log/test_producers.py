@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from klamm.errors import ErrorCode
-from klamm.log import AppendOrigin, LogConfig, ReadResult
+from klamm.log import AppendOrigin, LogConfig, ReadResult, append_as_leader
 from klamm.log.producer_snapshots import CorruptSnapshotError, decode_snapshot, encode_snapshot
 from klamm.log.producer_state import MAX_PRODUCERS, BatchMetadata, ProducerStateEntry
 from klamm.log.transaction_index import AbortedTxn
-from tests.unit.log.harness import NOW, Bench, append, batch, end_txn, marker
+from tests.unit.log.harness import NOW, Bench, append, batch, close, end_txn, marker
 
 SMALL = LogConfig(segment_bytes=1000)
 INT32_MAX = 0x7FFFFFFF
@@ -24,7 +24,7 @@ def test_a_duplicate_is_answered_with_the_original_offset() -> None:
         assert (result.base_offset, result.last_offset, result.is_duplicate) == (2 * i, 2 * i + 1, True)
         assert result.log_append_time_ms == NOW + i + 1
     assert log.log_end_offset == 16
-    old = log.append_as_leader(batch(b"a", b"b", producer=(7, 0, 4)), 0)
+    old = append_as_leader(log, batch(b"a", b"b", producer=(7, 0, 4)), 0)
     assert old.error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, "only five batches are remembered"
 
 
@@ -32,7 +32,7 @@ def test_gaps_and_repeats_of_another_size() -> None:
     log = Bench().open()
     append(log, batch(b"a", b"b", producer=(7, 0, 0)))
     for sequence in (0, 1, 3):
-        result = log.append_as_leader(batch(b"a", producer=(7, 0, sequence)), 0)
+        result = append_as_leader(log, batch(b"a", producer=(7, 0, sequence)), 0)
         assert result.error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert append(log, batch(b"c", producer=(7, 0, 2))).base_offset == 2
 
@@ -40,8 +40,8 @@ def test_gaps_and_repeats_of_another_size() -> None:
 def test_epochs_of_a_producer() -> None:
     log = Bench().open()
     append(log, batch(b"a", producer=(7, 3, 0)))
-    assert log.append_as_leader(batch(b"a", producer=(7, 2, 1)), 0).error == ErrorCode.INVALID_PRODUCER_EPOCH
-    assert log.append_as_leader(batch(b"a", producer=(7, 4, 1)), 0).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert append_as_leader(log, batch(b"a", producer=(7, 2, 1)), 0).error == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert append_as_leader(log, batch(b"a", producer=(7, 4, 1)), 0).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     append(log, batch(b"a", producer=(7, 4, 0)))
     assert log.producers.entries[7].producer_epoch == 4
 
@@ -94,7 +94,7 @@ def test_state_survives_a_restart(clean: bool) -> None:
     for i in range(40):
         append(log, batch(b"a", b"b", producer=(7 + i % 3, 1, i // 3 * 2)))
     if clean:
-        log.close()
+        close(log)
     again = bench.open(clean=clean, recovery_point=log.recovery_point)
     assert set(again.producers.entries) == {7, 8, 9}
     for producer_id, entry in log.producers.entries.items():
@@ -112,7 +112,7 @@ def test_producers_expire() -> None:
     append(log, batch(b"a", producer=(9, 0, 0), timestamp=NOW - 999_999_999, transactional=True))
     log.producers.remove_expired(NOW + 86_400_000)
     assert set(log.producers.entries) == {8, 9}, "an open transaction keeps its producer"
-    log.close()
+    close(log)
     bench.clock.ms = NOW + 2000 + 86_400_000
     again = bench.open(clean=True, recovery_point=3)
     assert set(again.producers.entries) == {9}
@@ -132,7 +132,7 @@ def test_transactions_hold_back_the_last_stable_offset() -> None:
     end_txn(log, 2, abort=False)
     log.update_high_watermark(5)
     assert log.last_stable_offset == 5
-    assert log.collect_aborted(0, 5) == (AbortedTxn(1, 0, 3, 2),)
+    assert log.local.collect_aborted(0, 5) == (AbortedTxn(1, 0, 3, 2),)
     result = log.read(0, 1 << 20, max_offset=5, include_aborted=True)
     assert isinstance(result, ReadResult)
     assert result.aborted == (AbortedTxn(1, 0, 3, 2),)
@@ -144,7 +144,7 @@ def test_transactions_hold_back_the_last_stable_offset() -> None:
 def test_a_batch_outside_of_an_open_transaction_is_refused() -> None:
     log = Bench().open()
     append(log, batch(b"a", producer=(1, 0, 0), transactional=True))
-    assert log.append_as_leader(batch(b"b", producer=(1, 0, 1)), 0).error == ErrorCode.INVALID_TXN_STATE
+    assert append_as_leader(log, batch(b"b", producer=(1, 0, 1)), 0).error == ErrorCode.INVALID_TXN_STATE
     end_txn(log, 1, abort=False)
     append(log, batch(b"b", producer=(1, 0, 1)))
 
@@ -153,9 +153,9 @@ def test_markers_are_fenced() -> None:
     log = Bench().open()
     append(log, batch(b"a", producer=(1, 3, 0), transactional=True))
     end_txn(log, 1, 3, abort=False, coordinator_epoch=5)
-    old = log.append_as_leader(marker(1, 3, abort=True, coordinator_epoch=4), 0, origin=AppendOrigin.COORDINATOR)
+    old = append_as_leader(log, marker(1, 3, abort=True, coordinator_epoch=4), 0, origin=AppendOrigin.COORDINATOR)
     assert old.error == ErrorCode.TRANSACTION_COORDINATOR_FENCED
-    zombie = log.append_as_leader(marker(1, 2, abort=True, coordinator_epoch=6), 0, origin=AppendOrigin.COORDINATOR)
+    zombie = append_as_leader(log, marker(1, 2, abort=True, coordinator_epoch=6), 0, origin=AppendOrigin.COORDINATOR)
     assert zombie.error == ErrorCode.INVALID_PRODUCER_EPOCH
     end_txn(log, 1, 4, abort=True, coordinator_epoch=5)
     assert log.producers.entries[1].batches == (), "a new epoch starts from sequence 0"
@@ -172,14 +172,14 @@ def test_transactions_survive_a_restart(clean: bool) -> None:
             end_txn(log, i, abort=i % 3 == 1)
     log.update_high_watermark(log.log_end_offset)
     if clean:
-        log.close()
+        close(log)
     again = bench.open(clean=clean, recovery_point=log.recovery_point)
     again.update_high_watermark(again.log_end_offset)
     assert again.last_stable_offset == log.last_stable_offset == 0
-    assert again.collect_aborted(0, 100) == log.collect_aborted(0, 100) != ()
+    assert again.local.collect_aborted(0, 100) == log.local.collect_aborted(0, 100) != ()
     if not clean:
         everything = bench.open(recovery_point=0)
-        assert everything.collect_aborted(0, 100) == log.collect_aborted(0, 100)
+        assert everything.local.collect_aborted(0, 100) == log.local.collect_aborted(0, 100)
     for i in range(0, 12, 3):
         end_txn(again, i, abort=False)
     again.update_high_watermark(again.log_end_offset)
@@ -197,7 +197,7 @@ def test_truncation_takes_producers_back() -> None:
     append(log, batch(b"a", producer=(1, 0, 0), transactional=True))
     end_txn(log, 1, abort=True)
     log.truncate_to(1)
-    assert log.collect_aborted(0, 10) == ()
+    assert log.local.collect_aborted(0, 10) == ()
     assert log.producers.entries[1].current_txn_first_offset == 0
 
 
@@ -221,8 +221,8 @@ def test_a_broken_snapshot_is_passed_over() -> None:
     log = bench.open()
     for i in range(40):
         append(log, batch(b"a", producer=(7, 0, i)))
-    log.close()
-    path = log.snapshots.path(40)
+    close(log)
+    path = log.local.snapshots.path(40)
     bench.files.write_atomic(path, b"\x00\x01garbage")
     again = bench.open(clean=True, recovery_point=40)
     assert again.producers.entries[7].last_sequence == 39

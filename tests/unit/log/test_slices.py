@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from klamm.log import Log, LogConfig, LogManager, log_passes
+from klamm.log import Log, LogConfig, LogManager, append_as_follower, log_passes
 from klamm.log.checkpoints import read_offsets
 from klamm.log.names import (
     CLEANER_CHECKPOINT,
@@ -131,7 +131,7 @@ def test_a_deletion_changes_the_checkpoints_without_a_look_at_other_logs(
     bench = Bench()
     manager = filled(bench, *TPS)
     for tp in TPS:
-        manager.logs[tp].cleaner_offset = 2
+        manager.logs[tp].set_cleaner_offset(2)
     list(manager.recovery_point_pass())
     list(manager.log_start_offset_pass())
     manager._checkpoint_cleaner_offset(manager.logs[TPS[0]])
@@ -154,10 +154,10 @@ def test_a_cleaned_log_is_told_without_a_look_at_logs_that_never_were(monkeypatc
     manager = filled(bench, *TPS)
     seen = looked_at(monkeypatch, "cleaner_offsets")
     for tp in TPS[:2]:
-        manager.logs[tp].cleaner_offset = 3
+        manager.logs[tp].set_cleaner_offset(3)
         manager._checkpoint_cleaner_offset(manager.logs[tp])
     assert seen[0] == TPS[0] and sorted(seen[1:]) == TPS[:2]
-    manager.logs[TPS[0]].cleaner_offset = 1
+    manager.logs[TPS[0]].set_cleaner_offset(1)
     manager._checkpoint_cleaner_offset(manager.logs[TPS[1]])
     assert written(bench, CLEANER_CHECKPOINT) == {TPS[0]: 1, TPS[1]: 3}, "one that was cut is told anew"
 
@@ -171,7 +171,7 @@ def test_a_log_that_is_moved_while_a_checkpoint_is_collected_is_told_where_it_is
     future = manager.futures.create(source, target)
     copied = source.read(1, 10_000, max_offset=3)
     assert isinstance(copied, ReadResult)
-    future.append_as_follower(copied.records)
+    append_as_follower(future, copied.records)
     future.flush()
     future.update_high_watermark(3)
     future.increment_log_start_offset(1)
@@ -214,7 +214,7 @@ def dirty(bench: Bench) -> LogManager:
         log.roll()
         log.update_high_watermark(log.log_end_offset)
         if tp != TPS[2]:
-            log.cleaner_offset = log.log_end_offset - 2
+            log.set_cleaner_offset(log.log_end_offset - 2)
     return manager
 
 

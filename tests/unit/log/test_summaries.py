@@ -39,7 +39,7 @@ def use_without_opening(manager: LogManager, log: Log) -> None:
     """Everything that happens to an idle partition: it leads, followers fetch at its end, it is checkpointed."""
     log.update_high_watermark(RECORDS)
     log.assign_epoch(7, RECORDS)
-    assert log.latest_epoch == 7 and log.last_record_epoch == 3
+    assert log.latest_epoch == 7 and log.gapless_end[0] == 3
     assert log.end_offset_for_epoch(3) == (3, RECORDS) and log.end_offset_for_epoch(7) == (7, RECORDS)
     assert log.last_stable_offset == RECORDS
     assert log.read(RECORDS, 1000, max_offset=RECORDS) == (b"", ())
@@ -255,7 +255,7 @@ def test_a_log_with_a_gap_ends_there_where_logs_are_compared(bench: Bench) -> No
     cut(bench, path, len(bench.files.read_bytes(path)) - 30)
     log = bench.manager().logs[TP]
     (gap,) = log.damages
-    assert log.last_record_epoch == 3 and log.log_end_offset == RECORDS
+    assert log.leader_epochs.epoch_for_offset(RECORDS - 1) == 3 and log.log_end_offset == RECORDS
     assert log.gapless_end == (3, gap.start_offset)
 
 
