@@ -47,7 +47,7 @@ def test_only_the_brokers_user_can_read_its_files(tmp_path: Path) -> None:
     log = manager.get_or_create_log(TopicPartition("orders", 0), is_new=True)
     append(log, batch(b"secret"))
     log.roll()
-    manager.checkpoint_high_watermarks({log.topic_partition: 1})
+    manager.checkpoints.write_high_watermarks({log.topic_partition: 1})
     predecessor.save(log_dir / "zookeeper.session", SessionCredentials(1, b"password"))
     manager.shutdown({log.topic_partition: 1})
 

@@ -210,7 +210,7 @@ class Readers:
             partition = side.partition(index)
             if partition is not None and partition.log is not None:
                 partition.log.roll()
-            for _ in side.one.broker.logs.retention_pass(side.one.clock.now_ms()):
+            for _ in side.one.broker.logs.passes.retention(side.one.clock.now_ms()):
                 pass
 
     def configure(self, index: int, amount: int) -> None:

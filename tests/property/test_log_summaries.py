@@ -40,11 +40,11 @@ def change(rng: Random, manager: LogManager, bench: Bench, epochs: dict[TopicPar
             data = marker(9, 0, abort=rng.random() < 0.5)
             append(log, data, epochs.get(tp, 0), origin=AppendOrigin.COORDINATOR)
         case 6:
-            list(manager.summary_pass())
-            manager.checkpoint_recovery_points()
-            manager.checkpoint_log_start_offsets()
+            list(manager.checkpoints.summary_pass())
+            manager.checkpoints.write_recovery_points()
+            manager.checkpoints.write_log_start_offsets()
         case 7:
-            list(manager.retention_pass(NOW))
+            list(manager.passes.retention(NOW))
         case _:
             for _ in range(rng.randint(1, 8)):
                 append(log, batch(b"v" * rng.randint(1, 99)), epochs.get(tp, 0))

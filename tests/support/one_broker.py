@@ -23,7 +23,7 @@ from klamm.controller.replies import EventReply, ProducerIdsBlock, TopicResult, 
 from klamm.errors import ErrorCode
 from klamm.log.files import Files
 from klamm.log.log_config import LogConfig
-from klamm.log.log_manager import LogManager
+from klamm.log.log_manager import LogEvents, LogManager
 from klamm.metadata import MetadataCache
 from klamm.metrics import MetricsRegistry
 from klamm.model import ZERO_UUID, TopicPartition
@@ -130,8 +130,10 @@ class OneBroker:
             clock=self.clock,
             rng=Random(1),
             topic_config=lambda topic: self.topic_configs.get(topic, LogConfig()),
-            on_dir_failure=lambda log_dir, sentence: self._on_dir_failure(log_dir),
-            on_flushed=lambda tp, recovery_point: self.broker.replicas.on_flushed(tp, recovery_point),
+            events=LogEvents(
+                on_dir_failure=lambda log_dir, sentence: self._on_dir_failure(log_dir),
+                on_flushed=lambda tp, recovery_point: self.broker.replicas.on_flushed(tp, recovery_point),
+            ),
             files=self.files,
         )
         logs.load_logs()

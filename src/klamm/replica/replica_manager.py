@@ -87,7 +87,7 @@ class ReplicaManager:
     ) -> None:
         self.broker_id = broker_id
         self.logs = logs
-        logs.segments_deleted_listener = self.on_segments_deleted
+        logs.passes.segments_deleted_listener = self.on_segments_deleted
         self.metadata = metadata
         self.clock = clock
         self.max_lag_ms = max_lag_ms
@@ -352,11 +352,11 @@ class ReplicaManager:
 
     def checkpoint_high_watermarks(self) -> None:
         """Writes `replication-offset-checkpoint` of every live directory."""
-        self.logs.checkpoint_high_watermarks(self.high_watermarks())
+        self.logs.checkpoints.write_high_watermarks(self.high_watermarks())
 
     def high_watermark_pass(self) -> Iterator[None]:
         """`checkpoint_high_watermarks`, slice by slice."""
-        return self.logs.high_watermark_pass(self._is_of_a_partition)
+        return self.logs.checkpoints.high_watermark_pass(self._is_of_a_partition)
 
     def _is_of_a_partition(self, log: Log) -> bool:
         partition = self.partitions.get(log.topic_partition)

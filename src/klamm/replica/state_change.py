@@ -235,7 +235,7 @@ class StateChange:
             self._report(tp, topic_id, hosted, error)
             return error
         if tp not in replicas.partitions:
-            hosted.update_high_watermark(replicas.logs.checkpointed_high_watermark(tp))
+            hosted.update_high_watermark(replicas.logs.checkpoints.high_watermark(tp))
         return hosted
 
     def _report(self, tp: TopicPartition, topic_id: UUID, hosted: Log, error: ErrorCode) -> None:
@@ -299,7 +299,7 @@ class StateChange:
                     yield len(result.partitions)
                     until = clock.monotonic() + SLICE_S
         if self._stop(some, result) or has_deleted:
-            logs.checkpoint_after_deletions()
+            logs.checkpoints.write_deletions()
 
     def _stop(self, stops: list[StopReplica], result: StateChangeResult) -> bool:
         """Whether logs were deleted."""

@@ -24,6 +24,7 @@ from klamm.errors import ErrorCode, KlammError
 from klamm.log import LogConfig, LogManager
 from klamm.log.checkpoints import MetaProperties
 from klamm.log.files import OsFiles
+from klamm.log.log_manager import LogEvents, LogLimits
 from klamm.metadata import MetadataCache
 from klamm.metrics import MetricsRegistry
 from klamm.metrics.http import MetricsServer
@@ -149,11 +150,8 @@ class KafkaServer:
             files=self._environment.files,
             default_config=LogConfig.from_properties(configs.topic_config("")),
             topic_config=lambda topic: LogConfig.from_properties(configs.topic_config(topic)),
-            producer_id_expiration_ms=config.producer_id_expiration_ms,
-            max_open_segments=file_limit.open_segments(),
-            on_dir_failure=self._on_dir_failure,
-            on_dir_revival=self._on_dir_revival,
-            on_flushed=self._on_flushed,
+            limits=LogLimits(config.producer_id_expiration_ms, file_limit.open_segments()),
+            events=LogEvents(self._on_dir_failure, self._on_dir_revival, self._on_flushed),
         )
         logs.load_logs(meta)
         return logs
@@ -291,24 +289,24 @@ class KafkaServer:
         every(
             "log-retention",
             config.log_retention_check_interval_ms,
-            lambda: logs.retention_pass(now()),
+            lambda: logs.passes.retention(now()),
             first_ms=min(first_ms, config.log_retention_check_interval_ms),
         )
-        every("log-flusher", settings.flush_interval_ms(config), lambda: logs.flush_pass(now()))
-        every("log-dir-revival", 10_000, logs.revival_pass)
-        every("file-deletion", 1_000, lambda: logs.deletion_pass(now()))
+        every("log-flusher", settings.flush_interval_ms(config), lambda: logs.passes.flush(now()))
+        every("log-dir-revival", 10_000, logs.passes.revival)
+        every("file-deletion", 1_000, lambda: logs.passes.deletion(now()))
         if config.log_cleaner_enable:
-            every("log-cleaner", config.log_cleaner_backoff_ms, lambda: logs.compaction_pass(now()))
+            every("log-cleaner", config.log_cleaner_backoff_ms, lambda: logs.passes.compaction(now()))
         every(
             "recovery-point-checkpoint",
             config.log_flush_offset_checkpoint_interval_ms,
-            logs.recovery_point_pass,
+            logs.checkpoints.recovery_point_pass,
         )
-        every("log-summary", config.log_flush_offset_checkpoint_interval_ms, logs.summary_pass)
+        every("log-summary", config.log_flush_offset_checkpoint_interval_ms, logs.checkpoints.summary_pass)
         every(
             "log-start-offset-checkpoint",
             config.log_flush_start_offset_checkpoint_interval_ms,
-            logs.log_start_offset_pass,
+            logs.checkpoints.log_start_offset_pass,
         )
         every(
             "highwatermark-checkpoint",
@@ -318,7 +316,7 @@ class KafkaServer:
         every(
             "producer-expiration",
             config.producer_id_expiration_check_interval_ms,
-            lambda: logs.producer_expiration_pass(now()),
+            lambda: logs.passes.producer_expiration(now()),
         )
         every("config-change-purge", 60_000, lambda: self._spawn(self._purge_config_changes()))
         every("isr-expiration", max(config.replica_lag_time_max_ms // 2, 1), broker.replicas.isr_pass)

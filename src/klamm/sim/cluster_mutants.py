@@ -169,7 +169,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "damage_not_reported": Mutant(
         "klamm.log.log_manager",
-        "return not self.had_clean_shutdown or self._were_damaged",
+        "return not self.had_clean_shutdown or self._found_damage",
         "return not self.had_clean_shutdown",
         first=10,
     ),

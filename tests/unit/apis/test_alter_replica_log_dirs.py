@@ -115,7 +115,7 @@ def test_logs_that_are_deleted_while_they_are_described_are_left_out(one: OneBro
     count = 2 * SLICE
     one.leader_and_isr({"t": range(1, count)})
     steps = one.dispatch(describe_log_dirs.API, DescribeLogDirsRequest(topics=None), 4)
-    one.broker.logs.async_delete_all([TopicPartition("t", index) for index in range(1, count)])
+    one.broker.logs.delete_logs([TopicPartition("t", index) for index in range(1, count)])
     while True:
         try:
             next(steps)
@@ -154,19 +154,19 @@ def test_a_move_is_cancelled_by_naming_where_the_replica_is(one: OneBroker) -> N
     for _ in range(5):
         one.spin()
     assert current(one) is source and not one.broker.logs.futures.logs
-    one.broker.logs.deletion_pass(one.clock.now_ms() + 1)
+    one.broker.logs.passes.deletion(one.clock.now_ms() + 1)
     assert not Path(future.dir).exists()
 
 
 def test_a_deleted_replica_takes_its_copy_along(one: OneBroker) -> None:
     append(current(one), batch(b"x"))
     assert alter(one, other_dir(one)) == ErrorCode.NONE
-    one.broker.logs.async_delete(TP)
+    one.broker.logs.delete_logs([TP])
     one.broker.replicas.drop(TP)
     for _ in range(5):
         one.spin()
     assert not one.broker.logs.futures.logs
-    one.broker.logs.deletion_pass(one.clock.now_ms() + 100_000)
+    one.broker.logs.passes.deletion(one.clock.now_ms() + 100_000)
     assert not any(p.is_dir() for path in one.log_dirs for p in Path(path).iterdir())
 
 
@@ -195,7 +195,7 @@ def test_an_unfinished_copy_does_not_bring_a_deleted_replica_back(
     one.stop_replica("t", 0)
     again = kill_and_start(one, tmp_path)
     assert not again.broker.logs.logs and not again.broker.logs.futures.logs
-    again.broker.logs.deletion_pass(again.clock.now_ms() + 100_000)
+    again.broker.logs.passes.deletion(again.clock.now_ms() + 100_000)
     assert not any(p.is_dir() for path in again.log_dirs for p in Path(path).iterdir())
     again.close()
 
@@ -280,7 +280,7 @@ def test_a_swap_that_the_disk_refuses_leaves_the_log_in_use(
     assert current(one) is source and one.broker.replicas.partitions[TP].log is source
     one.broker.logs.abandon()
     again = OneBroker(tmp_path, log_dirs=DIRS)
-    again.broker.logs.deletion_pass(again.clock.now_ms() + 100_000)
+    again.broker.logs.passes.deletion(again.clock.now_ms() + 100_000)
     assert current(again).log_dir == source.log_dir and current(again).log_end_offset == 2
     again.close()
 

@@ -26,7 +26,7 @@ def compact(manager: LogManager, log: Log, now_ms: int = NOW) -> None:
     log.roll()
     log.update_high_watermark(log.log_end_offset)
     for _ in range(20):
-        if not any(manager.compaction_pass(now_ms)):
+        if not any(manager.passes.compaction(now_ms)):
             return
     raise AssertionError("the log does not become clean")
 
@@ -55,7 +55,7 @@ def test_the_newest_value_of_every_key_stays_at_its_offset() -> None:
     assert rows(log) == [*expected, (59, b"k1", b"59")]
     found = log.read(0, 10, max_offset=60)
     assert not isinstance(found, ErrorCode)
-    manager.deletion_pass(NOW + DAY)
+    manager.passes.deletion(NOW + DAY)
     assert not any(n.endswith((".deleted", ".cleaned", ".swap")) for n in bench.names())
     manager.shutdown()
     again = bench.manager().logs[TP]
@@ -138,12 +138,12 @@ def test_what_may_not_be_cleaned_yet() -> None:
     for i in range(20):
         put(log, b"k", b"%d" % i, timestamp=NOW + i * 100)
     log.roll()
-    assert not any(manager.compaction_pass(NOW + DAY)), "nothing is below the high watermark"
+    assert not any(manager.passes.compaction(NOW + DAY)), "nothing is below the high watermark"
     log.update_high_watermark(20)
-    assert not any(manager.compaction_pass(NOW + 900))
-    assert any(manager.compaction_pass(NOW + 2000))
+    assert not any(manager.passes.compaction(NOW + 900))
+    assert any(manager.passes.compaction(NOW + 2000))
     assert len(rows(log)) > 5, "the young segments are left alone"
-    any(manager.compaction_pass(NOW + DAY))
+    any(manager.passes.compaction(NOW + DAY))
     assert rows(log) == [(19, b"k", b"19")]
 
 
@@ -169,9 +169,9 @@ def test_the_dirty_ratio_decides() -> None:
         put(log, b"k%d" % i, b"w" * 10)
     log.roll()
     log.update_high_watermark(log.log_end_offset)
-    assert not any(manager.compaction_pass(NOW))
+    assert not any(manager.passes.compaction(NOW))
     log.update_config(replace(log.config, max_compaction_lag_ms=1000))
-    assert any(manager.compaction_pass(NOW + 1001)), "records wait no longer than max.compaction.lag.ms"
+    assert any(manager.passes.compaction(NOW + 1001)), "records wait no longer than max.compaction.lag.ms"
 
 
 def test_segments_are_merged() -> None:
@@ -184,7 +184,7 @@ def test_segments_are_merged() -> None:
         compact(manager, log)
     assert len(log.segments) < 10
     assert [v for _, _, v in rows(log)] == [b"197", b"198", b"199", b"1"]
-    manager.deletion_pass(NOW + DAY)
+    manager.passes.deletion(NOW + DAY)
     snapshots = {int(n[:20]) for n in bench.names() if n.endswith(".snapshot")}
     assert snapshots <= {*log.segments.base_offsets, log.log_end_offset}
 
@@ -239,7 +239,7 @@ def test_a_topic_deleted_while_it_is_cleaned() -> None:
     target = cleaner.dirtiest([log], NOW)
     assert target is not None
     job = cleaner.CleanJob(log.env, target, NOW, lambda log, to: None)
-    manager.async_delete(TP)
+    manager.delete_logs([TP])
     job.work()
     job.commit()
     assert [d.path for d in manager.dirs.live] == [DIR]
@@ -271,7 +271,7 @@ def test_a_crash_at_any_step_of_the_exchange(step: int) -> None:
     bench.files.fault = fault
     crashed = True
     try:
-        any(manager.compaction_pass(NOW))
+        any(manager.passes.compaction(NOW))
         crashed = False
     except Stop:
         pass
@@ -306,6 +306,6 @@ def test_a_full_disk_while_cleaning_takes_the_directory_offline() -> None:
             raise OSError(errno.ENOSPC, "No space left on device", path)
 
     bench.files.fault = fault
-    any(manager.compaction_pass(NOW))
+    any(manager.passes.compaction(NOW))
     assert log.disk.is_failed
     assert manager.get_log(TP) is None

@@ -13,6 +13,7 @@ import pytest
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode, LogDirError
 from klamm.log import AppendOrigin, LogConfig, LogManager, append_as_follower, append_as_leader
+from klamm.log.log_manager import LogEvents
 from klamm.log.memory_files import MemoryFiles
 from klamm.model import TopicPartition
 from klamm.protocol import record_batch
@@ -47,7 +48,7 @@ def manager_with(
         rng=Random(0),
         default_config=config or LogConfig(segment_bytes=500),
         files=files,
-        on_dir_failure=lambda log_dir, sentence: failures.append((log_dir, sentence)),
+        events=LogEvents(on_dir_failure=lambda log_dir, sentence: failures.append((log_dir, sentence))),
     )
     manager.load_logs()
     return manager, failures
@@ -74,7 +75,7 @@ def test_a_full_disk(partial: int, caplog: pytest.LogCaptureFixture) -> None:
     assert manager.get_log(TP) is None
     with pytest.raises(LogDirError):
         manager.get_or_create_log(TP)
-    assert manager.async_delete(TP) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert manager.delete_logs([TP])[TP] == ErrorCode.KAFKA_STORAGE_ERROR
     assert len(failures) == 1
     assert files.list_dir(f"{DIR}/orders-0")[1].size_bytes == log.size_bytes, "what was half-written was cut off"
     manager.abandon()
@@ -97,7 +98,11 @@ def test_a_full_disk_that_has_room_again_comes_back(partial: int) -> None:
     files = SmallDisk()
     revived: list[str] = []
     manager = LogManager(
-        (DIR, "/other"), clock=Bench().clock, rng=Random(0), files=files, on_dir_revival=revived.append
+        (DIR, "/other"),
+        clock=Bench().clock,
+        rng=Random(0),
+        files=files,
+        events=LogEvents(on_dir_revival=revived.append),
     )
     manager.load_logs()
     logs = [manager.get_or_create_log(TopicPartition("t", i), is_new=True) for i in range(4)]
@@ -113,17 +118,17 @@ def test_a_full_disk_that_has_room_again_comes_back(partial: int) -> None:
     assert manager.get_log(tp) is None and manager.get_log(other) is None and manager.is_offline(tp)
 
     files.usable = 0
-    assert manager.revival_pass() == 1 and manager.dirs.failures and not revived
+    assert manager.passes.revival() == 1 and manager.dirs.failures and not revived
     files.fault = Faults("write", ".klamm-probe", code=errno.ENOSPC)
     files.usable = 1 << 40
-    assert manager.revival_pass() == 1 and manager.dirs.failures and not revived
+    assert manager.passes.revival() == 1 and manager.dirs.failures and not revived
     files.fault = None
-    assert manager.revival_pass() == 1
+    assert manager.passes.revival() == 1
     assert revived == [DIR] and not manager.dirs.failures and not manager.is_offline(tp)
     assert ".klamm-probe" not in [i.name for i in files.list_dir(DIR)]
-    assert manager.revival_pass() == 0
+    assert manager.passes.revival() == 0
     again = manager.get_or_create_log(tp)
-    assert [v for _, v in read_values(again)] == [b"kept"] and manager.checkpointed_high_watermark(tp) == 1
+    assert [v for _, v in read_values(again)] == [b"kept"] and manager.checkpoints.high_watermark(tp) == 1
     assert append(again, batch(b"x", producer=(7, 0, 1))).base_offset == 1
     assert append(manager.get_or_create_log(other), batch(b"more")).base_offset == 1
     manager.shutdown()
@@ -139,7 +144,7 @@ def test_a_broken_disk_does_not_come_back() -> None:
     log.flush()
     files.fault = None
     assert len(failures) == 1
-    assert manager.revival_pass() == 0 and manager.is_offline(TP)
+    assert manager.passes.revival() == 0 and manager.is_offline(TP)
 
 
 def test_the_other_directories_go_on() -> None:
@@ -173,7 +178,7 @@ def test_an_error_anywhere_is_an_answer(operation: str, part: str, number: int) 
     results = [append_as_leader(log, batch(b"%d" % i), 0) for i in range(40)]
     reads = [log.read(o, 100, max_offset=log.log_end_offset) for o in range(log.log_end_offset)]
     log.offset_for_timestamp(5)
-    sum(manager.retention_pass(1 << 50))
+    sum(manager.passes.retention(1 << 50))
     log.flush()
     files.fault = None
     errors = {r.error for r in results} | {r for r in reads if isinstance(r, ErrorCode)}
@@ -194,12 +199,12 @@ def test_an_error_in_the_managers_own_work(operation: str) -> None:
         append(log, batch(b"%d" % i))
     log.update_high_watermark(20)
     files.fault = Faults(operation, DIR)
-    manager.flush_pass(1 << 62)
-    sum(manager.retention_pass(1 << 62))
-    manager.checkpoint_recovery_points()
-    manager.async_delete(TP)
+    manager.passes.flush(1 << 62)
+    sum(manager.passes.retention(1 << 62))
+    manager.checkpoints.write_recovery_points()
+    manager.delete_logs([TP])
     if not failures:
-        manager.deletion_pass(1 << 62)
+        manager.passes.deletion(1 << 62)
     if not failures:
         with pytest.raises(LogDirError, match="cannot be created"):
             manager.get_or_create_log(TopicPartition("new", 0), is_new=True)
@@ -287,7 +292,7 @@ def test_an_error_anywhere_in_a_cleaner_pass_loses_nothing(operation: str, part:
     log.update_high_watermark(30)
     log.flush()
     files.fault = Faults(operation, part, number)
-    any(manager.compaction_pass(1 << 50))
+    any(manager.passes.compaction(1 << 50))
     files.fault = None
     assert [f[0] for f in failures] in ([DIR], [])
     manager.abandon()

@@ -16,6 +16,7 @@ import pytest
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode
 from klamm.log import LogConfig, LogManager, append_as_leader
+from klamm.log.log_manager import LogEvents, LogLimits
 from klamm.model import TopicPartition
 from klamm.server.file_limit import open_segments
 from tests.unit.log.harness import NOW, TP, Bench, append, batch, read_values
@@ -46,8 +47,8 @@ def test_more_partitions_than_files(tmp_path: Path) -> None:
         clock=SystemClock(),
         rng=Random(0),
         default_config=LogConfig(segment_bytes=300),
-        max_open_segments=1000,
-        on_dir_failure=lambda log_dir, sentence: failures.append(sentence),
+        limits=LogLimits(max_open_segments=1000),
+        events=LogEvents(on_dir_failure=lambda log_dir, sentence: failures.append(sentence)),
     )
     with free_files(24):
         manager.load_logs()
@@ -56,7 +57,7 @@ def test_more_partitions_than_files(tmp_path: Path) -> None:
             for log in logs:
                 append(log, batch(b"%d" % i * 40))
         assert all(len(read_values(log)) == 6 for log in logs)
-        manager.checkpoint_recovery_points()
+        manager.checkpoints.write_recovery_points()
     assert not failures
     manager.shutdown()
     assert (tmp_path / ".kafka_cleanshutdown").exists()
@@ -73,7 +74,7 @@ def test_an_append_that_finds_no_file_may_be_tried_again() -> None:
         ErrorCode.KAFKA_STORAGE_ERROR,
         "the broker has too many open files",
     )
-    manager.checkpoint_recovery_points()
+    manager.checkpoints.write_recovery_points()
     log.flush()
     bench.files.fault = None
     assert not manager.dirs.failures
@@ -121,7 +122,7 @@ def test_cleaning_without_files_is_given_up_and_takes_nothing_offline() -> None:
     log.roll()
     log.update_high_watermark(30)
     bench.files.fault = exhausted
-    any(manager.compaction_pass(NOW))
+    any(manager.passes.compaction(NOW))
     bench.files.fault = None
     assert not manager.dirs.failures
     assert len(read_values(log)) == 30

@@ -71,9 +71,9 @@ def test_one_log_that_cannot_be_read_does_not_keep_the_others_from_being_cleaned
     abort_file = segment.path(".txnindex")
     bench.files.write_atomic(abort_file, b"\xff" * 34)
     segment.txn_index._exists, segment.txn_index._entries = True, None
-    while any(manager.compaction_pass(NOW)):
+    while any(manager.passes.compaction(NOW)):
         pass
-    any(manager.compaction_pass(NOW))
+    any(manager.passes.compaction(NOW))
     assert [v for _, v in read_values(good)] == [b"19"]
     assert len(read_values(bad)) == 40
     assert not manager.dirs.failures
@@ -93,7 +93,7 @@ def test_a_disk_that_fails_while_a_log_is_chosen_takes_its_directory_offline() -
             raise OSError(errno.EIO, "Input/output error", path)
 
     bench.files.fault = fault
-    any(manager.compaction_pass(NOW + 10))
+    any(manager.passes.compaction(NOW + 10))
     assert list(manager.dirs.failures) == ["/a"]
     assert [log.disk.is_failed for log in logs] == [log.log_dir == "/a" for log in logs]
 
@@ -134,8 +134,8 @@ def test_cleaning_that_fails_in_itself_does_not_stop_all_cleaning(where: str, mo
             patch.setattr(cleaner.CleanJob, "_segment", fail)
         else:
             patch.setattr(LocalLog, "replace_segments", fail)
-        assert any(manager.compaction_pass(NOW))
-    while any(manager.compaction_pass(NOW)):
+        assert any(manager.passes.compaction(NOW))
+    while any(manager.passes.compaction(NOW)):
         pass
     assert [v for _, v in read_values(good)] == [b"19"]
     assert len(read_values(bad)) == 40
@@ -173,7 +173,7 @@ def test_cleaned_segments_reach_the_disk_off_the_loop() -> None:
         manager.start_background(asyncio.get_running_loop())
         log = dirty_log(manager, TP, 40)
         bench.files.fault = note
-        assert any(manager.compaction_pass(NOW))
+        assert any(manager.passes.compaction(NOW))
         async with asyncio.timeout(60):
             while log.cleaner_offset == 0:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -198,7 +198,7 @@ def test_a_log_that_is_cut_before_its_cleaned_segments_are_in_place_keeps_its_ow
             log.truncate_to(end)
 
     bench.files.fault = cut
-    assert any(manager.compaction_pass(NOW))
+    assert any(manager.passes.compaction(NOW))
     assert log.log_end_offset == end
     assert not [n for n in bench.names() if n.endswith((".cleaned", ".swap"))]
     assert [v for _, v in read_values(log)] == [b"%d" % i for i in range(end)]

@@ -33,7 +33,7 @@ while True:
     sequence += 1
     print(sequence, flush=True)
     if sequence % 100 == 0:
-        manager.checkpoint_recovery_points()
+        manager.checkpoints.write_recovery_points()
 """
 
 

@@ -13,10 +13,12 @@ import pytest
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode, KlammError, LogDirError
 from klamm.log import LogConfig, LogManager, append_as_follower
+from klamm.log.background import BackgroundWorker
 from klamm.log.checkpoints import MetaProperties, read_meta_properties, read_offsets
 from klamm.log.files import OsFiles
 from klamm.log.jobs import Job
 from klamm.log.log import Log
+from klamm.log.log_manager import LogEvents, LogLimits
 from klamm.model import TopicPartition
 from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, close, read_values
 
@@ -49,8 +51,8 @@ def test_a_clean_restart_reads_the_end_of_each_log_only() -> None:
     log = again.logs[TP]
     assert (log.log_end_offset, log.recovery_point, log.topic_id) == (20, 20, TOPIC_ID)
     assert log.producers.entries[7].last_sequence == 19
-    assert again.checkpointed_high_watermark(TP) == 17
-    assert again.checkpointed_high_watermark(TopicPartition("orders", 1)) == 0
+    assert again.checkpoints.high_watermark(TP) == 17
+    assert again.checkpoints.high_watermark(TopicPartition("orders", 1)) == 0
     assert [v for _, v in read_values(log)] == [b"%d" % i for i in range(20)]
 
 
@@ -76,7 +78,7 @@ def test_an_unclean_restart_recovers_from_the_checkpoint() -> None:
     log = manager.get_or_create_log(TP)
     for i in range(30):
         append(log, batch(b"%d" % i))
-    manager.checkpoint_recovery_points()
+    manager.checkpoints.write_recovery_points()
     assert log.recovery_point > 0
     manager.abandon()
     again = bench.manager()
@@ -119,7 +121,7 @@ def test_a_checkpoint_with_an_offset_that_no_request_can_carry_is_not_used(offse
     again = bench.manager()
     log = again.get_or_create_log(TP)
     assert (log.log_start_offset, log.log_end_offset) == (0, 1)
-    assert again.checkpointed_high_watermark(TP) == 0
+    assert again.checkpoints.high_watermark(TP) == 0
 
 
 def test_links_that_lead_nowhere_do_not_keep_a_directory_from_loading(tmp_path: Path) -> None:
@@ -169,18 +171,18 @@ def test_deleting_a_log() -> None:
     bench = Bench()
     manager = bench.manager()
     append(manager.get_or_create_log(TP), batch(b"a"))
-    manager.checkpoint_recovery_points()
-    assert manager.async_delete(TP) == ErrorCode.NONE
+    manager.checkpoints.write_recovery_points()
+    assert manager.delete_logs([TP])[TP] == ErrorCode.NONE
     assert manager.get_log(TP) is None
     assert read_offsets(bench.files, f"{DIR}/recovery-point-offset-checkpoint") == {}
     (deleted,) = [n for n in bench.names(DIR) if n.endswith("-delete")]
     assert deleted.startswith("orders-0.")
     assert manager.get_or_create_log(TP, is_new=True).log_end_offset == 0, "the name is free at once"
-    manager.deletion_pass(NOW + 59_999)
+    manager.passes.deletion(NOW + 59_999)
     assert deleted in bench.names(DIR)
     manager.abandon()
     again = bench.manager()
-    again.deletion_pass(NOW + 60_000)
+    again.passes.deletion(NOW + 60_000)
     assert deleted not in bench.names(DIR), "a restart goes on with the deletion"
     assert TP in again.logs
 
@@ -198,14 +200,14 @@ def test_retention_by_size() -> None:
     log = manager.get_or_create_log(TP)
     for i in range(60):
         append(log, batch(b"%d" % i))
-    assert sum(manager.retention_pass(NOW)) == 0, "nothing above the high watermark goes"
+    assert sum(manager.passes.retention(NOW)) == 0, "nothing above the high watermark goes"
     log.update_high_watermark(log.log_end_offset)
-    assert sum(manager.retention_pass(NOW)) > 0
+    assert sum(manager.passes.retention(NOW)) > 0
     assert 1200 <= log.size_bytes < 1200 + 500
     assert log.log_start_offset == log.segments.first.base_offset > 0
     assert log.leader_epochs.entries[0].start_offset == log.log_start_offset
     assert any(n.endswith(".log.deleted") for n in bench.names())
-    manager.deletion_pass(NOW + 60_000)
+    manager.passes.deletion(NOW + 60_000)
     assert not any(n.endswith(".deleted") for n in bench.names())
     assert read_values(log)[0][0] == log.log_start_offset
     snapshots = [int(n[:20]) for n in bench.names() if n.endswith(".snapshot")]
@@ -219,12 +221,12 @@ def test_retention_by_time_takes_the_active_segment_too() -> None:
     for i in range(30):
         append(log, batch(b"%d" % i, timestamp=NOW + i * 1000))
     log.update_high_watermark(30)
-    assert sum(manager.retention_pass(NOW + HOUR + 15_000)) > 0
+    assert sum(manager.passes.retention(NOW + HOUR + 15_000)) > 0
     assert 0 < log.log_start_offset <= 15
-    sum(manager.retention_pass(NOW + 2 * HOUR))
+    sum(manager.passes.retention(NOW + 2 * HOUR))
     assert (log.log_start_offset, log.log_end_offset, len(log.segments)) == (30, 30, 1)
     assert append(log, batch(b"x")).base_offset == 30
-    sum(manager.retention_pass(NOW + HOUR))
+    sum(manager.passes.retention(NOW + HOUR))
     assert len(log.segments) == 1
 
 
@@ -235,13 +237,13 @@ def test_a_compacted_log_has_no_retention_but_a_start_offset() -> None:
     for i in range(30):
         append(log, batch(b"%d" % i))
     log.update_high_watermark(30)
-    assert sum(manager.retention_pass(NOW + HOUR)) == 0
+    assert sum(manager.passes.retention(NOW + HOUR)) == 0
     assert log.increment_log_start_offset(31) == ErrorCode.OFFSET_OUT_OF_RANGE
     assert log.increment_log_start_offset(17) == ErrorCode.NONE
-    assert sum(manager.retention_pass(NOW + HOUR)) > 0
+    assert sum(manager.passes.retention(NOW + HOUR)) > 0
     assert log.log_start_offset == 17
     assert log.segments.first.base_offset <= 17
-    manager.checkpoint_log_start_offsets()
+    manager.checkpoints.write_log_start_offsets()
     manager.abandon()
     again = bench.manager()
     assert again.logs[TP].log_start_offset == 17
@@ -295,7 +297,12 @@ def test_segments_roll_before_relative_offsets_overflow() -> None:
 def test_open_files_are_bounded() -> None:
     bench = Bench(LogConfig(segment_bytes=200))
     manager = LogManager(
-        [DIR], clock=bench.clock, rng=Random(0), default_config=bench.config, files=bench.files, max_open_segments=3
+        [DIR],
+        clock=bench.clock,
+        rng=Random(0),
+        default_config=bench.config,
+        files=bench.files,
+        limits=LogLimits(max_open_segments=3),
     )
     manager.load_logs()
     logs = [manager.get_or_create_log(TopicPartition("t", i), is_new=True) for i in range(4)]
@@ -318,9 +325,9 @@ def test_flush_messages_and_flush_ms() -> None:
     append(log, batch(b"a"))
     assert log.recovery_point == 3
     append(log, batch(b"a"))
-    manager.flush_pass(NOW + 999)
+    manager.passes.flush(NOW + 999)
     assert log.recovery_point == 3
-    manager.flush_pass(NOW + 1000)
+    manager.passes.flush(NOW + 1000)
     assert log.recovery_point == 4
 
 
@@ -338,22 +345,22 @@ def test_a_flush_pass_looks_at_the_logs_that_are_due(monkeypatch: pytest.MonkeyP
     logs = [manager.get_or_create_log(TopicPartition("t", i)) for i in range(200)]
     for i in (3, 3, 150):
         append(logs[i], batch(b"a"))
-    manager.flush_pass(NOW + 999)
+    manager.passes.flush(NOW + 999)
     assert looked_at == []
-    manager.flush_pass(NOW + 1000)
+    manager.passes.flush(NOW + 1000)
     assert [tp.partition for tp in looked_at] == [3, 150]
     assert [log.recovery_point for log in logs if log.recovery_point] == [2, 1]
-    manager.flush_pass(NOW + 10**9)
+    manager.passes.flush(NOW + 10**9)
     assert len(looked_at) == 2, "what is on the disk is not looked at again"
     manager.update_config("t", LogConfig())
     append(logs[7], batch(b"a"))
-    manager.flush_pass(NOW + 10**9)
+    manager.passes.flush(NOW + 10**9)
     assert len(looked_at) == 2 and logs[7].recovery_point == 0
     manager.update_config("t", LogConfig(flush_ms=10**6))
     manager.update_config("t", LogConfig(flush_ms=50))
-    manager.flush_pass(NOW + 60)
+    manager.passes.flush(NOW + 60)
     assert [tp.partition for tp in looked_at[2:]] == [7] and logs[7].recovery_point == 1
-    manager.flush_pass(NOW + 10**9)
+    manager.passes.flush(NOW + 10**9)
     manager.shutdown()
 
 
@@ -362,12 +369,12 @@ def test_a_flush_that_could_not_be_done_is_tried_again(monkeypatch: pytest.Monke
     log = manager.get_or_create_log(TP)
     append(log, batch(b"a"))
     jobs: list[Job] = []
-    monkeypatch.setattr(manager, "submit", jobs.append)
-    manager.flush_pass(NOW + 1000)
-    manager.flush_pass(NOW + 1500)
+    monkeypatch.setattr(BackgroundWorker, "submit", lambda worker, job: jobs.append(job))
+    manager.passes.flush(NOW + 1000)
+    manager.passes.flush(NOW + 1500)
     assert len(jobs) == 1
     jobs[0].abandon()
-    manager.flush_pass(NOW + 2000)
+    manager.passes.flush(NOW + 2000)
     assert len(jobs) == 2
     manager.abandon()
 
@@ -388,7 +395,7 @@ def test_file_work_happens_off_the_loop(tmp_path: object) -> None:
             rng=Random(0),
             default_config=LogConfig(flush_messages=1),
             files=Watched(),
-            on_flushed=lambda tp, offset: flushed.put_nowait((tp, offset)),
+            events=LogEvents(on_flushed=lambda tp, offset: flushed.put_nowait((tp, offset))),
         )
         manager.load_logs()
         manager.start_background(asyncio.get_running_loop())
@@ -478,7 +485,7 @@ def test_a_segment_that_cannot_be_let_go_does_not_fail_another_log() -> None:
         rng=Random(0),
         default_config=bench.config,
         files=bench.files,
-        max_open_segments=1,
+        limits=LogLimits(max_open_segments=1),
     )
     manager.load_logs()
     one, two = (manager.get_or_create_log(TopicPartition("t", i), is_new=True) for i in range(2))

@@ -10,9 +10,10 @@ import pytest
 
 from klamm.errors import ErrorCode, KlammError
 from klamm.log import LogConfig, LogManager, checkpoint_writer
+from klamm.log.background import BackgroundWorker
 from klamm.log.checkpoints import MetaProperties, read_meta_properties
+from klamm.log.hosted_logs import LOGS_PER_SLICE
 from klamm.log.jobs import Job
-from klamm.log.log_passes import LOGS_A_SLICE
 from klamm.log.names import LOG_START_OFFSET_CHECKPOINT
 from klamm.model import TopicPartition
 from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch
@@ -35,7 +36,7 @@ def test_directories_stay_even_over_deletions_and_restarts() -> None:
         manager.get_or_create_log(tp, is_new=True)
     in_a = in_dir(manager, "/a")
     assert len(in_a) == 5
-    manager.async_delete_all(in_a[:4])
+    manager.delete_logs(in_a[:4])
     manager.shutdown()
     again = bench.manager(DIRS)
     for tp in partitions("u", 4):
@@ -51,8 +52,8 @@ def test_a_deletion_of_many_writes_the_checkpoints_once() -> None:
         append(log, batch(b"a", b"b"))
         log.update_high_watermark(2)
         log.increment_log_start_offset(1)
-    manager.checkpoint_recovery_points()
-    manager.checkpoint_log_start_offsets()
+    manager.checkpoints.write_recovery_points()
+    manager.checkpoints.write_log_start_offsets()
     written: list[str] = []
 
     def count(operation: str, path: str) -> None:
@@ -60,11 +61,11 @@ def test_a_deletion_of_many_writes_the_checkpoints_once() -> None:
             written.append(path)
 
     bench.files.fault = count
-    outcome = manager.async_delete_all(partitions("t", 21))
+    outcome = manager.delete_logs(partitions("t", 21))
     assert set(outcome.values()) == {ErrorCode.NONE} and len(outcome) == 21
     assert not manager.logs
     assert len(written) == 2, "recovery points and log starts"
-    assert manager.async_delete_all([]) == {}
+    assert manager.delete_logs([]) == {}
 
 
 def test_a_topic_config_reaches_the_logs_of_its_topic() -> None:
@@ -76,7 +77,7 @@ def test_a_topic_config_reaches_the_logs_of_its_topic() -> None:
     small = replace(bench.config, segment_bytes=100)
     manager.update_config("t", small)
     assert [tp for tp, log in manager.logs.items() if log.config is small] == partitions("t", 2)
-    manager.async_delete_all(partitions("t", 2))
+    manager.delete_logs(partitions("t", 2))
     manager.update_config("t", small)
     assert not any(log.config is small for log in manager.logs.values())
 
@@ -130,25 +131,25 @@ def test_a_directory_that_cannot_say_whose_it_is_has_failed() -> None:
 def test_retention_takes_many_logs_in_slices_and_leaves_those_alone_that_go_meanwhile() -> None:
     bench = Bench(LogConfig(segment_bytes=500, retention_ms=1))
     manager = bench.manager()
-    tps = partitions("t", LOGS_A_SLICE + 2)
+    tps = partitions("t", LOGS_PER_SLICE + 2)
     for tp in tps:
         log = manager.get_or_create_log(tp, is_new=True)
         append(log, batch(b"x"))
         log.update_high_watermark(1)
-    slices = manager.retention_pass(NOW + 60_000)
-    assert next(slices) == LOGS_A_SLICE
+    slices = manager.passes.retention(NOW + 60_000)
+    assert next(slices) == LOGS_PER_SLICE
     gone = manager.logs[tps[-1]]
-    manager.async_delete(tps[-1])
+    manager.delete_logs([tps[-1]])
     assert list(slices) == [1]
     assert gone.log_start_offset == 0
-    assert [log.log_start_offset for log in manager.logs.values()] == [1] * (LOGS_A_SLICE + 1)
+    assert [log.log_start_offset for log in manager.logs.values()] == [1] * (LOGS_PER_SLICE + 1)
 
 
 def test_expired_producers_are_forgotten_in_slices() -> None:
     manager = Bench().manager()
-    for tp in partitions("t", LOGS_A_SLICE + 1):
+    for tp in partitions("t", LOGS_PER_SLICE + 1):
         manager.get_or_create_log(tp, is_new=True)
-    assert len(list(manager.producer_expiration_pass(NOW))) == 2
+    assert len(list(manager.passes.producer_expiration(NOW))) == 2
 
 
 def test_checkpoints_are_encoded_where_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +164,8 @@ def test_checkpoints_are_encoded_where_they_are_written(monkeypatch: pytest.Monk
         return b""
 
     monkeypatch.setattr(checkpoint_writer, "encode_offsets", encode)
-    monkeypatch.setattr(manager._worker, "submit", jobs.append)
-    manager.checkpoint_recovery_points()
+    monkeypatch.setattr(BackgroundWorker, "submit", lambda worker, job: jobs.append(job))
+    manager.checkpoints.write_recovery_points()
     assert (len(jobs), encoded) == (1, [])
     jobs[0].work()
     assert encoded == [{TP: 0}]
@@ -180,7 +181,7 @@ def test_a_start_removes_checkpoint_entries_of_logs_that_are_gone() -> None:
         append(log, batch(b"a", b"b"))
         log.update_high_watermark(2)
         log.increment_log_start_offset(1)
-    manager.checkpoint_log_start_offsets()
+    manager.checkpoints.write_log_start_offsets()
     manager.delete_unrecorded(gone)
     manager.dirs.release()
     bench.manager()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from klamm.log import Log, LogConfig, LogManager, append_as_follower, log_passes
+from klamm.log import Log, LogConfig, LogManager, append_as_follower, hosted_logs, log_checkpoints
 from klamm.log.checkpoints import read_offsets
 from klamm.log.names import (
     CLEANER_CHECKPOINT,
@@ -23,16 +23,16 @@ TPS = [TopicPartition("t", index) for index in range(5)]
 COMPACT = LogConfig(segment_bytes=300, cleanup_policy=frozenset({"compact"}), min_cleanable_dirty_ratio=0.0)
 Pass = Callable[[LogManager], Iterator[object]]
 PASSES: list[tuple[str, Pass]] = [
-    (RECOVERY_POINT_CHECKPOINT, lambda manager: manager.recovery_point_pass()),
-    (LOG_START_OFFSET_CHECKPOINT, lambda manager: manager.log_start_offset_pass()),
-    (HIGH_WATERMARK_CHECKPOINT, lambda manager: manager.high_watermark_pass(lambda log: True)),
+    (RECOVERY_POINT_CHECKPOINT, lambda manager: manager.checkpoints.recovery_point_pass()),
+    (LOG_START_OFFSET_CHECKPOINT, lambda manager: manager.checkpoints.log_start_offset_pass()),
+    (HIGH_WATERMARK_CHECKPOINT, lambda manager: manager.checkpoints.high_watermark_pass(lambda log: True)),
 ]
 each_pass = pytest.mark.parametrize(("name", "begin"), PASSES, ids=[name for name, _ in PASSES])
 
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_passes, "LOGS_A_SLICE", 2)
+    monkeypatch.setattr(hosted_logs, "LOGS_PER_SLICE", 2)
 
 
 def filled(bench: Bench, *tps: TopicPartition, log_dirs: tuple[str, ...] = (DIR,)) -> LogManager:
@@ -71,7 +71,7 @@ def test_a_log_that_goes_meanwhile_is_not_told_of(name: str, begin: Pass) -> Non
     steps = begin(manager)
     next(steps)
     gone = [TPS[0], TPS[4]]
-    manager.async_delete_all(gone)
+    manager.delete_logs(gone)
     for tp in gone:
         append(manager.get_or_create_log(tp, is_new=True), batch(b"x"))
     for _ in steps:
@@ -95,10 +95,10 @@ def test_a_directory_that_fails_meanwhile_is_not_written_to(name: str, begin: Pa
 def test_what_a_whole_checkpoint_says_is_not_replaced_by_what_was_collected_before() -> None:
     bench = Bench()
     manager = filled(bench, *TPS)
-    steps = manager.recovery_point_pass()
+    steps = manager.checkpoints.recovery_point_pass()
     next(steps)
     manager.logs[TPS[0]].truncate_to(1)
-    manager.checkpoint_recovery_points()
+    manager.checkpoints.write_recovery_points()
     assert list(steps) == []
     assert written(bench, RECOVERY_POINT_CHECKPOINT)[TPS[0]] == 1
 
@@ -106,13 +106,13 @@ def test_what_a_whole_checkpoint_says_is_not_replaced_by_what_was_collected_befo
 def test_only_high_watermarks_of_logs_with_a_partition_are_told() -> None:
     bench = Bench()
     manager = filled(bench, *TPS)
-    list(manager.high_watermark_pass(lambda log: log.topic_partition == TPS[3]))
+    list(manager.checkpoints.high_watermark_pass(lambda log: log.topic_partition == TPS[3]))
     assert written(bench, HIGH_WATERMARK_CHECKPOINT) == {TPS[3]: 3}
 
 
 def looked_at(monkeypatch: pytest.MonkeyPatch, function: str) -> list[TopicPartition]:
     """The logs whose offsets are collected from now on."""
-    real: Callable[[Iterable[Log]], Iterable[tuple[Log, int]]] = getattr(log_passes, function)
+    real: Callable[[Iterable[Log]], Iterable[tuple[Log, int]]] = getattr(log_checkpoints, function)
     seen: list[TopicPartition] = []
 
     def noting(logs: Iterable[Log]) -> Iterable[tuple[Log, int]]:
@@ -120,7 +120,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, function: str) -> list[TopicParti
         seen.extend(log.topic_partition for log in given)
         return real(given)
 
-    monkeypatch.setattr(log_passes, function, noting)
+    monkeypatch.setattr(log_checkpoints, function, noting)
     return seen
 
 
@@ -132,16 +132,16 @@ def test_a_deletion_changes_the_checkpoints_without_a_look_at_other_logs(
     manager = filled(bench, *TPS)
     for tp in TPS:
         manager.logs[tp].set_cleaner_offset(2)
-    list(manager.recovery_point_pass())
-    list(manager.log_start_offset_pass())
-    manager._checkpoint_cleaner_offset(manager.logs[TPS[0]])
+    list(manager.checkpoints.recovery_point_pass())
+    list(manager.checkpoints.log_start_offset_pass())
+    manager.checkpoints.write_cleaner_offset(manager.logs[TPS[0]])
     for tp in TPS[1:]:
-        manager._checkpoint_cleaner_offset(manager.logs[tp])
+        manager.checkpoints.write_cleaner_offset(manager.logs[tp])
     if is_restarted:
         manager.shutdown()
         manager = bench.manager()
     seen = [looked_at(monkeypatch, name) for name in ("recovery_points", "log_start_offsets", "cleaner_offsets")]
-    manager.async_delete(TPS[1])
+    manager.delete_logs([TPS[1]])
     assert seen == [[], [], []]
     rest = [tp for tp in TPS if tp != TPS[1]]
     assert written(bench, RECOVERY_POINT_CHECKPOINT) == dict.fromkeys(rest, 3)
@@ -155,10 +155,10 @@ def test_a_cleaned_log_is_told_without_a_look_at_logs_that_never_were(monkeypatc
     seen = looked_at(monkeypatch, "cleaner_offsets")
     for tp in TPS[:2]:
         manager.logs[tp].set_cleaner_offset(3)
-        manager._checkpoint_cleaner_offset(manager.logs[tp])
+        manager.checkpoints.write_cleaner_offset(manager.logs[tp])
     assert seen[0] == TPS[0] and sorted(seen[1:]) == TPS[:2]
     manager.logs[TPS[0]].set_cleaner_offset(1)
-    manager._checkpoint_cleaner_offset(manager.logs[TPS[1]])
+    manager.checkpoints.write_cleaner_offset(manager.logs[TPS[1]])
     assert written(bench, CLEANER_CHECKPOINT) == {TPS[0]: 1, TPS[1]: 3}, "one that was cut is told anew"
 
 
@@ -175,7 +175,7 @@ def test_a_log_that_is_moved_while_a_checkpoint_is_collected_is_told_where_it_is
     future.flush()
     future.update_high_watermark(3)
     future.increment_log_start_offset(1)
-    passes = [manager.recovery_point_pass(), manager.log_start_offset_pass()]
+    passes = [manager.checkpoints.recovery_point_pass(), manager.checkpoints.log_start_offset_pass()]
     for steps in passes:
         for _ in range(steps_before):
             next(steps)
@@ -197,9 +197,9 @@ def test_a_log_that_is_created_again_before_its_deletion_is_written_keeps_its_en
     log.flush()
     log.update_high_watermark(4)
     log.increment_log_start_offset(2)
-    manager.checkpoint_recovery_points()
-    manager.checkpoint_log_start_offsets()
-    manager.checkpoint_after_deletions()
+    manager.checkpoints.write_recovery_points()
+    manager.checkpoints.write_log_start_offsets()
+    manager.checkpoints.write_deletions()
     assert written(bench, RECOVERY_POINT_CHECKPOINT)[TPS[1]] == 4
     assert written(bench, LOG_START_OFFSET_CHECKPOINT)[TPS[1]] == 2
 
@@ -224,25 +224,25 @@ def cleaned(manager: LogManager) -> list[TopicPartition]:
 
 def test_the_dirtiest_log_of_all_slices_is_cleaned() -> None:
     manager = dirty(Bench(COMPACT))
-    assert list(manager.compaction_pass(NOW)) == [False, False, False, True]
+    assert list(manager.passes.compaction(NOW)) == [False, False, False, True]
     assert cleaned(manager) == [TPS[2]]
 
 
 def test_the_dirtiest_log_goes_while_it_is_looked_for() -> None:
     bench = Bench(COMPACT)
     manager = dirty(bench)
-    steps = manager.compaction_pass(NOW)
+    steps = manager.passes.compaction(NOW)
     next(steps), next(steps)
-    manager.async_delete(TPS[2])
+    manager.delete_logs([TPS[2]])
     append(manager.get_or_create_log(TPS[2], is_new=True), batch(b"new"))
     assert list(steps) == [False]
     assert cleaned(manager) == []
-    assert any(manager.compaction_pass(NOW)), "the next pass finds another"
+    assert any(manager.passes.compaction(NOW)), "the next pass finds another"
 
 
 def test_the_dirtiest_log_is_cut_while_it_is_looked_for() -> None:
     manager = dirty(Bench(COMPACT))
-    steps = manager.compaction_pass(NOW)
+    steps = manager.passes.compaction(NOW)
     next(steps), next(steps)
     manager.logs[TPS[2]].truncate_to(0)
     assert list(steps) == [False], "nothing is left of it to clean"

@@ -46,17 +46,17 @@ def use_without_opening(manager: LogManager, log: Log) -> None:
     assert log.size_bytes > 0
     log.truncate_to(RECORDS)
     log.flush()
-    manager.checkpoint_recovery_points()
-    manager.checkpoint_log_start_offsets()
-    manager.checkpoint_high_watermarks({TP: RECORDS})
+    manager.checkpoints.write_recovery_points()
+    manager.checkpoints.write_log_start_offsets()
+    manager.checkpoints.write_high_watermarks({TP: RECORDS})
     for _ in (
-        *manager.retention_pass(NOW + 1000),
-        *manager.compaction_pass(NOW + 1000),
-        *manager.producer_expiration_pass(NOW + 1000),
-        *manager.summary_pass(),
+        *manager.passes.retention(NOW + 1000),
+        *manager.passes.compaction(NOW + 1000),
+        *manager.passes.producer_expiration(NOW + 1000),
+        *manager.checkpoints.summary_pass(),
     ):
         pass
-    manager.flush_pass(NOW + 1000)
+    manager.passes.flush(NOW + 1000)
 
 
 def test_an_idle_log_is_never_opened(bench: Bench) -> None:
@@ -114,15 +114,15 @@ def test_retention_opens_a_log_that_has_old_segments(bench: Bench) -> None:
     log = manager.logs[TP]
     log.update_high_watermark(RECORDS)
     week = SMALL.retention_ms
-    assert sum(manager.retention_pass(NOW + week - 1)) == 0 and not log.is_open
-    assert sum(manager.retention_pass(NOW + week + 1000)) > 1
+    assert sum(manager.passes.retention(NOW + week - 1)) == 0 and not log.is_open
+    assert sum(manager.passes.retention(NOW + week + 1000)) > 1
     assert log.log_start_offset == RECORDS
 
 
 def test_a_log_that_was_written_to_is_recovered_after_a_kill(bench: Bench) -> None:
     manager = bench.manager()
     append(manager.logs[TP], batch(b"more"), epoch=3)
-    list(manager.summary_pass())
+    list(manager.checkpoints.summary_pass())
     manager.abandon()
     bench.files = bench.files.after_kill()
     log = bench.manager().logs[TP]

@@ -1,0 +1,69 @@
+"""Which logs a broker hosts, and in which directory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from klamm.log.jobs import Flushable
+from klamm.log.log import Log
+from klamm.model import TopicPartition
+
+LOGS_PER_SLICE: Final = 100
+"""How many logs periodic work handles before the loop serves others: about a millisecond if little is due."""
+
+
+class HostedLogs:
+    """Owner: the `LogManager`. Logs on a directory that has failed are not hosted."""
+
+    def __init__(self) -> None:
+        self._logs: dict[TopicPartition, Log] = {}
+        self._by_topic: dict[str, dict[TopicPartition, Log]] = {}
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def logs(self) -> Mapping[TopicPartition, Log]:
+        return self._logs
+
+    def get(self, tp: TopicPartition) -> Log | None:
+        return self._logs.get(tp)
+
+    def add(self, log: Log) -> None:
+        tp = log.topic_partition
+        self._logs[tp] = self._by_topic.setdefault(tp.topic, {})[tp] = log
+        self._counts[log.log_dir] += 1
+
+    def remove(self, tp: TopicPartition) -> Log | None:
+        log = self._logs.pop(tp, None)
+        if log is not None:
+            self._counts[log.log_dir] -= 1
+            del self._by_topic[tp.topic][tp]
+            if not self._by_topic[tp.topic]:
+                del self._by_topic[tp.topic]
+        return log
+
+    def of_topic(self, topic: str) -> Collection[Log]:
+        return self._by_topic.get(topic, {}).values()
+
+    def in_dir(self, log_dir: str) -> list[Log]:
+        return [log for log in self._logs.values() if log.log_dir == log_dir]
+
+    def count_in(self, log_dir: str) -> int:
+        return self._counts[log_dir]
+
+    def is_in_use(self, log: Flushable) -> bool:
+        """Whether the log is still hosted: it may have been deleted, or replaced by another one."""
+        return self._logs.get(log.topic_partition) is log
+
+    def slices(self) -> Iterator[list[Log]]:
+        """Yield all logs of this moment in slices, so that the loop can serve others in between.
+
+        Logs of a later slice may be deleted by then: see `is_in_use`.
+        """
+        logs = list(self._logs.values())
+        return (logs[i : i + LOGS_PER_SLICE] for i in range(0, len(logs), LOGS_PER_SLICE))
+
+    def slices_in_use(self) -> Iterator[list[Log]]:
+        """Like `slices`, without the logs that were deleted meanwhile."""
+        return (list(filter(self.is_in_use, part)) for part in self.slices())
