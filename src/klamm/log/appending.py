@@ -1,6 +1,6 @@
 """Appending to a log: batches of clients and coordinators on a leader, fetched batches on a follower.
 
-These are functions and not methods of `Log`, which only writes: they check batches and make the results.
+`Log` only writes. These functions check the batches and return the results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one thread in which file work is done that must not hold up the broker loop."""
+"""The thread for file work that must not block the broker loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class BackgroundWorker:
-    """Works jobs off in the order they came; commits each on the loop. Without a loop everything happens at once."""
+    """Runs jobs in order of arrival and commits each on the loop. Without a loop everything happens at once."""
 
     def __init__(
         self, on_failure: Callable[[str, OSError, str], None], let_go: Callable[[], bool] = lambda: False
@@ -31,7 +31,7 @@ class BackgroundWorker:
         self._pending: dict[Job, Future[None]] = {}
 
     def start(self, loop: asyncio.AbstractEventLoop, executor: Executor | None = None) -> None:
-        """`executor` does one job at a time; a thread of its own without one."""
+        """Run jobs in `executor`, which does one at a time; by default in a new thread."""
         self._loop = loop
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="klamm-log")
 
@@ -45,7 +45,7 @@ class BackgroundWorker:
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._finish, job))
 
     def stop(self) -> None:
-        """Waits for what was submitted and commits it; later jobs are done at once."""
+        """Wait for the submitted jobs and commit them; later jobs are run at once."""
         executor, self._executor, self._loop = self._executor, None, None
         self._is_stopping.set()
         if executor is not None:
@@ -54,7 +54,7 @@ class BackgroundWorker:
                 self._finish(job)
 
     def _work(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
-        """Waits for files to be closed when too many are open; the jobs that come after it wait as well."""
+        """Run a job. If too many files are open, wait until some are closed; later jobs wait as well."""
         for _ in range(_ATTEMPTS):
             try:
                 job.work()
@@ -81,7 +81,7 @@ class BackgroundWorker:
         self._conclude(job, future.exception())
 
     def _conclude(self, job: Job, error: BaseException | None) -> None:
-        """A job ends in one of two ways, so that whoever started it can start the next one."""
+        """Commit or abandon a job: its owner can start the next one in either case."""
         if error is None:
             try:
                 job.commit()
@@ -91,5 +91,5 @@ class BackgroundWorker:
         if isinstance(error, OSError):
             self._on_failure(job.log_dir, error, "working on its files")
         else:
-            _log.error("Work on the files of %s was given up", job.log_dir, exc_info=error)
+            _log.error("%s: a file job failed", job.log_dir, exc_info=error)
         job.abandon()

@@ -1,4 +1,4 @@
-"""Walking over the batches of a log file, by header only or with their records."""
+"""Iterates over the batches of a log file, by header only or with their records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BatchPosition(NamedTuple):
 
 
 def find_offset(handle: FileHandle, position: int, end: int, offset: int) -> BatchPosition | None:
-    """The first batch from `position` on that ends at `offset` or after."""
+    """Return the first batch from `position` on that ends at `offset` or later."""
     window, window_start = b"", position
     while position + RECORD_BATCH_OVERHEAD <= end:
         at = position - window_start
@@ -52,7 +52,7 @@ def find_offset(handle: FileHandle, position: int, end: int, offset: int) -> Bat
 
 
 def whole_batches(data: bytes, start: int) -> int:
-    """How many of the bytes belong to whole batches; a batch begins at `start`."""
+    """Return how many of the bytes belong to whole batches; a batch begins at `start`."""
     while start + LOG_OVERHEAD <= len(data):
         end = start + LOG_OVERHEAD + OFFSET_AND_LENGTH.unpack_from(data, start)[1]
         if end > len(data) or end <= start:
@@ -62,7 +62,7 @@ def whole_batches(data: bytes, start: int) -> int:
 
 
 def read_batches(handle: FileHandle, position: int, end: int) -> Iterator[tuple[int, RecordBatch]]:
-    """(position, batch) up to the first one that is not whole. ProtocolError when something else stands there."""
+    """Yield (position, batch) up to the first one that is not whole. Raises ProtocolError for other bytes."""
     while position + RECORD_BATCH_OVERHEAD <= end:
         data = memoryview(handle.pread(min(CHUNK_BYTES, end - position), position))
         at = 0
@@ -79,7 +79,7 @@ def read_batches(handle: FileHandle, position: int, end: int) -> Iterator[tuple[
 
 
 def _read_large(handle: FileHandle, position: int, end: int, data: memoryview) -> RecordBatch | None:
-    """A batch that is larger than a chunk."""
+    """Read a batch that is larger than a chunk."""
     if len(data) < CRC_POSITION:
         return None
     size = LOG_OVERHEAD + OFFSET_AND_LENGTH.unpack_from(data)[1]
@@ -90,4 +90,4 @@ def _read_large(handle: FileHandle, position: int, end: int, data: memoryview) -
 
 def _check_header(magic: int, length: int, position: int) -> None:
     if magic != MAGIC_V2 or length < RECORD_BATCH_OVERHEAD - LOG_OVERHEAD:
-        raise ProtocolError(f"no record batch of format 2 stands at position {position}")
+        raise ProtocolError(f"there is no record batch of format 2 at position {position}")

@@ -1,8 +1,7 @@
 """The offset checkpoints of the live directories: collected on the loop, whole or in slices, written in the background.
 
-A file is always written whole and replaces the one before. If few logs have come or gone, it is written with what was
-last written of the others. What it says of a log was true when the log was looked at:
-an offset that has changed by then is told with the next checkpoint, as one that changes right after it.
+Each write replaces the whole file. If few logs were added or removed, the entries of the others are those of the last
+write. An entry was true when the log was visited; a later change is part of the next checkpoint.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ class CheckpointWriter:
         self._submit = submit
         self._collected: dict[str, _ByDir] = {}
         self._written: dict[str, _ByDir] = {}
-        """What the files have. Nobody changes these entries: a job may be encoding them."""
+        """The contents of the files. These entries are never changed: a job may be encoding them."""
 
     def write(self, name: str, offsets: LogOffsets) -> None:
-        """Now. A pass for the same file gives up: what it has collected is older."""
+        """Write the files now. A pass for the same file stops, because it has collected older offsets."""
         self._collected.pop(name, None)
         entries = self._empty()
         _add(entries, offsets)
         self._write(name, entries)
 
     def write_in_slices(self, name: str, slices: Iterable[LogOffsets]) -> Iterator[None]:
-        """One slice a step; the file is written in the last. Logs that come or go are noted from now on."""
+        """Collect one slice per step and write the file in the last. Logs added or removed meanwhile are noted."""
         entries = self._collected[name] = self._empty()
         return self._collect(name, entries, slices)
 
@@ -56,7 +55,7 @@ class CheckpointWriter:
     def found(
         self, name: str, log_dir: str, offsets: dict[TopicPartition, int], hosted: Container[TopicPartition]
     ) -> None:
-        """What the last run left in a file. Entries of logs that are gone are removed from it.
+        """Take over the offsets that the last run left in a file. Entries of logs that are gone are removed from it.
 
         A crash between a deletion and its checkpoint leaves such entries; a topic created again must not inherit them.
         """
@@ -66,13 +65,13 @@ class CheckpointWriter:
             self._submit(self._job(log_dir, name, kept))
 
     def written(self, name: str) -> set[TopicPartition]:
-        """The partitions that the files of this name have."""
+        """Return the partitions that the files of this name list."""
         return {tp for entries in self._written.get(name, {}).values() for tp in entries}
 
     def amend(self, name: str, changed: Iterable[Log], offsets: LogOffsets) -> None:
-        """Write the files of the directories of `changed` logs; `offsets` are the new ones of those in use.
+        """Write the files of the directories of `changed` logs; `offsets` are those of the logs in use.
 
-        The other logs keep what was last written of them: cost follows the change, but for the copy of a file.
+        The other logs keep their last entry, so that the cost follows the change, except for the copy of a file.
         """
         last = self._written.setdefault(name, {})
         amended: _ByDir = {}
@@ -95,7 +94,7 @@ class CheckpointWriter:
             self._submit(self._job(path, name, amended[path]))
 
     def forget(self, log: Log) -> None:
-        """The log is gone: what was collected of it must not be told of one that is created anew."""
+        """Drop what was collected of a log that is gone: a new log of the same name must not inherit it."""
         for entries in self._collected.values():
             entries.get(log.log_dir, {}).pop(log.topic_partition, None)
 
@@ -125,5 +124,5 @@ def cleaner_offsets(logs: Iterable[Log]) -> LogOffsets:
 
 
 def log_start_offsets(logs: Iterable[Log]) -> LogOffsets:
-    """Only starts that the names of the segments do not tell."""
+    """Yield only starts that differ from the base offset of the first segment."""
     return ((log, log.log_start_offset) for log in logs if log.log_start_offset > log.contents.first_base_offset)

@@ -23,7 +23,7 @@ def encode_checkpoint(lines: Iterable[str]) -> bytes:
 
 
 def decode_checkpoint(data: bytes, path: str) -> list[list[str]]:
-    """The fields of every line. KlammError names the file when it is not a checkpoint."""
+    """Return the fields of every line. Raises KlammError, which names the file, if it is not a checkpoint."""
     lines = data.decode("utf-8", "replace").splitlines()
     if not lines:
         return []
@@ -31,7 +31,7 @@ def decode_checkpoint(data: bytes, path: str) -> list[list[str]]:
         raise KlammError(f"{path} has version {lines[0]!r}: version {_VERSION} is expected")
     rows = [line.split() for line in lines[2:] if line]
     if len(lines) > 1 and lines[1] != str(len(rows)):
-        raise KlammError(f"{path} has {len(rows)} entries where it promises {lines[1]}")
+        raise KlammError(f"{path} has {len(rows)} entries; its header says {lines[1]}")
     return rows
 
 
@@ -40,7 +40,7 @@ def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
 
 
 def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:
-    """One of the three offset checkpoints; one that was never written is empty."""
+    """Read an offset checkpoint; one that was never written is empty."""
     try:
         data = files.read_bytes(path)
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def decode_partition_metadata(data: bytes, path: str) -> UUID:
     try:
         return _topic_id_of(data)
     except (KeyError, ValueError) as e:
-        raise KlammError(f"{path} does not name a topic id") from e
+        raise KlammError(f"{path} has no topic id") from e
 
 
 @lru_cache(maxsize=1024)
@@ -75,7 +75,7 @@ def _topic_id_of(data: bytes) -> UUID:
 
 @dataclass(frozen=True, slots=True)
 class MetaProperties:
-    """Who a log directory belongs to: version 0, as a ZooKeeper-mode broker writes it."""
+    """The broker and the cluster that own a log directory: version 0, as a ZooKeeper-mode broker writes it."""
 
     broker_id: int
     cluster_id: str | None = None
@@ -89,7 +89,7 @@ def write_meta_properties(files: Files, log_dir: str, meta: MetaProperties) -> N
 
 
 def read_meta_properties(files: Files, log_dir: str) -> MetaProperties | None:
-    """None for a directory that no broker has used. KlammError when the file cannot be understood."""
+    """Return None for a directory that no broker has used. Raises KlammError if the file is invalid."""
     path = f"{log_dir}/{names.META_PROPERTIES}"
     try:
         text = files.read_bytes(path).decode("utf-8", "replace")
@@ -104,4 +104,4 @@ def read_meta_properties(files: Files, log_dir: str) -> MetaProperties | None:
     try:
         return MetaProperties(int(values["broker.id"]), values.get("cluster.id"))
     except (KeyError, ValueError) as e:
-        raise KlammError(f"{path} names no broker.id") from e
+        raise KlammError(f"{path} has no broker.id") from e

@@ -1,7 +1,7 @@
-"""When a log is compacted, and how the result gets into it.
+"""Decides when a log is compacted, and puts the result into it.
 
-Plan on the loop, work in the background thread, commit on the loop: a log that was cut or deleted meanwhile keeps its
-segments and the cleaned ones are thrown away.
+A cleaning is planned on the loop, done in the background thread and committed on the loop. If the log was truncated or
+deleted meanwhile, it keeps its segments and the cleaned ones are discarded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LogToClean(NamedTuple):
 
 
 def cleanable(log: Log, now_ms: int) -> LogToClean | None:
-    """What of a compacted log could be cleaned now, None when nothing can."""
+    """Return the part of a compacted log that could be cleaned now, or None."""
     first_dirty = max(log.cleaner_offset, log.log_start_offset)
     end = min(log.last_stable_offset, log.segments.active.base_offset)
     lag_ms = log.config.min_compaction_lag_ms
@@ -54,7 +54,7 @@ def cleanable(log: Log, now_ms: int) -> LogToClean | None:
 
 
 def _last_whole_segment_end(log: Log, end: int) -> int:
-    """Segments are cleaned whole: the one that holds `end` is left alone."""
+    """Return the start of the segment that holds `end`: segments are cleaned whole."""
     segment = log.segments.floor(end)
     return segment.base_offset if segment is not None else log.log_start_offset
 
@@ -62,9 +62,9 @@ def _last_whole_segment_end(log: Log, end: int) -> int:
 def dirtiest(
     logs: Iterable[Log], now_ms: int, on_unreadable: Callable[[Log], None] = lambda log: None
 ) -> LogToClean | None:
-    """The log that needs cleaning most, by `min.cleanable.dirty.ratio` and `max.compaction.lag.ms`.
+    """Return the log that needs cleaning most, by `min.cleanable.dirty.ratio` and `max.compaction.lag.ms`.
 
-    One that cannot be read is told to `on_unreadable` and does not keep the others from being cleaned.
+    A log that cannot be read is passed to `on_unreadable` and does not keep the others from being cleaned.
     """
     best: LogToClean | None = None
     for log in logs:
@@ -82,12 +82,12 @@ def dirtiest(
 
 
 def _has_dirty_segments(log: Log) -> bool:
-    """A log with its active segment only is not opened to find that out."""
+    """Whether there is an inactive segment to clean. This does not open the log."""
     return max(log.cleaner_offset, log.log_start_offset) < log.contents.active_base_offset
 
 
 class CleanJob:
-    """Cleans one log. `done(job, cleaned_to)` is told on the loop, with None when nothing came of it."""
+    """Cleans one log. Calls `done(job, cleaned_to)` on the loop, with None if nothing was cleaned."""
 
     def __init__(
         self, env: LogEnvironment, target: LogToClean, now_ms: int, done: Callable[[CleanJob, int | None], None]
@@ -119,17 +119,17 @@ class CleanJob:
         try:
             self._result = clean(self._files, self.plan)
         except FileNotFoundError as e:
-            _log.info("The cleaning of %s was given up: %s is gone", self.plan.directory, e.filename)
+            _log.info("%s: cleaning stopped: %s is gone", self.plan.directory, e.filename)
         except ProtocolError as e:
-            _log.error("%s cannot be cleaned and stays as it is: %s", self.plan.directory, e)
+            _log.error("%s: cleaning failed, the log stays as it is: %s", self.plan.directory, e)
             self.is_uncleanable = True
         if self._result is None:
             discard(self._files, self.plan)
 
     def commit(self) -> None:
-        """Names the cleaned segments `.swap`; they take their place when that is on the disk.
+        """Give the cleaned segments the suffix `.swap`; they replace the old ones when that is on the disk.
 
-        Nothing comes of it when the log has changed under them.
+        Discard them if the log has changed meanwhile.
         """
         if self._result is None or not self._is_unchanged():
             self._give_up()
@@ -156,7 +156,7 @@ class CleanJob:
         self._done(self, None)
 
     def abandon(self) -> None:
-        """The log stays as it is and is not tried again before the next start."""
+        """Leave the log as it is, and do not clean it again before the next start."""
         self.is_uncleanable = True
         if not self.log.disk.is_failed:
             with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from klamm.model import TopicPartition
 
 
 class LogCleanerManager:
-    """Owner: the `LogManager`. `on_cleaned` is told when the `cleaner_offset` of a log has moved."""
+    """Owner: the `LogManager`. Calls `on_cleaned` after the `cleaner_offset` of a log has moved."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class LogCleanerManager:
         self._uncleanable: set[TopicPartition] = set()
 
     def compaction_pass(self, slices: Iterable[list[Log]], now_ms: int) -> Iterator[bool]:
-        """Starts to clean the dirtiest log, unless one is being cleaned; True, in the last step, when there was one."""
+        """Start to clean the dirtiest log, unless one is being cleaned; yield True in the last step if there is one."""
         if self._job is not None:
             return
         best: LogToClean | None = None
@@ -41,11 +41,11 @@ class LogCleanerManager:
             yield True
 
     def forget(self, log: Log) -> None:
-        """The log is gone; one of its name may be cleaned."""
+        """Note that a log is gone: a new one of the same name may be cleaned."""
         self._uncleanable.discard(log.topic_partition)
 
     def give_up(self, log_dir: str) -> None:
-        """Of a directory that has failed nothing is told any more."""
+        """Ignore the cleaning of a log whose directory has failed."""
         if self._job is not None and self._job.log_dir == log_dir:
             self._job = None
 
@@ -54,7 +54,7 @@ class LogCleanerManager:
         return dirtiest(usable, now_ms, self._set_uncleanable)
 
     def _start(self, log: Log, now_ms: int) -> bool:
-        """Looks at it again: it may have been cut since, or be gone."""
+        """Check the log again, which may have been truncated or deleted since, and clean it."""
         target = self._dirtiest([log], now_ms)
         if target is None:
             return False

@@ -1,4 +1,4 @@
-"""Compacting segments: the newest record of every key stays. File work only, done in the background thread.
+"""Compacts segments: the newest record of every key stays. File work only, done in the background thread.
 
 The rules for tombstones, transaction markers and idle producers are Kafka's: a tombstone or a marker whose transaction
 has no records left gets a delete horizon and goes after it; the last batch of a producer stays, empty if need be.
@@ -57,7 +57,7 @@ class CleanPlan:
 
 @dataclass(frozen=True, slots=True)
 class CleanedSegment:
-    """What replaces a group of segments; its files have the suffix `.cleaned`."""
+    """The segment that replaces a group of segments; its files have the suffix `.cleaned`."""
 
     replaced: tuple[int, ...]
     base_offset: int
@@ -75,7 +75,7 @@ class OffsetMap:
     offsets: dict[bytes, int] = field(default_factory=dict)
 
     def put(self, key: bytes, offset: int) -> bool:
-        """False when the map is full."""
+        """Add a key; return False if the map is full."""
         digest = blake2b(key, digest_size=_DIGEST_BYTES).digest()
         if len(self.offsets) >= self.max_keys and digest not in self.offsets:
             return False
@@ -87,7 +87,7 @@ class OffsetMap:
 
 
 class TransactionTracker:
-    """Which batches belong to aborted transactions, and which markers still have records to speak for."""
+    """Tracks which batches belong to aborted transactions, and which markers are still needed by records."""
 
     def __init__(self, aborted: Sequence[AbortedTxn]) -> None:
         self._waiting = [(t.first_offset, t) for t in aborted]
@@ -103,7 +103,7 @@ class TransactionTracker:
             self._aborting.setdefault(txn.producer_id, txn)
 
     def is_aborted(self, batch: RecordBatch) -> bool:
-        """Of a data batch."""
+        """Whether a data batch belongs to an aborted transaction."""
         self._advance(batch.last_offset)
         if not batch.is_transactional:
             return False
@@ -114,7 +114,7 @@ class TransactionTracker:
         return False
 
     def can_discard_marker(self, batch: RecordBatch) -> bool:
-        """Whether nothing of its transaction is left. A marker that is still needed keeps its index entry."""
+        """Whether no record of the transaction is left. A marker that is still needed keeps its index entry."""
         self._advance(batch.last_offset)
         marker = parse_marker(batch)
         if marker is None:
@@ -134,7 +134,7 @@ class TransactionTracker:
 
 
 def build_offset_map(files: Files, plan: CleanPlan) -> OffsetMap:
-    """The newest offset of every key of the dirty part, as far as the map has room."""
+    """Map every key of the dirty part to its newest offset, as far as the map has room."""
     offset_map = OffsetMap(plan.max_keys)
     # a transaction that ended in the clean part has its marker there: it would never be seen to end
     tracker = TransactionTracker([t for t in plan.aborted if t.last_offset >= plan.first_dirty_offset])
@@ -154,7 +154,7 @@ def build_offset_map(files: Files, plan: CleanPlan) -> OffsetMap:
 
 
 def clean(files: Files, plan: CleanPlan) -> tuple[list[CleanedSegment], int]:
-    """Writes the cleaned segments; returns them and the offset before which everything is clean now."""
+    """Write the cleaned segments; return them and the offset before which everything is clean now."""
     offset_map = build_offset_map(files, plan)
     covered = [s for s in plan.sources if s.base_offset <= offset_map.latest_offset]
     tracker = TransactionTracker(plan.aborted)
@@ -196,7 +196,7 @@ def _clean_group(
 def _filter(
     batch: RecordBatch, plan: CleanPlan, offset_map: OffsetMap, tracker: TransactionTracker
 ) -> bytes | memoryview | None:
-    """What stays of a batch: itself, a smaller one, an empty one, or nothing."""
+    """Return what stays of a batch: itself, a smaller one, an empty one, or nothing."""
     horizon = batch.delete_horizon_ms
     expired = horizon is not None and horizon <= plan.now_ms
     if batch.is_control:
@@ -235,7 +235,7 @@ def _is_last_of_producer(batch: RecordBatch, plan: CleanPlan) -> bool:
 
 
 def _rebuild(batch: RecordBatch, kept: list[Record], horizon_ms: int | None) -> bytes:
-    """A batch with the same offsets, producer and codec around fewer records."""
+    """Make a batch with the same offsets, producer and codec for fewer records."""
     is_append_time = bool(batch.timestamp_type)
     return build_batch(
         kept,
@@ -256,7 +256,7 @@ def _rebuild(batch: RecordBatch, kept: list[Record], horizon_ms: int | None) -> 
 
 
 def _groups(plan: CleanPlan, sources: Sequence[Source]) -> Iterator[list[Source]]:
-    """Neighbours that fit into one segment together."""
+    """Yield neighbours that fit into one segment together."""
     group: list[Source] = []
     size = 0
     for source in sources:
@@ -285,7 +285,7 @@ def _batches(files: Files, source: Source) -> Iterator[RecordBatch]:
 
 
 def discard(files: Files, plan: CleanPlan) -> None:
-    """Removes cleaned files that will not be used."""
+    """Remove cleaned files that will not be used."""
     for source in plan.sources:
         for kind in names.SEGMENT_SUFFIXES:
             for mark in (names.CLEANED, names.SWAP):

@@ -31,7 +31,7 @@ class DeletionQueue:
         heapq.heappush(self._heap, (self._clock.now_ms() + delay_ms, self._count, job))
 
     def remove_due(self, now_ms: int) -> int:
-        """Starts the removals whose delay is over; returns how many."""
+        """Start the removals whose delay is over; return how many."""
         started = 0
         while self._heap and self._heap[0][0] <= now_ms:
             _, _, job = heapq.heappop(self._heap)

@@ -1,6 +1,6 @@
-"""Everything the log does to a disk, as an interface: a simulator puts a failing one in its place.
+"""All disk access of the log, as an interface: the simulator replaces it by one that fails.
 
-Reads and writes name their position, so a handle has no state of its own. A write is whole or raises OSError.
+Reads and writes have a position, so a handle has no state of its own. A write is complete or raises OSError.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def is_exhausted(error: OSError) -> bool:
-    """Whether there are too many open files, which says nothing about the disk."""
+    """Whether too many files are open, which is not a failure of the disk."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
@@ -41,10 +41,10 @@ class FileHandle(Protocol):
     """An open file."""
 
     def pwrite(self, parts: Sequence[Data], position: int) -> None:
-        """Writes all parts, one after the other, starting at `position`."""
+        """Write all parts, one after the other, starting at `position`."""
 
     def pread(self, size: int, position: int) -> bytes:
-        """Up to `size` bytes: fewer when the file ends before."""
+        """Return up to `size` bytes: fewer if the file ends before."""
 
     def truncate(self, size: int) -> None: ...
 
@@ -60,48 +60,48 @@ class Lock(Protocol):
 
 
 class Files(Protocol):
-    """Paths are absolute strings. Every method raises OSError when the disk does."""
+    """Paths are absolute strings. Every method raises OSError if the disk fails."""
 
     def open(self, path: str, *, create: bool = False) -> FileHandle: ...
 
     def read_bytes(self, path: str) -> bytes: ...
 
     def write_atomic(self, path: str, data: bytes, *, sync: bool = True) -> None:
-        """Replaces the file in one step, through `<path>.tmp`."""
+        """Replace the file in one step, through `<path>.tmp`."""
 
     def rename(self, old: str, new: str) -> None: ...
 
     def unlink(self, path: str) -> None:
-        """Removes a file; one that is already gone is fine."""
+        """Remove a file, if it exists."""
 
     def exists(self, path: str) -> bool: ...
 
     def list_dir(self, path: str) -> list[FileInfo]:
-        """What stands in a directory, by name."""
+        """Return the entries of a directory, ordered by name."""
 
     def list_names(self, path: str) -> list[str]:
-        """The names in a directory, in any order: cheaper than `list_dir`."""
+        """Return the names in a directory, in any order: cheaper than `list_dir`."""
 
     def stat(self, path: str) -> FileStat: ...
 
     def make_dirs(self, path: str) -> None: ...
 
     def remove_tree(self, path: str) -> None:
-        """Removes a directory and all in it; one that is already gone is fine."""
+        """Remove a directory and its contents, if it exists."""
 
     def fsync_path(self, path: str) -> None:
-        """Forces a file, or the names in a directory, to the disk."""
+        """Force a file, or the names in a directory, to the disk."""
 
     def sync_disk(self, path: str) -> None:
-        """Writes out everything that waits to be written to the disk of a directory. Errors are fsync's to tell."""
+        """Write out all pending data of the disk that holds a directory. Errors are reported by a later fsync."""
 
     def set_modified(self, path: str, modified_ms: int) -> None: ...
 
     def disk_usage(self, path: str) -> tuple[int, int]:
-        """(total bytes, usable bytes) of the disk that holds a directory."""
+        """Return (total bytes, usable bytes) of the disk that holds a directory."""
 
     def lock(self, path: str) -> Lock:
-        """Takes the lock file, or raises LogDirError when another process holds it."""
+        """Take the lock file. Raises LogDirError if another process holds it."""
 
 
 class OsFileHandle:
@@ -114,7 +114,7 @@ class OsFileHandle:
         expected = sum(map(len, parts))
         written = os.pwritev(self._fd, parts, position)
         if written != expected:
-            # a short write happens when a disk fills up: the next attempt names the reason
+            # A short write happens when a disk fills up: the next attempt raises the reason.
             rest = memoryview(b"".join(parts))[written:]
             while rest:
                 position_now = position + expected - len(rest)
@@ -157,7 +157,7 @@ class OsLock:
 
 
 def _stat_of(entry: os.DirEntry[str]) -> os.stat_result:
-    """A symbolic link that leads nowhere is a file of its own, as it must not keep a broker from starting."""
+    """Return the status of an entry. A broken symbolic link counts as a file: it must not prevent a start."""
     try:
         return entry.stat()
     except OSError:
@@ -167,7 +167,7 @@ def _stat_of(entry: os.DirEntry[str]) -> os.stat_result:
 
 
 class OsFiles:
-    """The file system of the machine. `let_go` closes files that can be opened again, if it knows of any."""
+    """The file system of the machine. `let_go` closes files that can be opened again; it returns whether it did."""
 
     _FILE_MODE: Final = 0o600
     _DIR_MODE: Final = 0o700
@@ -177,7 +177,7 @@ class OsFiles:
         self._let_go = let_go
 
     def _opening(self, opener: Callable[[], T]) -> T:
-        """Opens a file; when too many are open, once more after some were closed."""
+        """Open a file; if too many are open, close some and retry once."""
         try:
             return opener()
         except OSError as e:
@@ -191,7 +191,7 @@ class OsFiles:
 
     def read_bytes(self, path: str) -> bytes:
         fd = self._opening(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        try:  # a third of what a file object takes, and a start reads a file or more per partition
+        try:  # takes a third of the time of a file object; a start reads at least one file per partition
             size = os.fstat(fd).st_size
             data = os.read(fd, size + 1)
             if len(data) == size:
@@ -245,7 +245,7 @@ class OsFiles:
     def make_dirs(self, path: str) -> None:
         try:
             os.mkdir(path, self._DIR_MODE)
-        except OSError:  # it is there, or what is above it is not
+        except OSError:  # it exists, or its parent does not
             os.makedirs(path, self._DIR_MODE, exist_ok=True)
 
     def remove_tree(self, path: str) -> None:

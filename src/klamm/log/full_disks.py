@@ -1,7 +1,7 @@
 """Log directories that are offline because their disk is full. They come back when there is room again.
 
-A full disk is intact: the logs keep what they hold and need not be read again. Only a log whose own write failed is
-loaded and recovered anew, since nobody knows how far the write got.
+A full disk is intact, so the logs need not be loaded again. Only a log whose own write failed is loaded and recovered
+again, because it is unknown how far that write got.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FullDisks:
         self._waiting[log_dir] = logs
 
     def probe(self) -> int:
-        """Looks, off the loop, whether the directories have room; returns how many are looked at."""
+        """Check, off the loop, whether the directories have room; return how many are checked."""
         started = [log_dir for log_dir in self._waiting if log_dir not in self._probed]
         for log_dir in started:
             self._probed.add(log_dir)

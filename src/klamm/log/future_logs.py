@@ -6,7 +6,7 @@ A future log is a copy that grows beside the log in use. When it has caught up i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from random import Random
 
 from klamm.errors import ErrorCode
@@ -35,26 +35,26 @@ class FutureLogs:
         return self._logs
 
     def load(self, tp: TopicPartition, log_dir: LogDir, name: str, config: LogConfig) -> None:
-        """A copy that the last run did not complete; a second one of the same partition is removed."""
+        """Load a copy that the last run did not complete; remove a second one of the same partition."""
         path = f"{log_dir.path}/{name}"
         if tp in self._logs:
-            _log.warning("removing %s: there is another future log of %s", path, tp)
+            _log.warning("removing %s: %s has another future log", path, tp)
             self._deletions.put_tree(log_dir.path, path, 0)
         else:
             self._logs[tp] = self._opener.get_future(tp, log_dir, name, config)
 
     def create(self, current: Log, log_dir: LogDir) -> Log:
-        """Begins a copy of `current` in another directory. OSError when the disk refuses."""
+        """Begin a copy of `current` in another directory. Raises OSError if the disk fails."""
         tp = current.topic_partition
         name = names.marked_dir_name(tp, _unique_id(self._rng), names.FUTURE_DIR)
         future = self._logs[tp] = self._opener.get_future(tp, log_dir, name, current.config)
         return future
 
     def remove(self, tp: TopicPartition) -> None:
-        """Gives a copy up; its directory is removed.
+        """Cancel a copy and remove its directory.
 
-        It gets the name of a deleted log first. After a crash the next start would else go on with a move that was
-        cancelled, or take an unfinished copy of a deleted log for the copy of a swap that was cut off.
+        The directory is first renamed as a deleted log. Otherwise, after a crash, the next start would continue a
+        cancelled move, or mistake the unfinished copy of a deleted log for the copy of an interrupted swap.
         """
         future = self._logs.pop(tp, None)
         if future is None:
@@ -68,11 +68,11 @@ class FutureLogs:
         self._deletions.put_tree(future.log_dir, future.dir, 0)
 
     def take(self, tp: TopicPartition) -> Log:
-        """The copy, which takes the place of the log in use."""
+        """Return the copy, which replaces the log in use, and forget it."""
         return self._logs.pop(tp)
 
     def fail(self, log_dir: str) -> None:
-        """The copies in a directory that has failed are given up; a restart finds them again."""
+        """Cancel the copies in a directory that has failed; a restart finds them again."""
         for tp, future in list(self._logs.items()):
             if future.log_dir == log_dir:
                 future.fail()
@@ -81,13 +81,9 @@ class FutureLogs:
     def in_dir(self, log_dir: str) -> Iterator[Log]:
         return (log for log in self._logs.values() if log.log_dir == log_dir)
 
-    def close(self, action: Callable[[Log], object]) -> None:
-        for log in self._logs.values():
-            action(log)
-
 
 class SwapError(Exception):
-    """A disk refused to let a copy take the place of its log, which stays in use."""
+    """A disk failed while a copy was to replace its log. The log stays in use."""
 
     def __init__(self, log_dir: str, failure: OSError) -> None:
         super().__init__(f"{log_dir}: {failure}")
@@ -96,7 +92,7 @@ class SwapError(Exception):
 
 
 def delete_name(tp: TopicPartition, rng: Random) -> str:
-    """A name under which a directory waits for its removal, also after a crash."""
+    """Return a name that marks a directory for removal, also after a crash."""
     return names.marked_dir_name(tp, _unique_id(rng), names.DELETE_DIR)
 
 
@@ -105,13 +101,13 @@ def _unique_id(rng: Random) -> str:
 
 
 def swap(current: Log, future: Log, deleted: str) -> None:
-    """Gives `future` the name of `current`, which gets the name `deleted`. SwapError when a disk refuses."""
+    """Give `future` the name of `current`, which gets the name `deleted`. Raises SwapError if a disk fails."""
     try:
         _prepare(current, future)
     except OSError as e:
         raise SwapError(future.log_dir, e) from e
     own_name = names.dir_name(current.topic_partition)
-    # a crash in between leaves no log and a complete copy: the next start takes the copy
+    # A crash in between leaves a complete copy and no log: the next start uses the copy.
     try:
         current.rename_dir(f"{current.log_dir}/{deleted}")
     except OSError as e:
@@ -122,13 +118,13 @@ def swap(current: Log, future: Log, deleted: str) -> None:
         _undo(current, own_name)
         raise SwapError(future.log_dir, e) from e
     current.close_handles()
-    # the old name first: after a loss of power there must not be two logs of the partition
+    # The old name first: after a power failure there must not be two logs of the partition.
     current.env.host.sync_soon(current.log_dir, current.log_dir)
     future.env.host.sync_soon(future.log_dir, future.log_dir, future.dir)
 
 
 def _undo(current: Log, own_name: str) -> None:
-    """The log stays in use under its name: a start deletes marked directories."""
+    """Give the log its name back: a start would delete a marked directory."""
     try:
         current.rename_dir(f"{current.log_dir}/{own_name}")
     except OSError as e:
@@ -136,7 +132,7 @@ def _undo(current: Log, own_name: str) -> None:
 
 
 def _prepare(current: Log, future: Log) -> None:
-    """All that the copy must have before it is the log."""
+    """Give the copy everything that it needs to replace the log."""
     future.update_config(current.config)
     future.set_cleaner_offset(current.cleaner_offset)
     if current.topic_id is not None:
@@ -147,6 +143,6 @@ def _prepare(current: Log, future: Log) -> None:
 
 
 def is_possible(tp: TopicPartition) -> ErrorCode:
-    """Names of directories are limited: the longest topics cannot be moved, as in Kafka."""
+    """Check the length of the directory name: as in Kafka, logs of the longest topics cannot be moved."""
     name = f"{tp.topic}-{tp.partition}.{0:032x}{names.FUTURE_DIR}"
     return ErrorCode.NONE if len(name) <= names.MAX_NAME else ErrorCode.INVALID_TOPIC_EXCEPTION

@@ -1,8 +1,8 @@
 """The two sparse indexes of a segment, in Kafka's file formats.
 
-The entries live in memory while the segment is in use and reach their file when it is flushed, rolled or let go. That
-is safe: what was not flushed is rebuilt from the log after an unclean stop. Files from Kafka that are still
-preallocated end in zeros, which are no entries, for an entry never points at the first batch.
+The entries are in memory while the segment is in use and are written when it is flushed, rolled or closed. That is
+safe: after an unclean stop unflushed entries are rebuilt from the log. Preallocated files of Kafka end in zeros, which
+are not entries, because an entry never points at the first batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from klamm.protocol.record_batch import NO_TIMESTAMP
 
 
 class CorruptIndexError(Exception):
-    """The file of an index cannot be what was written: the index has to be rebuilt."""
+    """The file of an index is corrupt: the index has to be rebuilt."""
 
 
 class TimestampOffset(NamedTuple):
@@ -28,7 +28,7 @@ class TimestampOffset(NamedTuple):
 
 
 class _Index(ABC):
-    """What both have in common: entries of fixed size, loaded when first asked for."""
+    """Common part of both indexes: entries of fixed size, loaded on first use."""
 
     ENTRY_BYTES: ClassVar[int]
 
@@ -48,18 +48,18 @@ class _Index(ABC):
 
     @abstractmethod
     def _decode(self, data: bytes) -> None:
-        """Takes the entries of a file."""
+        """Load the entries of a file."""
 
     @abstractmethod
     def _encode(self, start: int) -> bytes:
-        """The entries from `start` on, as the file has them."""
+        """Return the entries from `start` on, in the format of the file."""
 
     @abstractmethod
     def _cut(self, count: int) -> None:
-        """Keeps the first `count` entries."""
+        """Keep the first `count` entries."""
 
     def create(self) -> None:
-        """Starts empty, whatever the file held."""
+        """Start empty, whatever the file contains."""
         self._loaded = True
         self._cut(0)
         self._written = 0
@@ -70,40 +70,37 @@ class _Index(ABC):
             return
         data = self._files.read_bytes(self.path)
         if len(data) % self.ENTRY_BYTES:
-            raise CorruptIndexError(f"{self.path} has {len(data)} bytes, no multiple of {self.ENTRY_BYTES}")
+            raise CorruptIndexError(f"{self.path} has {len(data)} bytes, which is not a multiple of {self.ENTRY_BYTES}")
         self._decode(data)
         self._loaded = True
         self._written = self.entries
         self._dirty = self.entries * self.ENTRY_BYTES != len(data)
 
-    def write_out(self, *, sync: bool = False) -> None:
-        """Brings the file up to date, cut to the entries there are."""
-        if not self._loaded or not (self._dirty or sync):
+    def write_out(self) -> None:
+        """Bring the file up to date and cut it after the last entry."""
+        if not self._loaded or not self._dirty:
             return
         handle = self._files.open(self.path, create=True)
         try:
-            if self._dirty:
-                size = self._written * self.ENTRY_BYTES
-                data = self._encode(self._written)
-                if data:
-                    handle.pwrite((data,), size)
-                handle.truncate(size + len(data))
-                self._written = self.entries
-                self._dirty = False
-            if sync:
-                handle.fsync()
+            size = self._written * self.ENTRY_BYTES
+            data = self._encode(self._written)
+            if data:
+                handle.pwrite((data,), size)
+            handle.truncate(size + len(data))
+            self._written = self.entries
+            self._dirty = False
         finally:
             handle.close()
 
     def release(self) -> None:
-        """Writes what is missing and forgets the entries; the next use loads them again."""
+        """Write missing entries and free the memory; the next use loads the entries again."""
         self.write_out()
         if self._loaded:
             self._cut(0)
             self._loaded = False
 
     def forget(self) -> None:
-        """Forgets the entries without writing: the file is going away or has been replaced."""
+        """Free the memory without writing: the file is about to be deleted or was replaced."""
         self._cut(0)
         self._loaded = False
         self._dirty = False
@@ -116,7 +113,7 @@ class _Index(ABC):
 
 
 class OffsetIndex(_Index):
-    """Offset -> position of the batch that ends with it; 8 bytes an entry: relative offset, position."""
+    """Offset -> position of the batch that ends with it; 8 bytes per entry: relative offset, position."""
 
     ENTRY_BYTES: ClassVar[int] = 8
 
@@ -139,12 +136,12 @@ class OffsetIndex(_Index):
         self._dirty = True
 
     def lookup(self, offset: int) -> int:
-        """A position at or before the batch that holds `offset`."""
+        """Return a position at or before the batch that holds `offset`."""
         slot = bisect_right(self._offsets, offset - self.base_offset) - 1
         return self._positions[slot] if slot >= 0 else 0
 
     def position_before(self, position: int) -> int:
-        """The last indexed start of a batch at or before `position`."""
+        """Return the last indexed start of a batch at or before `position`."""
         slot = bisect_right(self._positions, position) - 1
         return self._positions[slot] if slot >= 0 else 0
 
@@ -152,7 +149,7 @@ class OffsetIndex(_Index):
         return self._positions[-1] if self._positions else 0
 
     def truncate_to(self, offset: int) -> None:
-        """Removes the entries of `offset` and after."""
+        """Remove the entries of `offset` and later ones."""
         self.truncate_entries(bisect_left(self._offsets, offset - self.base_offset))
 
     def _decode(self, data: bytes) -> None:
@@ -179,7 +176,7 @@ class OffsetIndex(_Index):
 
 
 class TimeIndex(_Index):
-    """Timestamp -> offset: no batch before the offset is newer than the timestamp. 12 bytes an entry."""
+    """Timestamp -> offset: no batch before the offset is newer than the timestamp. 12 bytes per entry."""
 
     ENTRY_BYTES: ClassVar[int] = 12
     _ENTRY = struct.Struct(">qI")
@@ -195,7 +192,7 @@ class TimeIndex(_Index):
 
     @property
     def is_full(self) -> bool:
-        """One entry is kept back for the last one, written when the segment is rolled."""
+        """Whether only the entry is left that is reserved for the end of the segment."""
         return len(self._timestamps) >= self._max_entries - 1
 
     def last_entry(self) -> TimestampOffset:
@@ -204,14 +201,14 @@ class TimeIndex(_Index):
         return TimestampOffset(self._timestamps[-1], self.base_offset + self._offsets[-1])
 
     def maybe_append(self, timestamp: int, offset: int) -> None:
-        """Adds an entry when the timestamp is newer than the last one."""
+        """Add an entry if the timestamp is newer than the last one."""
         if timestamp > (self._timestamps[-1] if self._timestamps else NO_TIMESTAMP):
             self._timestamps.append(timestamp)
             self._offsets.append(offset - self.base_offset)
             self._dirty = True
 
     def lookup(self, timestamp: int) -> int:
-        """An offset at or before the first record with that timestamp or a later one."""
+        """Return an offset at or before the first record with that timestamp or a later one."""
         slot = bisect_right(self._timestamps, timestamp) - 1
         return self.base_offset + self._offsets[slot] if slot >= 0 else self.base_offset
 

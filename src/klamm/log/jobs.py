@@ -1,7 +1,7 @@
 """File work that does not belong on the broker loop.
 
-A job is planned on the loop (its constructor's caller), works in another thread on files it opens for itself, and is
-committed on the loop again: only there does the state of a log change.
+A job is planned on the loop by the caller of its constructor. It works in another thread, on files that it opens
+itself. It is committed on the loop again: the state of a log changes only there.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class Job(Protocol):
     log_dir: str
 
     def work(self) -> None:
-        """Touches files only. OSError means that the log directory has failed."""
+        """Do the file work. OSError means that the log directory has failed."""
 
     def commit(self) -> None:
-        """Runs on the broker loop once the work is done."""
+        """Run on the broker loop after the work."""
 
     def abandon(self) -> None:
-        """Runs on the broker loop instead, when the work or its commit has failed: nothing may wait for it any more."""
+        """Run on the broker loop if the work or its commit has failed: nothing may wait for the job then."""
 
 
 class Flushable(Protocol):
@@ -41,22 +41,22 @@ class Flushable(Protocol):
 
 
 class LogHost(Protocol):
-    """What a log asks of its `LogManager`."""
+    """The services that a log needs."""
 
     def submit(self, job: Job) -> None:
-        """Runs a job; jobs run one after the other."""
+        """Run a job; jobs run one after the other."""
 
     def sync_soon(self, log_dir: str, *paths: str) -> None:
-        """Forces small files to the disk within a second or so, together with those of other logs."""
+        """Force small files to the disk within about a second, together with those of other logs."""
 
     def delete_later(self, log_dir: str, paths: Sequence[str], delay_ms: int) -> None:
-        """Removes files (already renamed) when the delay is over."""
+        """Remove files, which were renamed, after the delay."""
 
     def failed(self, log_dir: str, error: OSError, doing: str) -> None:
-        """A disk failed: every log of that directory is offline from now on."""
+        """Report a failed disk: every log of that directory goes offline."""
 
     def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
-        """What a partition has before that offset is on the disk."""
+        """Note that the records of a partition before that offset are on the disk."""
 
     def unflushed(self, log: Flushable) -> None:
         """Note that a log with `flush.ms` has records that are not on the disk."""
@@ -113,7 +113,7 @@ def fsync_job(
     commit: Callable[[], None] = lambda: None,
     abandon: Callable[[], None] = lambda: None,
 ) -> FileJob:
-    """Forces files to the disk; those that were renamed or removed meanwhile are passed over."""
+    """Force files to the disk; skip those that were renamed or removed meanwhile."""
 
     def work() -> None:
         for path in paths:

@@ -1,12 +1,11 @@
-"""Which leader epoch began at which offset: what replicas compare to find where their logs part.
+"""The offsets at which leader epochs began. Replicas compare them to find where their logs diverge.
 
 Backed by `leader-epoch-checkpoint` in the log's directory. The file is written at every change and forced to the disk
-soon after, at the latest with the data it describes. When a crash takes it, the batches tell the epochs again.
+soon after, at the latest with the data it describes. If a crash destroys it, the epochs are read from the batches.
 
-A short file that gets one more entry is written over in place: a page, which a killed process leaves old or new, and of
-which a loss of power leaves the old entries, the new ones, or something whose count of entries is wrong. A rename over
-a file would have the file system write it out at once, and a broker that becomes the leader of a thousand partitions
-waited for that a thousand times.
+A short file that gets one more entry is overwritten in place, since it is one page. After a kill the page is old or
+new. After a power failure it has the old entries, the new ones, or a wrong count of entries. Renaming a new file over
+the old one would make the file system write it out at once, once per partition that a broker becomes the leader of.
 """
 
 from __future__ import annotations
@@ -53,23 +52,23 @@ class LeaderEpochCache:
         self.entries: list[EpochEntry] = list(entries)
         self.is_dirty = False
         self._file_bytes: int | None = None
-        """How long the file is; None when that is not known or its content is of no use."""
+        """The size of the file; None if it is unknown or the content is invalid."""
         self._is_held = False
 
     def load(self, *, exists: bool = True) -> bool:
-        """Takes the entries of the file; False when there is none that can be used."""
+        """Load the entries of the file; return False if there are none that can be used."""
         if not exists:
             self._file_bytes = 0
             return False
         try:
             found = self._files.read_bytes(self.path)
-            data = found.rstrip(b"\0")  # the file had grown, and the power went before its new bytes were written
+            data = found.rstrip(b"\0")  # The power failed before the new bytes of a grown file were written.
             if data and not data.endswith(b"\n"):
-                raise KlammError("its last line is not whole")
+                raise KlammError("its last line is incomplete")
             rows = decode_checkpoint(data, self.path)
             entries = [EpochEntry(int(epoch), int(start)) for epoch, start in rows]
             if any(b.epoch <= a.epoch or b.start_offset <= a.start_offset for a, b in pairwise(entries)):
-                raise KlammError("its entries do not rise")
+                raise KlammError("its entries do not increase")
             if entries and (
                 min(entries[0]) < 0 or entries[-1].epoch > INT32_MAX or entries[-1].start_offset > INT64_MAX
             ):
@@ -80,7 +79,7 @@ class LeaderEpochCache:
             self._file_bytes = 0
             return False
         except (KlammError, ValueError) as e:
-            _log.warning("The leader epochs in %s are not used: %s", self.path, e)
+            _log.warning("%s: ignoring the leader epochs: %s", self.path, e)
             return False
         return bool(rows)
 
@@ -102,12 +101,8 @@ class LeaderEpochCache:
     def latest_epoch(self) -> int | None:
         return self.entries[-1].epoch if self.entries else None
 
-    @property
-    def earliest(self) -> EpochEntry | None:
-        return self.entries[0] if self.entries else None
-
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Notes that an epoch begins; conflicting entries go. Nothing happens when it is the latest already."""
+        """Note that an epoch begins and remove conflicting entries. Do nothing if it is the latest already."""
         if epoch < 0:
             return
         if self.entries:
@@ -118,7 +113,7 @@ class LeaderEpochCache:
         self._replace([*kept, EpochEntry(epoch, start_offset)])
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEndOffset:
-        """Where an epoch ended: (-1, -1) when it is not known, the log end for the latest."""
+        """Return where an epoch ended: (-1, -1) if it is unknown, the log end for the latest."""
         if epoch == NO_EPOCH or not self.entries or epoch > self.entries[-1].epoch:
             return UNDEFINED
         if epoch == self.entries[-1].epoch:
@@ -132,12 +127,12 @@ class LeaderEpochCache:
         return self.entries[after - 1].epoch if after > 0 else None
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Forgets the epochs that begin at `end_offset` or after."""
+        """Forget the epochs that begin at `end_offset` or later."""
         if self.entries and self.entries[-1].start_offset >= end_offset:
             self._replace([e for e in self.entries if e.start_offset < end_offset])
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """The log begins at `start_offset` now: the epoch that holds it begins there too."""
+        """Start the first epoch at `start_offset`, the new start of the log."""
         after = bisect_right(self.entries, start_offset, key=lambda e: e.start_offset)
         if (after > 0 and self.entries[after - 1].start_offset != start_offset) or after > 1:
             first = EpochEntry(self.entries[after - 1].epoch, start_offset)
@@ -149,9 +144,9 @@ class LeaderEpochCache:
 
     @contextmanager
     def held(self, *, sync: bool = True) -> Iterator[None]:
-        """Changes are written together, at the end: entries that are being collected are no file to be believed.
+        """Write all changes together at the end: a file with half of the collected entries would be wrong.
 
-        Without `sync` the caller has the file forced to the disk later.
+        Without `sync` the caller forces the file to the disk later.
         """
         before, self._is_held = self.entries, True
         yield
@@ -162,7 +157,7 @@ class LeaderEpochCache:
             self.is_dirty = self.is_dirty or not sync
 
     def _replace(self, entries: list[EpochEntry]) -> None:
-        """The file first: when the disk refuses, memory says what the file does."""
+        """Write the file first, so that memory agrees with it if the disk fails."""
         if not self._is_held:
             self._write(_encode(entries), has_one_more=entries[:-1] == self.entries)
             self.is_dirty = True

@@ -1,7 +1,7 @@
-"""Opening a partition's directory: finishing what was interrupted, recovering what was not flushed.
+"""Loads a partition's directory: finishes interrupted changes and recovers unflushed segments.
 
 After a clean shutdown no data file is read. After any other stop every segment from the recovery point on is checked
-batch by batch, cut after the last valid one and indexed anew; what came before is on the disk for sure.
+batch by batch, cut after the last valid batch and indexed again. Earlier segments are known to be on the disk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FOREVER: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """What the last run left of a log: the checkpointed offsets, and how the run ended.
+    """The state in which the last run left a log: the checkpointed offsets, and how the run ended.
 
     `is_intact`: everything is on the disk, although the last run did not stop cleanly. `recorded` is the summary that
     a clean stop wrote for a log whose files are different now.
@@ -106,7 +106,7 @@ class LogLoader:
         has_epochs = any(i.name == names.LEADER_EPOCH_CHECKPOINT for i in infos)
         are_epochs_known = self._epochs.load(exists=has_epochs)
         snapshots = ProducerSnapshots(self._files, self._dir, _offsets(infos, names.SNAPSHOT))
-        # A log that is opened late must not wait for the disk: the loop is in use, and the next load finds the same.
+        # Opening a log on its first use must not block the loop on the disk. The next load finds the same epochs.
         with self._epochs.held(sync=not self._is_intact):
             if not are_epochs_known and segments.size_bytes:
                 self._read_epochs(segments, is_recovered=self._is_recovered_already)
@@ -122,7 +122,7 @@ class LogLoader:
             log_start_offset = max(self._start_checkpoint, segments.first.base_offset)
             self._epochs.truncate_from_end(log_end_offset)
             if are_epochs_known and not self._epochs.entries and log_start_offset < log_end_offset:
-                # the file knows of a later log start than the checkpoint, which is written less often
+                # The file is newer than the checkpoint of the log start offset, which is written less often.
                 self._read_epochs(segments, is_recovered=True)
             self._epochs.truncate_from_start(log_start_offset)
         snapshots.remove_strays(segments.base_offsets)
@@ -140,7 +140,7 @@ class LogLoader:
         )
 
     def _topic_id(self, *, exists: bool = True) -> UUID | None:
-        """A file that a crash has emptied counts as missing: the controller names the id again."""
+        """Return the topic id. A file that a crash has emptied counts as missing: the controller sends the id again."""
         path = f"{self._dir}/{names.PARTITION_METADATA}"
         if not exists:
             return None
@@ -149,13 +149,13 @@ class LogLoader:
         except FileNotFoundError:
             return None
         except KlammError as e:
-            _log.warning("The topic id of %s is not known: %s", self._tp, e)
+            _log.warning("%s: the topic id is unknown: %s", self._tp, e)
             return None
 
-    # what an interrupted deletion or cleaning left behind
+    # interrupted deletions and cleanings
 
     def _finish_interrupted(self, infos: list[FileInfo]) -> list[FileInfo]:
-        """Removes unfinished files and completes an exchange of segments that had begun."""
+        """Remove unfinished files and complete an exchange of segments that had begun."""
         marked = [(i, p) for i in infos if (p := names.parse_file_name(i.name)) is not None and p[2]]
         leftovers = [i for i in infos if i.name.endswith(names.TMP)]
         if not marked and not leftovers:
@@ -177,7 +177,7 @@ class LogLoader:
             if parsed is None or parsed[2]:
                 continue
             if any(start <= parsed[0] < end for start, end in logs):
-                _log.info("%s/%s was replaced by a cleaned segment and is removed", self._dir, info.name)
+                _log.info("removing %s/%s: a cleaned segment replaces it", self._dir, info.name)
                 self._files.unlink(f"{self._dir}/{info.name}")
         for info, _, _ in sorted(swaps, key=lambda s: s[2] == names.LOG):
             path = f"{self._dir}/{info.name}"
@@ -203,7 +203,7 @@ class LogLoader:
                 has_txn_index = (offset, names.TXN_INDEX) in parsed
                 segments.append(self._segment(offset, FoundFile(info.size_bytes, info.modified_ms, has_txn_index)))
             elif kind in names.SEGMENT_SUFFIXES and (offset, names.LOG) not in parsed:
-                _log.warning("%s/%s has no log file and is removed", self._dir, info.name)
+                _log.warning("removing %s/%s: it has no log file", self._dir, info.name)
                 self._files.unlink(f"{self._dir}/{info.name}")
         if not segments:
             self._is_new = True
@@ -220,7 +220,7 @@ class LogLoader:
         return segment
 
     def _recover(self, segments: LogSegments) -> None:
-        """Checks what was not flushed; after the first invalid batch nothing is kept."""
+        """Check the unflushed segments; keep nothing after the first invalid batch."""
         if self._is_new:
             return
         unflushed = segments.between(self._recovery_point, _FOREVER)
@@ -233,15 +233,15 @@ class LogLoader:
             cut_bytes = segment.recover(self._note_epoch)
             previous_end = segment.read_next_offset()
             if cut_bytes and not (self._config.preallocate and i == len(unflushed) - 1):
-                _log.warning("%s was cut to offset %d: %d bytes were invalid", self._dir, previous_end, cut_bytes)
+                _log.warning("%s: truncated to offset %d: %d bytes were invalid", self._dir, previous_end, cut_bytes)
             if cut_bytes:
                 self._drop(segments, unflushed[i + 1 :])
                 return
 
-    # what was damaged after a clean stop
+    # damage after a clean stop
 
     def _repair(self, segments: LogSegments, recorded: LogSummary) -> None:
-        """Cuts damaged segments after their last valid batch. Later segments stay: they may be the only copy."""
+        """Cut damaged segments after their last valid batch. Keep later segments: they may be the only copy."""
         for (base_offset, size_bytes), following in zip(recorded.segments, [*recorded.segments[1:], None], strict=True):
             segment = segments.at(base_offset)
             path = f"{self._dir}/{names.file_name(base_offset, names.LOG)}"
@@ -259,7 +259,7 @@ class LogLoader:
             self._restart_at(segments, recorded.segments[-1].base_offset)
 
     def _restart_at(self, segments: LogSegments, offset: int) -> None:
-        """The active segment is missing: the log goes on where that one began."""
+        """Continue the log where its missing active segment began."""
         segments.add(self._new_segment(offset))
 
     def _report_damage(self, log_end_offset: int, recorded: LogSummary) -> None:
@@ -271,7 +271,7 @@ class LogLoader:
             self._lost_tail = Damage(path, log_end_offset, recorded.log_end_offset, *last)
         for damage in [*self._damages, *([self._lost_tail] if self._lost_tail is not None else [])]:
             _log.error(
-                "%s: %s was damaged after the broker had stopped cleanly: offsets %d to %d are missing",
+                "%s: %s was damaged after a clean stop of the broker: offsets %d to %d are missing",
                 self._tp,
                 damage.path,
                 damage.start_offset,
@@ -279,14 +279,14 @@ class LogLoader:
             )
 
     def _check_aborted(self, segments: LogSegments) -> None:
-        """From the first segment on whose aborted transactions cannot be read, all are written anew."""
+        """Find the first segment with unreadable aborted transactions: they are written again from there on."""
         for segment in segments:
             if not segment.txn_index.exists or self._is_recovered(segment):
                 continue
             try:
                 segment.txn_index.sanity_check()
             except CorruptIndexError as e:
-                _log.warning("The aborted transactions of %s are collected again: %s", self._dir, e)
+                _log.warning("%s: collecting the aborted transactions again: %s", self._dir, e)
                 self._recovered_from = segment.base_offset
                 return
 
@@ -294,7 +294,7 @@ class LogLoader:
         return self._recovered_from is not None and segment.base_offset >= self._recovered_from
 
     def _read_epochs(self, segments: LogSegments, *, is_recovered: bool) -> None:
-        """The checkpoint of the epochs is gone, but every batch carries its own; recovery looks at its batches."""
+        """Read the epochs from the batches: their checkpoint is missing. Recovery does so for its segments."""
         recovered_later = [] if is_recovered else segments.between(self._recovery_point, _FOREVER)
         for segment in segments:
             if segment in recovered_later:
@@ -310,14 +310,14 @@ class LogLoader:
 
     def _drop(self, segments: LogSegments, dropped: list[LogSegment]) -> None:
         for segment in dropped:
-            _log.warning("%s is removed: it comes after invalid bytes", segment.path(names.LOG))
+            _log.warning("removing %s: it comes after invalid bytes", segment.path(names.LOG))
             segments.remove(segment)
             segment.discard()
             segment.change_suffix(names.DELETED)
             self._env.host.delete_later(self._log_dir, segment.paths(), self._config.file_delete_delay_ms)
 
     def _end_offset(self, segments: LogSegments, snapshots: ProducerSnapshots) -> int:
-        """The checkpoint is trusted after a clean shutdown when the snapshot of that moment is there as well."""
+        """Return the end of the log. After a clean shutdown the checkpoint is trusted if its snapshot exists."""
         active = segments.active
         if active.size_bytes == 0:
             return active.base_offset
@@ -326,14 +326,14 @@ class LogLoader:
         try:
             return active.read_next_offset()
         except ProtocolError as e:
-            _log.warning("%s does not end with a record batch and is recovered: %s", active.path(names.LOG), e)
+            _log.warning("recovering %s: it does not end with a record batch: %s", active.path(names.LOG), e)
             self._recovered_from = active.base_offset
             active.recover(self._note_epoch)
             return active.read_next_offset()
 
     def _start_over(self, segments: LogSegments, log_end_offset: int) -> int:
         _log.warning(
-            "%s ends at %d, before its start offset %d: all its segments are removed",
+            "%s: removing all segments: the log ends at %d, before its start offset %d",
             self._dir,
             log_end_offset,
             self._start_checkpoint,

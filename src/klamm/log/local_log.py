@@ -225,7 +225,7 @@ class LocalLog:
     def truncate_fully(self, offset: int) -> None:
         """Remove everything and start an empty segment at `offset`."""
         self.delete(list(self.segments))
-        self.snapshots.remove_where(above=-1)
+        self.snapshots.remove_above(-1)
         self.segments.add(self._new_segment(offset))
         self.leader_epochs.clear()
 

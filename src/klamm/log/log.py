@@ -73,7 +73,7 @@ class Log:
         self.flusher = LogFlusher(env, topic_partition, log_dir, self.disk, lambda *at: self.local.prepare_flush(*at))
         self._is_flush_queued = False
         self.unopened: UnopenedLog | None = None
-        """What is known of a log that is not open."""
+        """The summary and the epochs of a log that is not open."""
         self.update_config(config)
         if isinstance(contents, LoadedLog):
             self._take(contents)

@@ -63,7 +63,7 @@ class LogCheckpoints:
         self._summaries.write_all(log_dir, self._hosted.in_dir(log_dir.path))
 
     def amend(self, logs: Iterable[Log]) -> None:
-        """Write the entries of logs that are new, gone or moved, without a look at all other logs."""
+        """Write the entries of logs that are new, gone or moved, without visiting all other logs."""
         changed = list(logs)
         # by partition: a deleted log may have been created again before the files are written
         found = {log.topic_partition: self._hosted.get(log.topic_partition) for log in changed}

@@ -14,7 +14,7 @@ from klamm.protocol.record_batch import TimestampType
 INT64_MAX: Final = (1 << 63) - 1
 _WEEK_MS: Final = 7 * 24 * 3600 * 1000
 _OLD_TIMESTAMP_BOUND: Final = "message.timestamp.difference.max.ms"
-"""Both ways at once, for each of the newer keys that is not set."""
+"""The bound in both directions, for each of the newer keys that is not set."""
 _DAY_MS: Final = 24 * 3600 * 1000
 
 
@@ -59,12 +59,12 @@ class LogConfig:
 
     @property
     def max_segment_ms(self) -> int:
-        """A compacted log rolls at `max.compaction.lag.ms` so that the cleaner can get at its records."""
+        """A compacted log also rolls at `max.compaction.lag.ms`, so that the cleaner can process its records."""
         return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
 
     @property
     def target_compression(self) -> CompressionType | None:
-        """The codec the broker stores with; None keeps the producer's."""
+        """The codec of stored batches; None keeps the codec of the producer."""
         if self.compression_type == "producer":
             return None
         name = "none" if self.compression_type == "uncompressed" else self.compression_type
@@ -72,12 +72,12 @@ class LogConfig:
 
     @property
     def compression_level(self) -> int | None:
-        """Of the codec the broker stores with, if it has levels."""
+        """The level of the codec of stored batches, if it has levels."""
         return {"gzip": self.compression_gzip_level, "zstd": self.compression_zstd_level}.get(self.compression_type)
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> LogConfig:
-        """Reads Kafka's topic keys (`segment.bytes`); keys of other parts are passed over, wrong values named."""
+        """Read Kafka's topic keys (`segment.bytes`) and ignore other keys. Invalid values raise ConfigError."""
         values: dict[str, Any] = {}
         for field in fields(cls):
             key = field.name.replace("_", ".")

@@ -1,4 +1,4 @@
-"""The directories that hold logs: which are usable, whose they are, and what the last run left in them."""
+"""The log directories: which are usable, who owns them, and what the last run left in them."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ class LogDir:
         return self._files.stat(f"{self.path}/{names.CLEAN_SHUTDOWN}").modified_ns
 
     def take_into_use(self) -> None:
-        """The first change to the directory: a crash from now on is not a clean shutdown.
+        """Remove the mark of a clean shutdown: a crash from now on is not one.
 
-        The mark must be gone for good before anything is appended: were it back after a loss of power, a log that lost
-        its tail would be taken for a whole one.
+        The removal must be on the disk before anything is appended. If the mark came back after a power failure, a log
+        that lost its tail would be mistaken for a complete one.
         """
         self._files.unlink(f"{self.path}/{names.CLEAN_SHUTDOWN}")
         if self.had_clean_shutdown:
             self._files.fsync_path(self.path)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
-        """A checkpoint that cannot be understood counts as missing: more is recovered than needed, nothing is lost."""
+        """Read a checkpoint. An invalid one counts as missing: more than needed is recovered, and nothing is lost."""
         try:
             return read_offsets(self._files, f"{self.path}/{name}")
         except KlammError as e:
-            _log.warning("A checkpoint is not used: %s", e)
+            _log.warning("ignoring a checkpoint: %s", e)
             return {}
 
     def checkpoints(self) -> dict[str, dict[TopicPartition, int]]:
-        """The offsets that the last run left, by the name of their file."""
+        """Return the offsets that the last run left, by the name of their file."""
         return {
             names.RECOVERY_POINT_CHECKPOINT: self.recovery_points,
             names.LOG_START_OFFSET_CHECKPOINT: self.log_start_offsets,
@@ -61,7 +61,7 @@ class LogDir:
         }
 
     def forget_start_state(self) -> None:
-        """What the last run left does not hold for logs that are made later."""
+        """Forget what the last run left: it does not apply to logs that are created later."""
         self.recovery_points = {}
         self.log_start_offsets = {}
         self.cleaner_offsets = {}
@@ -88,9 +88,9 @@ class LogDirs:
         self._files = files
 
     def open_all(self) -> None:
-        """Makes and locks every directory; one that the disk refuses is a failure, one in use an error.
+        """Create and lock every directory. Note those that the disk refuses; raise LogDirError if one is in use.
 
-        Nothing in them is changed yet.
+        The contents are not changed yet.
         """
         for path in self.paths:
             try:
@@ -108,7 +108,7 @@ class LogDirs:
             self.high_watermarks.update(log_dir.high_watermarks)
 
     def fail(self, path: str, sentence: str) -> bool:
-        """False when it was known to have failed."""
+        """Note that a directory has failed; return False if that was known."""
         if path in self.failures:
             return False
         self.failures[path] = sentence
@@ -116,20 +116,20 @@ class LogDirs:
         return True
 
     def revive(self, path: str) -> None:
-        """A directory that had failed can be used again."""
+        """Note that a directory that had failed can be used again."""
         self.failures.pop(path, None)
         self.live = [d for d in self._opened if d.path not in self.failures]
 
     def usage(self, path: str) -> tuple[int, int]:
-        """(total bytes, usable bytes), -1 when the disk does not tell."""
+        """Return (total bytes, usable bytes), or -1 if the disk does not report them."""
         with contextlib.suppress(OSError):
             return self._files.disk_usage(path)
         return -1, -1
 
     def claim(self, owner: MetaProperties) -> None:
-        """Writes who the directories belong to; KlammError when one belongs to another broker or cluster.
+        """Write the owner of the directories. Raises KlammError if one belongs to another broker or cluster.
 
-        All are asked before the first is written to: a refused start leaves everything as it is.
+        All are checked before the first one is written: a refused start changes nothing.
         """
         unclaimed = [d for d in self.live if self._must_claim(d, owner)]
         for log_dir in unclaimed:

@@ -1,14 +1,14 @@
-"""A file system in memory that can fail, tear writes and lose what was not forced to the disk.
+"""A file system in memory that can fail, tear writes and lose data that was not forced to the disk.
 
-For tests and the simulator. `fault` is asked before every operation and may raise OSError; for a write it may also say
-how many bytes still get through before the error.
+For tests and the simulator. `fault` is called before every operation and may raise OSError. For a write it may also
+return how many bytes are written before the error.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 from klamm.errors import LogDirError
@@ -25,7 +25,7 @@ class _File:
         self.synced = b""
         self.modified_ms = 0
         self.change = 0
-        """Number of the change that made the content: a modification time that never lies."""
+        """Number of the last change: a modification time of full precision."""
 
 
 class _MemoryHandle:
@@ -79,7 +79,7 @@ class _MemoryLock:
 
 
 class MemoryFiles:
-    """Directories exist when something is in them or they were made. Renames are durable at once."""
+    """Directories exist if they were made or contain something. Renames are durable at once."""
 
     def __init__(self, fault: Fault | None = None) -> None:
         self.fault = fault
@@ -97,33 +97,36 @@ class MemoryFiles:
         return self.fault(operation, path) if self.fault is not None else None
 
     def crash(self, rng: Random, is_kept: Callable[[str], bool] = lambda path: False) -> MemoryFiles:
-        """The disk after the power went: of what was not forced, some prefix of each file has survived.
+        """Return the disk after a power failure: of unforced data, some prefix of each file has survived.
 
-        Files that are kept were written out in time.
+        Files for which `is_kept` is true were written out in time.
         """
         after = MemoryFiles()
-        after.now_ms = self.now_ms
-        after._changes = self._changes
-        after._dirs = set(self._dirs)
+        after.restore(self.now_ms, self._changes, self._dirs)
         for path, file in self._files.items():
-            kept = after._files[path] = _File()
             common = len(file.data) if is_kept(path) else _common_bytes(file.data, file.synced)
-            kept.data = bytearray(file.data[: rng.randint(common, max(common, len(file.data)))])
-            kept.synced = bytes(kept.data)
-            kept.modified_ms = file.modified_ms
-            kept.change = file.change if kept.data == file.data else after.next_change()
+            data = file.data[: rng.randint(common, max(common, len(file.data)))]
+            after.put(path, file, data, bytes(data))
         return after
 
+    def restore(self, now_ms: int, changes: int, dirs: Iterable[str]) -> None:
+        """Start with the state of another disk, without its files and locks."""
+        self.now_ms = now_ms
+        self._changes = changes
+        self._dirs = set(dirs)
+
+    def put(self, path: str, file: _File, data: bytearray, synced: bytes) -> None:
+        """Add a copy of a file, possibly with other content."""
+        kept = self._files[path] = _File()
+        kept.data, kept.synced, kept.modified_ms = bytearray(data), synced, file.modified_ms
+        kept.change = file.change if kept.data == file.data else self.next_change()
+
     def after_kill(self) -> MemoryFiles:
-        """What the next process finds when this one was killed: all that it wrote, and no locks."""
+        """Return the disk after a kill of the process: everything that it wrote, and no locks."""
         after = MemoryFiles()
-        after.now_ms = self.now_ms
-        after._changes = self._changes
-        after._dirs = set(self._dirs)
+        after.restore(self.now_ms, self._changes, self._dirs)
         for path, file in self._files.items():
-            kept = after._files[path] = _File()
-            kept.data, kept.synced, kept.modified_ms = bytearray(file.data), file.synced, file.modified_ms
-            kept.change = file.change
+            after.put(path, file, file.data, file.synced)
         return after
 
     def open(self, path: str, *, create: bool = False) -> FileHandle:
@@ -204,7 +207,7 @@ class MemoryFiles:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
     def sync_disk(self, path: str) -> None:
-        """Nothing: a loss of power afterwards takes what was not forced to the disk file by file."""
+        """Do nothing: a power failure may still lose files that were not forced to the disk one by one."""
 
     def set_modified(self, path: str, modified_ms: int) -> None:
         self._get(path).modified_ms = modified_ms

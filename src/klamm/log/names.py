@@ -32,7 +32,6 @@ LOCK: Final = ".lock"
 
 DELETE_DIR: Final = "-delete"
 FUTURE_DIR: Final = "-future"
-STRAY_DIR: Final = "-stray"
 MAX_NAME: Final = 255
 _INT32_MAX: Final = 0x7FFFFFFF
 _INT64_MAX: Final = (1 << 63) - 1
@@ -47,7 +46,7 @@ def file_name(offset: int, suffix: str) -> str:
 
 
 def parse_file_name(name: str) -> tuple[int, str, str] | None:
-    """(offset, `.log`, `.swap` or nothing) of a file that belongs to a segment, else None."""
+    """Return (offset, `.log`, `.swap` or nothing) for a file of a segment, else None."""
     match = _OFFSET_FILE.match(name)
     if match is None or (offset := int(match[1])) > _INT64_MAX:  # an offset that no request can carry
         return None
@@ -59,20 +58,20 @@ def dir_name(tp: TopicPartition) -> str:
 
 
 def marked_dir_name(tp: TopicPartition, unique_id: str, mark: str) -> str:
-    """`<topic>-<partition>.<unique id>-delete`; a long topic is cut so that the file system takes the name."""
+    """`<topic>-<partition>.<unique id>-delete`; a long topic is cut to the limit of the file system."""
     suffix = f"-{tp.partition}.{unique_id}{mark}"
     return tp.topic[: MAX_NAME - len(suffix)] + suffix
 
 
 def parse_dir_name(name: str) -> tuple[TopicPartition, str]:
-    """The partition of a directory, and its mark: "", "-delete", "-future" or "-stray"."""
+    """Return the partition of a directory and its mark: "", "-delete", "-future" or "-stray"."""
     match = _MARKED_DIR.match(name)
     topic, partition, mark = (match[1], match[2], match[4]) if match else (*_split(name), "")
     # Another spelling of a number, such as 007, would be a second directory of the same partition. A name that is not
-    # UTF-8 comes with surrogates: no request can carry it.
+    # UTF-8 is decoded with surrogates, which no request can carry.
     is_number = _NUMBER.fullmatch(partition) is not None and int(partition) <= _INT32_MAX
     if not topic or not is_number or topic.encode(errors="ignore").decode() != topic:
-        raise KlammError(f"{name!r} is no directory of a log: <topic>-<partition> is expected")
+        raise KlammError(f"{name!r} is not a log directory: <topic>-<partition> is expected")
     return TopicPartition(topic, int(partition)), mark
 
 

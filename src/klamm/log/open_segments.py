@@ -1,4 +1,4 @@
-"""Keeps open segments bounded, by number and by the memory of their indexes: those not used for longest are let go."""
+"""Bounds the number of open segments and the memory of their indexes; closes the least recently used ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OpenSegments:
         return len(self._open)
 
     def opened(self, segment: Releasable) -> None:
-        """The indexes of the segment are loaded; what they take is counted as it is now."""
+        """Count a segment whose indexes were loaded, with their present size, and close others if needed."""
         segment.used = True
         self._add(segment, segment.index_memory_bytes)
         attempts = 2 * len(self._open)
@@ -42,7 +42,7 @@ class OpenSegments:
             self._try_oldest(segment)
 
     def let_go(self) -> int:
-        """Closes some of those that were not used for longest, when files are needed elsewhere; returns how many."""
+        """Close some of the least recently used segments, since files are needed elsewhere; return how many."""
         if self._is_letting_go:
             return 0
         self._is_letting_go = True
@@ -71,7 +71,7 @@ class OpenSegments:
                 self.closed(segment)
                 return
             except OSError as e:
-                # the disk of another log: whoever uses that one next is told
-                _log.warning("%s cannot be let go: %s", segment, e)
+                # The disk of another log has failed: the next use of that log reports it.
+                _log.warning("closing %s failed: %s", segment, e)
         segment.used = segment is keep
         self._add(segment, index_bytes)

@@ -1,4 +1,4 @@
-"""Producer state from the newest snapshot and the batches after it."""
+"""Rebuilds producer state from the newest snapshot and the batches after it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def rebuild_producers(
     now_ms: int,
     recovered_from: int | None = None,
 ) -> None:
-    """Makes `producers` what the log before `log_end_offset` says.
+    """Set `producers` to the state at `log_end_offset`.
 
-    `recovered_from`: segments from that base offset on were recovered, their transaction indexes are written anew and
-    their snapshots not trusted.
+    `recovered_from`: segments from that base offset on were recovered. Their transaction indexes are written again, and
+    their snapshots are not trusted.
     """
     rewritten = [s for s in segments if recovered_from is not None and s.base_offset >= recovered_from]
     for segment in rewritten:
         segment.txn_index.reset()
-    snapshots.remove_where(above=log_end_offset if recovered_from is None else min(recovered_from, log_end_offset))
+    snapshots.remove_above(log_end_offset if recovered_from is None else min(recovered_from, log_end_offset))
     snapshot = snapshots.load_latest(log_end_offset)
     if snapshot is not None:
         start, entries = snapshot
@@ -48,7 +48,7 @@ def rebuild_producers(
         try:
             _replay(producers, segment, max(start, segment.base_offset), log_end_offset, rewrite=segment in rewritten)
         except ProtocolError as e:
-            _log.error("%s cannot be read to its end, its producers are not known: %s", segment, e)
+            _log.error("%s cannot be read to its end; its producers are unknown: %s", segment, e)
 
 
 def _replay(

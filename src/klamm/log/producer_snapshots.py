@@ -24,7 +24,7 @@ _ENTRY = struct.Struct(">qhiqiqiq")
 
 
 class CorruptSnapshotError(Exception):
-    """The file is not a snapshot that was completely written."""
+    """The file is not a complete snapshot."""
 
 
 def encode_snapshot(entries: Iterable[ProducerStateEntry]) -> bytes:
@@ -56,7 +56,7 @@ def decode_snapshot(data: bytes) -> list[ProducerStateEntry]:
         raise CorruptSnapshotError("its checksum is wrong")
     (count,) = _COUNT.unpack_from(body)
     if count * _ENTRY.size != len(body) - _COUNT.size:
-        raise CorruptSnapshotError(f"it does not hold the {count} producers it promises")
+        raise CorruptSnapshotError(f"its size does not match its {count} producers")
     return [_entry(*row) for row in _ENTRY.iter_unpack(body[_COUNT.size :])]
 
 
@@ -100,22 +100,22 @@ class ProducerSnapshots:
         return self.offsets[-1] if self.offsets else None
 
     def write(self, offset: int, entries: Iterable[ProducerStateEntry]) -> str:
-        """Writes a snapshot without forcing it to the disk, as the log's data is not either; returns its path."""
+        """Write a snapshot without forcing it to the disk, like the data of the log; return its path."""
         path = self.path(offset)
         self._files.write_atomic(path, encode_snapshot(entries), sync=False)
         if offset not in self.offsets:
             self.offsets = sorted((*self.offsets, offset))
         return path
 
-    def load_latest(self, max_offset: int, min_offset: int = 0) -> tuple[int, list[ProducerStateEntry]] | None:
-        """The newest good snapshot within the range; broken ones are removed."""
+    def load_latest(self, max_offset: int) -> tuple[int, list[ProducerStateEntry]] | None:
+        """Return the newest valid snapshot up to `max_offset`; remove corrupt ones."""
         for offset in reversed(self.offsets):
-            if not min_offset <= offset <= max_offset:
+            if offset > max_offset:
                 continue
             try:
                 return offset, decode_snapshot(self._files.read_bytes(self.path(offset)))
             except (CorruptSnapshotError, FileNotFoundError) as e:
-                _log.warning("The producer snapshot %s is not used: %s", self.path(offset), e)
+                _log.warning("ignoring the producer snapshot %s: %s", self.path(offset), e)
                 self.remove(offset)
         return None
 
@@ -124,13 +124,12 @@ class ProducerSnapshots:
             self.offsets = [o for o in self.offsets if o != offset]
             self._files.unlink(self.path(offset))
 
-    def remove_where(self, *, above: int | None = None, at_or_below: int | None = None) -> None:
-        for offset in tuple(self.offsets):
-            if (above is not None and offset > above) or (at_or_below is not None and offset <= at_or_below):
-                self.remove(offset)
+    def remove_above(self, offset: int) -> None:
+        for found in [o for o in self.offsets if o > offset]:
+            self.remove(found)
 
     def remove_strays(self, base_offsets: Iterable[int]) -> None:
-        """Keeps the snapshots of segments and the newest of the others: it may be that of a clean shutdown."""
+        """Keep the snapshots of segments and the newest other one, which may be that of a clean shutdown."""
         keep = set(base_offsets)
         strays = [o for o in self.offsets if o not in keep]
         newest_is_stray = bool(strays) and strays[-1] >= max(keep, default=0)
@@ -138,7 +137,7 @@ class ProducerSnapshots:
             self.remove(offset)
 
     def mark_deleted(self, offset: int) -> str | None:
-        """Renames the snapshot of a deleted segment; returns the path to remove later."""
+        """Rename the snapshot of a deleted segment; return the path to remove later."""
         if offset not in self.offsets:
             return None
         self.offsets = [o for o in self.offsets if o != offset]

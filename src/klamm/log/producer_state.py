@@ -1,7 +1,7 @@
-"""What a log remembers of its producers: the last five batches of each, open transactions, the last stable offset.
+"""The state of a log's producers: the last five batches of each, open transactions, the last stable offset.
 
-Kept in memory, restored from the newest snapshot and the batches after it. A leader validates first and updates after
-the write; what a follower or a recovery reads from a log is taken as it is.
+It is kept in memory and restored from the newest snapshot and the batches after it. A leader validates a batch before
+the write and updates the state after it. Followers and recovery only update it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from klamm.protocol.record_batch import (
 
 NUM_BATCHES_TO_RETAIN: Final = 5
 MAX_PRODUCERS: Final = 20_000
-"""Producers that a log remembers. Anybody can send a batch with a new id, and a snapshot of all is written on the loop
-whenever a segment is rolled. A producer that was forgotten may go on, as one whose state has expired."""
+"""How many producers a log remembers. Any client can send a batch with a new id, and rolling a segment writes a
+snapshot of all on the loop. A forgotten producer may continue, like one whose state has expired."""
 NO_COORDINATOR_EPOCH: Final = -1
 _INT32_MAX: Final = 0x7FFFFFFF
 _MARKER_KEY = struct.Struct(">hh")
@@ -36,7 +36,7 @@ _COMMIT: Final = 1
 
 
 class AppendOrigin(Enum):
-    """Who appends: it decides which checks apply."""
+    """The origin of a batch, which decides which checks apply."""
 
     CLIENT = auto()
     COORDINATOR = auto()
@@ -101,14 +101,14 @@ class EndTransactionMarker(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why a batch of a producer is not appended."""
+    """The reason why a batch of a producer is not appended."""
 
     error: ErrorCode
     message: str
 
 
 def parse_marker(batch: RecordBatch) -> EndTransactionMarker | None:
-    """The end of a transaction that a control batch stands for; None for other control batches."""
+    """Return the end of a transaction that a control batch stands for; None for other control batches."""
     record = next(records(batch), None)
     if record is None or record.key is None or len(record.key) < _MARKER_KEY.size:
         return None
@@ -121,17 +121,17 @@ def parse_marker(batch: RecordBatch) -> EndTransactionMarker | None:
 
 
 def marker_record_fields(is_abort: bool, coordinator_epoch: int) -> tuple[bytes, bytes]:
-    """Key and value of the record that ends a transaction."""
+    """Return the key and the value of the record that ends a transaction."""
     return _MARKER_KEY.pack(0, _ABORT if is_abort else _COMMIT), _MARKER_VALUE.pack(0, coordinator_epoch)
 
 
 class ProducerStateManager:
-    """Owner: the `Log`. Knows nothing of files: `ProducerSnapshots` does."""
+    """Owner: the `Log`. `ProducerSnapshots` handles the files."""
 
     def __init__(self, producer_id_expiration_ms: int = 86_400_000) -> None:
         self.producer_id_expiration_ms = producer_id_expiration_ms
         self.entries: OrderedDict[int, ProducerStateEntry] = OrderedDict()
-        """By producer id; those that wrote last come last."""
+        """By producer id, ordered by the time of the last batch."""
         self._ongoing_txns: dict[int, int] = {}
         self._unreplicated_txns: dict[int, int] = {}
 
@@ -141,7 +141,7 @@ class ProducerStateManager:
         self._unreplicated_txns.clear()
 
     def load(self, entries: list[ProducerStateEntry], now_ms: int) -> None:
-        """Starts from a snapshot; producers that were silent for too long are left out."""
+        """Start from a snapshot, without the producers that have been silent for too long."""
         self.clear()
         for entry in entries:
             if not self._is_expired(entry, now_ms):
@@ -149,14 +149,14 @@ class ProducerStateManager:
                 if entry.current_txn_first_offset is not None:
                     self._ongoing_txns[entry.current_txn_first_offset] = entry.producer_id
 
-    # validation of what a leader is about to append
+    # validation before a leader appends
 
     def find_duplicate(self, batch: RecordBatch) -> BatchMetadata | None:
         entry = self.entries.get(batch.producer_id)
         return entry.find_duplicate(batch) if entry is not None else None
 
     def validate(self, batch: RecordBatch, origin: AppendOrigin) -> Refusal | None:
-        """A producer the log does not know may start anywhere: its earlier state may have expired."""
+        """Check epoch and sequence. An unknown producer may start anywhere: its state may have expired."""
         entry = self.entries.get(batch.producer_id)
         if entry is None:
             return None
@@ -173,14 +173,14 @@ class ProducerStateManager:
         if entry.current_txn_first_offset is not None and not batch.is_transactional:
             return Refusal(
                 ErrorCode.INVALID_TXN_STATE,
-                f"producer {batch.producer_id} has a transaction open and sent a batch outside of it",
+                f"producer {batch.producer_id} sent a batch outside of its open transaction",
             )
         return None
 
     # after the write
 
     def update(self, batch: RecordBatch) -> AbortedTxn | None:
-        """Takes a batch that is in the log into account. An abort marker gives the entry of the transaction index."""
+        """Take an appended batch into account. For an abort marker, return the entry of the transaction index."""
         entry = self.entries.get(batch.producer_id)
         if entry is None:
             entry = self.entries[batch.producer_id] = ProducerStateEntry(batch.producer_id)
@@ -204,7 +204,7 @@ class ProducerStateManager:
         return None
 
     def _forget_oldest(self) -> None:
-        """Forgets the producers that have been silent longest, but never an open transaction."""
+        """Forget the producers that have been silent longest, but never an open transaction."""
         for producer_id in list(islice(self.entries, len(self.entries) - MAX_PRODUCERS)):
             if self.entries[producer_id].current_txn_first_offset is None:
                 del self.entries[producer_id]
@@ -230,7 +230,7 @@ class ProducerStateManager:
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """Where the first transaction begins that is open, or whose end is not replicated yet."""
+        """The start of the first transaction that is open, or whose end is not replicated yet."""
         if not self._ongoing_txns and not self._unreplicated_txns:
             return None
         return min((*self._ongoing_txns, *self._unreplicated_txns))

@@ -1,7 +1,7 @@
 """One segment of a log: a data file, its two sparse indexes and its aborted transactions.
 
-Owner: the `Log` it belongs to. The data file is opened when it is first used and may be let go at any time
-(`release`), so that the number of open files follows what is in use and not the number of segments.
+Owner: the `Log` it belongs to. The data file is opened on first use and may be closed at any time (`release`), so that
+the number of open files follows the segments in use, not all segments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _MAX_RELATIVE_OFFSET: Final = 0x7FFFFFFF
 _MAX_HINTS: Final = 256
 _MAX_UNPACKED_BYTES: Final = 32 * 1024 * 1024
-"""A search by time unpacks no larger batches."""
+"""A search by time does not unpack larger batches."""
 
 
 class FileTimestampOffset(NamedTuple):
@@ -47,7 +47,7 @@ _NEW: Final = FoundFile()
 
 
 class LogSegment:
-    """`size_bytes` is the truth about the data file: bytes after it are not part of the log."""
+    """`size_bytes` is the valid part of the data file: bytes after it do not belong to the log."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class LogSegment:
         return f"{self._directory}/{names.file_name(self.base_offset, kind)}{self._suffix}"
 
     def create(self, *, preallocate_bytes: int = 0) -> None:
-        """Makes the files of a new segment."""
+        """Create the files of a new segment."""
         handle = self._files.open(self.path(names.LOG), create=True)
         try:
             handle.truncate(preallocate_bytes)
@@ -104,7 +104,7 @@ class LogSegment:
         self._pool.opened(self)
 
     def open(self) -> FileHandle:
-        """The data file, with the indexes loaded. Rebuilds indexes whose files are missing or broken."""
+        """Return the data file and load the indexes. Rebuild indexes whose files are missing or corrupt."""
         if self._handle is None:
             handle = self._files.open(self.path(names.LOG))
             try:
@@ -124,12 +124,12 @@ class LogSegment:
             if self.offset_index.last_position() > self.size_bytes:
                 raise CorruptIndexError("an entry points beyond the end of the data")
         except (CorruptIndexError, FileNotFoundError) as e:
-            _log.warning("The indexes of %s are rebuilt: %s", self.path(names.LOG), e)
+            _log.warning("rebuilding the indexes of %s: %s", self.path(names.LOG), e)
             self._rebuild_indexes(handle, self.size_bytes)
 
     @property
     def index_memory_bytes(self) -> int:
-        """What the loaded entries of both indexes take."""
+        """The memory of the loaded entries of both indexes."""
         return OffsetIndex.ENTRY_BYTES * self.offset_index.entries + TimeIndex.ENTRY_BYTES * self.time_index.entries
 
     @property
@@ -137,10 +137,10 @@ class LogSegment:
         return self._handle is not None
 
     def release(self) -> None:
-        """Lets go of the file and of the memory of the indexes; the next use gets them back."""
+        """Close the file and free the memory of the indexes; the next use opens them again."""
         if self._handle is not None:
             self.max_timestamp_so_far()
-            # first, so that the indexes can be written when there are no more files to open
+            # Close it first, so that the indexes can be written at the limit of open files.
             self._close_handle()
             self.offset_index.release()
             self.time_index.release()
@@ -155,7 +155,7 @@ class LogSegment:
     # appending
 
     def append(self, parts: Sequence[Data], size: int, last_offset: int, first_offset: int, max_timestamp: int) -> None:
-        """Writes whole batches at the end. When the disk fails, nothing of them stays and OSError is raised."""
+        """Write whole batches at the end. If the disk fails, remove them and raise OSError."""
         handle = self._handle or self.open()
         position = self.size_bytes
         try:
@@ -193,21 +193,21 @@ class LogSegment:
         return self.time_waited_for_roll(now_ms, max_timestamp) > config.max_segment_ms - self.roll_jitter_ms
 
     def time_waited_for_roll(self, now_ms: int, max_timestamp: int) -> int:
-        """How long the segment has been filling: by record time when records have one, else by the clock."""
+        """Return how long the segment has been filling: by record time if records have one, else by the clock."""
         first = self._rolling_based_timestamp
         if first is None:
             first = self.first_batch_timestamp()
         return max_timestamp - first if first >= 0 else now_ms - self.created_ms
 
     def first_batch_timestamp(self) -> int:
-        """The newest timestamp of the first batch, -1 for an empty segment."""
+        """Return the newest timestamp of the first batch, or -1 for an empty segment."""
         if self._rolling_based_timestamp is None and self.size_bytes:
             batch = next((b for _, b in read_batches(self.open(), 0, self.size_bytes)), None)
             self._rolling_based_timestamp = batch.max_timestamp if batch else None
         return NO_TIMESTAMP if self._rolling_based_timestamp is None else self._rolling_based_timestamp
 
     def max_timestamp_so_far(self) -> TimestampOffset:
-        """The newest timestamp and the last offset of its batch."""
+        """Return the newest timestamp and the last offset of its batch."""
         if self._max_timestamp is None:
             self.open()
             if self._max_timestamp is None:
@@ -215,12 +215,12 @@ class LogSegment:
         return self._max_timestamp
 
     def largest_timestamp(self) -> int:
-        """What retention looks at: the newest record, or the age of the file when no record has a timestamp."""
+        """Return the timestamp for retention: of the newest record, or of the file if no record has one."""
         newest = self.max_timestamp_so_far().timestamp
         return newest if newest >= 0 else self.created_ms
 
     def become_inactive(self, *, trim: bool = False) -> None:
-        """Completes the indexes of a segment that will not grow any more."""
+        """Complete the indexes of a segment that no longer grows."""
         newest = self.max_timestamp_so_far()
         self.time_index.maybe_append(newest.timestamp, newest.offset)
         self.offset_index.write_out()
@@ -231,7 +231,7 @@ class LogSegment:
     # reading
 
     def find(self, offset: int) -> BatchPosition | None:
-        """The batch that holds `offset`, or the first one after it."""
+        """Return the batch that holds `offset`, or the first one after it."""
         handle = self._handle or self.open()
         self.used = True
         position = self._hints.get(offset)
@@ -240,7 +240,7 @@ class LogSegment:
         return find_offset(handle, position, self.size_bytes, offset)
 
     def read(self, offset: int, max_bytes: int, end: int | None, *, min_one_message: bool) -> bytes | memoryview | None:
-        """Whole batches from the one that holds `offset`, up to the position `end`; None when all are before it."""
+        """Return whole batches from the one that holds `offset` up to position `end`; None if all are before it."""
         start = self.find(offset)
         if start is None:
             return None
@@ -260,17 +260,17 @@ class LogSegment:
         return read_batches(self.open(), position, self.size_bytes)
 
     def batches_from(self, offset: int) -> Iterator[RecordBatch]:
-        """The batches that hold `offset` or come after it."""
+        """Yield the batch that holds `offset` and all later ones."""
         found = self.find(offset)
         if found is not None:
             for _, batch in self.batches(found.position):
                 yield batch
 
     def find_timestamp(self, timestamp: int, start_offset: int) -> FileTimestampOffset | None:
-        """The first record at or after `start_offset` that is at least as new as `timestamp`.
+        """Return the first record at or after `start_offset` that is at least as new as `timestamp`.
 
-        The header of a batch says whether there is one in it. Where the records do not agree the batch is the answer,
-        so that the records of two batches at most are looked at.
+        The header of a batch says whether it has one. If the records disagree, the start of the batch is returned, so
+        that the records of at most two batches are inspected.
         """
         self.open()
         position = self.offset_index.lookup(max(self.time_index.lookup(timestamp), start_offset))
@@ -285,7 +285,7 @@ class LogSegment:
         return None
 
     def find_max_timestamp(self) -> FileTimestampOffset | None:
-        """The first record that has the newest timestamp of the segment."""
+        """Return the first record that has the newest timestamp of the segment."""
         newest = self.max_timestamp_so_far()
         for _, batch in self.batches(self.offset_index.lookup(newest.offset)):
             if batch.max_timestamp == newest.timestamp:
@@ -295,19 +295,19 @@ class LogSegment:
         return None
 
     def read_next_offset(self) -> int:
-        """The offset after the last record."""
+        """Return the offset after the last record."""
         self.open()
         next_offset = self.base_offset
         for _, batch in self.batches(self.offset_index.last_position()):
             next_offset = batch.next_offset
         return next_offset
 
-    # repairing, cutting, renaming
+    # recovering, truncating, renaming
 
     def recover(self, on_batch: Callable[[RecordBatch], None] | None = None) -> int:
-        """Checks every batch, rebuilds both indexes and cuts the file after the last valid batch.
+        """Check every batch, rebuild both indexes and cut the file after the last valid batch.
 
-        Returns how many bytes were cut off. `on_batch` sees every valid batch.
+        Return how many bytes were cut off. `on_batch` is called for every valid batch.
         """
         handle = self._handle or self._open_for_recovery()
         file_bytes = handle.size()
@@ -318,7 +318,7 @@ class LogSegment:
     def _rebuild_indexes(
         self, handle: FileHandle, file_bytes: int, on_batch: Callable[[RecordBatch], None] | None = None
     ) -> int:
-        """Makes both indexes from the data file; returns where the valid batches end."""
+        """Build both indexes from the data file; return where the valid batches end."""
         self.offset_index.create()
         self.time_index.create()
         newest = TimestampOffset(NO_TIMESTAMP, self.base_offset)
@@ -359,7 +359,7 @@ class LogSegment:
         self._bytes_since_last_index_entry = 0
 
     def truncate_to(self, offset: int, now_ms: int) -> None:
-        """Removes the batch that holds `offset` and all after it."""
+        """Remove the batch that holds `offset` and all later ones."""
         handle = self.open()
         found = self.find(offset)
         self.offset_index.truncate_to(offset)
@@ -380,14 +380,14 @@ class LogSegment:
         return newest
 
     def moved_to(self, directory: str) -> None:
-        """The directory of the log has another name now."""
+        """Note the new name of the log's directory."""
         self._directory = directory
         self._rename_paths()
 
     def change_suffix(self, suffix: str) -> None:
-        """Renames all files of the segment; `""` makes them part of the log. The data file comes last.
+        """Rename all files of the segment; `""` makes them part of the log.
 
-        So a file of a half renamed segment is recognised: what has no data file is no segment.
+        The data file comes last: without a data file, a half-renamed segment is not taken for one.
         """
         self._close_handle()
         old = {kind: self.path(kind) for kind in names.SEGMENT_SUFFIXES}
@@ -403,24 +403,24 @@ class LogSegment:
         self.txn_index.path = self.path(names.TXN_INDEX)
 
     def paths(self) -> list[str]:
-        """The files of the segment that can exist, the data file first."""
+        """Return the files that the segment can have, the data file first."""
         return [self.path(kind) for kind in names.SEGMENT_SUFFIXES]
 
     def discard(self) -> None:
-        """Forgets everything in memory and closes the file: the segment is going away."""
+        """Free the memory and close the file without writing: the segment is about to be deleted."""
         self.offset_index.forget()
         self.time_index.forget()
         self._close_handle()
 
 
 def _first_at_least(batch: RecordBatch, timestamp: int, start_offset: int) -> FileTimestampOffset | None:
-    """None also when the records cannot be read: whoever fetches them is told."""
+    """Return the first such record; None also if the records are unreadable, which a fetch of them reports."""
     try:
         for found, offset in timestamps(batch, _MAX_UNPACKED_BYTES):
             if found >= timestamp and offset >= start_offset:
                 return FileTimestampOffset(found, offset, batch.partition_leader_epoch)
     except ProtocolError as e:
-        _log.warning("The records of the batch at offset %d cannot be read: %s", batch.base_offset, e)
+        _log.warning("the records of the batch at offset %d are unreadable: %s", batch.base_offset, e)
     return None
 
 

@@ -9,7 +9,7 @@ from klamm.log.segment import LogSegment
 
 
 class LogSegments:
-    """Owner: the `Log`. The last one is active: the only one that grows."""
+    """Owner: the `Log`. The last segment is active: only that one grows."""
 
     def __init__(self, segments: Iterable[LogSegment] = ()) -> None:
         self._segments = sorted(segments, key=lambda s: s.base_offset)
@@ -45,17 +45,17 @@ class LogSegments:
         return self._segments[i] if i < len(self._bases) and self._bases[i] == base_offset else None
 
     def floor(self, offset: int) -> LogSegment | None:
-        """The segment that holds `offset`, if it begins early enough."""
+        """Return the last segment that begins at or before `offset`."""
         i = bisect_right(self._bases, offset) - 1
         return self._segments[i] if i >= 0 else None
 
     def higher(self, offset: int) -> LogSegment | None:
-        """The first segment that begins after `offset`."""
+        """Return the first segment that begins after `offset`."""
         i = bisect_right(self._bases, offset)
         return self._segments[i] if i < len(self._segments) else None
 
     def between(self, start: int, end: int) -> list[LogSegment]:
-        """The segments that can hold offsets of [start, end)."""
+        """Return the segments that can hold offsets of [start, end)."""
         first = max(bisect_right(self._bases, start) - 1, 0)
         return self._segments[first : bisect_left(self._bases, end)]
 

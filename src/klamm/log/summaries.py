@@ -1,10 +1,10 @@
 """A record of the logs of a directory, which lets the next start use them without opening them.
 
-`klamm-log-summary` stands beside Kafka's checkpoints; Kafka does not read it. It names every log that is completely on
-the disk: where the log ends, the sizes of its segments, and a checksum of its last bytes. A clean stop writes it, and a
-running broker renews it for the logs that are flushed.
+`klamm-log-summary` is beside Kafka's checkpoints; Kafka does not read it. It lists every log that is complete on the
+disk: its end, the sizes of its segments, and a checksum of its last bytes. A clean stop writes the file, and a running
+broker renews it for the logs that are flushed.
 
-A log whose files agree with the record needs no recovery, whatever ended the last run. A log whose files disagree with
+A log whose files agree with the record needs no recovery, however the last run ended. A log whose files disagree with
 the record of a clean stop was damaged afterwards.
 """
 
@@ -26,7 +26,7 @@ _VERSION: Final = "0"
 _TAIL_BYTES: Final = 4096
 _MARKS: Final = (names.DELETED, names.CLEANED, names.SWAP, names.TMP)
 _SETTLED_NS: Final = 2_000_000_000
-"""File systems note modification times in coarse steps. A younger file can change again without a new time."""
+"""File systems store modification times in coarse steps: a younger file can change without a new time."""
 
 
 class SegmentSize(NamedTuple):
@@ -35,7 +35,7 @@ class SegmentSize(NamedTuple):
 
 
 class LogSummary(NamedTuple):
-    """A log that is completely on the disk and has no open transaction.
+    """A log that is complete on the disk and has no open transaction.
 
     `oldest_timestamp` is the newest timestamp in the first segment. `modified_ns` and `tail_crc` are of the active
     segment's data file.
@@ -54,7 +54,7 @@ class LogSummary(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """How the files of a log compare with its summary.
+    """The comparison of a log's files with its summary.
 
     `damaged` are the base offsets of segments that are missing or shorter or that end with other bytes. `is_same`: all
     segments are as recorded, and there are no other files to deal with. `is_unmodified`: nothing was written since.
@@ -86,7 +86,7 @@ def inspect(files: Files, directory: str, summary: LogSummary) -> Inspection:
 
 
 def is_settled(summary: LogSummary, now_ms: int) -> bool:
-    """Whether a later change of the active segment is sure to have another modification time."""
+    """Whether any later change of the active segment gets another modification time."""
     return now_ms * 1_000_000 - summary.modified_ns >= _SETTLED_NS
 
 
@@ -125,7 +125,7 @@ def _encode_line(tp: TopicPartition, s: LogSummary) -> str:
 
 
 def read_recorded(files: Files, log_dir: str) -> RecordedLogs:
-    """A record that is missing or cannot be understood is empty: logs are opened then, as if there were none."""
+    """Read the record of a directory. A missing or invalid one is empty: all logs are opened then."""
     path = f"{log_dir}/{names.LOG_SUMMARY}"
     try:
         lines = files.read_bytes(path).decode().splitlines()
@@ -135,7 +135,7 @@ def read_recorded(files: Files, log_dir: str) -> RecordedLogs:
     except FileNotFoundError:
         pass
     except (KlammError, ValueError, IndexError) as e:
-        _log.warning("not using %s: %s", path, e)
+        _log.warning("ignoring %s: %s", path, e)
     return RecordedLogs(0, {})
 
 
@@ -146,6 +146,6 @@ def _decode_line(line: str) -> tuple[TopicPartition, LogSummary]:
         base, _, size = segment.partition(":")
         sizes.append(SegmentSize(int(base), int(size)))
     if not sizes:
-        raise KlammError(f"a line of {topic}-{partition} names no segment")
+        raise KlammError(f"the line of {topic}-{partition} has no segment")
     summary = LogSummary(int(end), int(epoch), int(oldest), int(modified), int(crc), tuple(sizes))
     return TopicPartition(topic, int(partition)), summary

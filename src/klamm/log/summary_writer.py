@@ -1,4 +1,4 @@
-"""Writes the record of complete logs: for all at a clean stop, and now and then for those that are flushed."""
+"""Writes the record of complete logs: of all logs at a clean stop, and periodically of those that are flushed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SummaryWriter:
         self._known: dict[TopicPartition, tuple[tuple[object, ...], LogSummary]] = {}
 
     def write_in_slices(self, slices: Iterable[Iterable[Log]]) -> Iterator[None]:
-        """One slice per step; directories whose logs have changed are written in the last."""
+        """Visit one slice per step; write the directories whose logs have changed in the last one."""
         found: _ByDir = {log_dir.path: {} for log_dir in self._dirs.live}
         known: dict[TopicPartition, tuple[tuple[object, ...], LogSummary]] = {}
         for logs in slices:
@@ -45,7 +45,7 @@ class SummaryWriter:
                 self._host.submit(self._job(log_dir.path, RecordedLogs(0, summaries)))
 
     def _settled(self, log: Log, known: dict[TopicPartition, tuple[tuple[object, ...], LogSummary]]) -> object:
-        """A log that has not changed since the last time is not looked at again."""
+        """Return the summary of a log. A log that has not changed since the last pass is not inspected again."""
         if log.unopened is not None:
             return log.unopened.summary
         tp = log.topic_partition
@@ -61,7 +61,7 @@ class SummaryWriter:
         return summary
 
     def write_all(self, log_dir: LogDir, logs: Iterable[Log]) -> None:
-        """After a clean stop: all logs are closed, and the marker is written."""
+        """Write the record after a clean stop: all logs are closed, and the marker is written."""
         summaries = {log.topic_partition: s for log in logs if (s := summarise(self._files, log)) is not None}
         marker = self._files.stat(f"{log_dir.path}/{names.CLEAN_SHUTDOWN}")
         self._job(log_dir.path, RecordedLogs(marker.modified_ns, summaries)).work()
@@ -71,7 +71,7 @@ class SummaryWriter:
 
 
 def summarise(files: Files, log: Log) -> LogSummary | None:
-    """None for a log that a later start has to open: something is not flushed, or a transaction is open."""
+    """Return None for a log that the next start has to open: it is not flushed, or a transaction is open."""
     if log.unopened is not None:
         return log.unopened.summary
     is_flushed = log.recovery_point == log.log_end_offset and not log.flusher.has_unflushed_files

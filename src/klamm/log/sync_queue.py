@@ -1,8 +1,8 @@
-"""Small files that must reach the disk soon: they are forced to it together.
+"""Small files that must reach the disk soon. They are forced to the disk together.
 
-A file system that keeps a journal writes it for the first file and has little left to do for those that were changed
-before it. One fsync after each change would write the journal once a file instead, and make whoever creates or renames
-files meanwhile wait for it: the broker loop, when thousands of partitions come or change their leader.
+The first fsync writes the journal of the file system, and little is left to do for files that were changed before it.
+One fsync after each change would write the journal once per file. Creating and renaming files would wait for that,
+and with it the broker loop, when thousands of partitions are created or change their leader.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from klamm.log.files import Files
 from klamm.log.jobs import fsync_job
 
 DELAY_S: Final = 0.5
-FILES_A_JOB: Final = 64
-"""Other jobs have their turn in between."""
+FILES_PER_JOB: Final = 64
+"""Other jobs run in between."""
 
 
 class SyncQueue:
@@ -34,7 +34,7 @@ class SyncQueue:
         self._loop = loop
 
     def put(self, log_dir: str, *paths: str) -> None:
-        """A file that is changed again before its turn is forced once."""
+        """Queue files. A file that is changed again before its turn is forced to the disk once."""
         self._waiting.setdefault(log_dir, {}).update(dict.fromkeys(paths))
         if self._loop is None:
             self.stop()
@@ -43,23 +43,23 @@ class SyncQueue:
             self._loop.call_later(DELAY_S, self._next)
 
     def stop(self) -> None:
-        """Forces all that waits, as soon as the worker gets to it; what comes later is not delayed any more."""
+        """Submit all queued files now; later ones are no longer delayed."""
         self._loop = None
         while self._waiting:
             self._next()
 
     def forget(self) -> None:
-        """Nothing of it happens any more, as after a kill."""
+        """Drop all queued files, as a kill does."""
         self._loop = None
         self._waiting.clear()
 
     def _next(self) -> None:
-        """Hands the next files of one directory to the worker, and goes on when they are done."""
+        """Submit the next files of one directory, and continue when they are done."""
         if not self._waiting:
             self._is_scheduled = False
             return
         log_dir, paths = next(iter(self._waiting.items()))
-        part = list(islice(paths, FILES_A_JOB))
+        part = list(islice(paths, FILES_PER_JOB))
         for path in part:
             del paths[path]
         if not paths:

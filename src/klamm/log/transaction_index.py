@@ -22,7 +22,7 @@ class AbortedTxn(NamedTuple):
 
 
 class TransactionIndex:
-    """Has a file only when there are entries. Read whole when first needed: aborted transactions are few."""
+    """Has a file only if there are entries. Read completely on first use: aborted transactions are few."""
 
     def __init__(self, files: Files, path: str, base_offset: int, *, exists: bool) -> None:
         self._files = files
@@ -36,7 +36,7 @@ class TransactionIndex:
         return self._exists
 
     def all(self) -> list[AbortedTxn]:
-        """Raises CorruptIndexError when the file cannot be what was written."""
+        """Return all entries. Raises CorruptIndexError if the file is corrupt."""
         if self._entries is None:
             self._entries = self._load()
         return self._entries
@@ -52,7 +52,7 @@ class TransactionIndex:
         entries.append(aborted)
 
     def collect(self, fetch_offset: int, upper_bound_offset: int) -> tuple[list[AbortedTxn], bool]:
-        """The transactions a reader of that range must skip, and whether later segments cannot add any."""
+        """Return the transactions that a reader of the range must skip, and whether later segments cannot add any."""
         found = []
         for txn in self.all():
             if txn.last_offset >= fetch_offset and txn.first_offset < upper_bound_offset:
@@ -62,7 +62,7 @@ class TransactionIndex:
         return found, False
 
     def truncate_to(self, offset: int) -> None:
-        """Forgets the transactions that ended at `offset` or after."""
+        """Remove the transactions that ended at `offset` or later."""
         entries = self.all()
         kept = [t for t in entries if t.last_offset < offset]
         if len(kept) != len(entries):
@@ -80,9 +80,9 @@ class TransactionIndex:
         self._entries = []
 
     def sanity_check(self) -> None:
-        """Raises CorruptIndexError when the file names what cannot have happened in the segment."""
+        """Raise CorruptIndexError if an entry is impossible in this segment."""
         if any(t.last_offset < self.base_offset or t.first_offset > t.last_offset for t in self.all()):
-            raise CorruptIndexError(f"{self.path} names a transaction that ended before it or the segment began")
+            raise CorruptIndexError(f"{self.path} has a transaction that ended before it or the segment began")
 
     def _load(self) -> list[AbortedTxn]:
         data = self._files.read_bytes(self.path)

@@ -1,10 +1,10 @@
-"""What a leader checks before it appends a batch, and what it changes in it.
+"""The checks of a leader before it appends a batch, and its changes to the batch.
 
 Uncompressed batches: header, checksum and framing of the records. Compressed batches of clients are unpacked and every
 record is parsed, because a batch that consumers cannot unpack would stop them forever. Timestamps and keys of all
 records are inspected only for compacted topics, bounded timestamps, a broker-side codec or implausible header times.
 No objects are created per record, and `max.message.bytes` bounds the unpacked size. A broken batch is INVALID_RECORD;
-Kafka answers UNKNOWN_SERVER_ERROR if the codec itself fails, which tells a producer less. Old formats (magic 0 and 1)
+Kafka returns UNKNOWN_SERVER_ERROR if the codec itself fails, which is less helpful. Old formats (magic 0 and 1)
 are INVALID_RECORD here, as in Kafka from Produce v3 on; `protocol/message_set.py` converts those of older requests.
 """
 
@@ -37,7 +37,7 @@ from klamm.protocol.record_batch import (
 from klamm.protocol.record_scan import MIN_RECORD_BYTES, body_outlines, check_framing, check_records, unpacked
 
 MAX_CLOCK_SKEW_MS: Final = 3_600_000
-"""A header that says its records are newer than that from now is not believed: the records are asked."""
+"""If a header claims records that are further in the future, the records are inspected."""
 _MIN_OLD_MESSAGE_BYTES: Final = 14
 _MIN_LIMIT_BYTES: Final = 1 << 20
 _MAX_COMPRESSION_RATIO: Final = 32
@@ -65,11 +65,11 @@ class Prepared(NamedTuple):
 
 
 Checked: TypeAlias = RecordBatch | Prepared | Rejection
-"""The result of `validate`: the batch as it was sent, the batch to write in its place, or why it is refused."""
+"""The result of `validate`: the batch as it was sent, the batch to write instead, or the reason for its rejection."""
 
 
 def is_plain(config: LogConfig) -> bool:
-    """Whether the header of a batch is all that has to be looked at."""
+    """Whether only the header of a batch has to be inspected."""
     return (
         config.message_timestamp_type is TimestampType.CREATE_TIME
         and not config.is_compacted
@@ -80,7 +80,7 @@ def is_plain(config: LogConfig) -> bool:
 
 
 def check_batch(view: memoryview, config: LogConfig, origin: AppendOrigin) -> RecordBatch | Rejection:
-    """The one batch that `view` has to be, checked by its header and its checksum."""
+    """Return the single batch in `view`, checked by its header and its checksum."""
     size = len(view)
     if size < RECORD_BATCH_OVERHEAD or view[MAGIC_POSITION] != MAGIC_V2:
         return _not_a_batch(view)
@@ -103,7 +103,9 @@ def check_batch(view: memoryview, config: LogConfig, origin: AppendOrigin) -> Re
         )
     codec = batch.attributes & COMPRESSION_MASK
     if codec == 0 and count * MIN_RECORD_BYTES > size - RECORD_BATCH_OVERHEAD:
-        return Rejection(ErrorCode.INVALID_RECORD, f"{size} bytes cannot hold the {count} records that are announced")
+        return Rejection(
+            ErrorCode.INVALID_RECORD, f"{size} bytes cannot hold the {count} records that the header claims"
+        )
     if codec and (rejection := _check_codec(codec, count, config)) is not None:
         return rejection
     if origin is AppendOrigin.CLIENT:
@@ -112,9 +114,9 @@ def check_batch(view: memoryview, config: LogConfig, origin: AppendOrigin) -> Re
 
 
 def _check_codec(codec: int, count: int, config: LogConfig) -> Rejection | None:
-    """However well they compress: not more records than fit uncompressed. Producers split on MESSAGE_TOO_LARGE."""
+    """Allow at most as many records as fit uncompressed. Producers split batches on MESSAGE_TOO_LARGE."""
     if codec > _ZSTD:
-        return Rejection(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {codec} is not known")
+        return Rejection(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {codec} is unknown")
     most = max(config.max_message_bytes, _MIN_LIMIT_BYTES) // MIN_RECORD_BYTES
     if count > most:
         return Rejection(ErrorCode.MESSAGE_TOO_LARGE, f"the record batch has {count} records, {most} are allowed")
@@ -122,7 +124,7 @@ def _check_codec(codec: int, count: int, config: LogConfig) -> Rejection | None:
 
 
 def max_unpacked_bytes(config: LogConfig) -> int:
-    """What a batch of the topic may unpack to on the broker."""
+    """Return how many bytes a batch of the topic may unpack to."""
     return min(_MAX_COMPRESSION_RATIO * max(config.max_message_bytes, _MIN_LIMIT_BYTES), DEFAULT_MAX_DECOMPRESSED_BYTES)
 
 
@@ -149,7 +151,7 @@ def _not_a_batch(view: memoryview) -> Rejection:
         return Rejection(ErrorCode.INVALID_RECORD, "there is no record batch")
     length, magic = OFFSET_AND_LENGTH.unpack_from(view)[1], view[MAGIC_POSITION]
     if magic > MAGIC_V2 or length < _MIN_OLD_MESSAGE_BYTES:
-        return Rejection(ErrorCode.CORRUPT_MESSAGE, f"a record batch of {length} bytes and magic {magic} cannot be")
+        return Rejection(ErrorCode.CORRUPT_MESSAGE, f"a record batch of {length} bytes and magic {magic} is impossible")
     if magic < MAGIC_V2:
         return Rejection(
             ErrorCode.INVALID_RECORD, f"message format {magic} is not supported: send record batches with magic 2"
@@ -161,7 +163,7 @@ def _wrong_length(batch_bytes: int, size: int) -> Rejection:
     if batch_bytes < RECORD_BATCH_OVERHEAD:
         return Rejection(ErrorCode.CORRUPT_MESSAGE, f"a record batch cannot have {batch_bytes} bytes")
     if batch_bytes > size:
-        return Rejection(ErrorCode.INVALID_RECORD, f"the record batch has {batch_bytes} bytes and {size} were sent")
+        return Rejection(ErrorCode.INVALID_RECORD, f"the record batch has {batch_bytes} bytes, but {size} were sent")
     return Rejection(ErrorCode.INVALID_RECORD, "exactly one record batch is expected for a partition")
 
 
@@ -223,7 +225,7 @@ def prepare(
 ) -> Prepared | Rejection:
     """Check the records and give the batch the topic's timestamps and codec.
 
-    Raises UnpackedTooLargeError only if `max_unpacked` is given: the caller then tries again elsewhere.
+    Raises UnpackedTooLargeError only if `max_unpacked` is given: the caller then retries elsewhere.
     """
     is_append_time = config.message_timestamp_type is TimestampType.LOG_APPEND_TIME
     if is_append_time and batch.attributes & TIMESTAMP_TYPE_BIT:
@@ -288,7 +290,7 @@ def _needs_records(batch: RecordBatch, config: LogConfig, now_ms: int) -> bool:
 
 
 def _check_records(rows: Iterator[tuple[int, bool]], config: LogConfig, now_ms: int) -> Rejection | int:
-    """The newest timestamp of the records, or why they are refused."""
+    """Return the newest timestamp of the records, or the reason for their rejection."""
     low = high = None
     if config.message_timestamp_type is TimestampType.CREATE_TIME:
         before = config.message_timestamp_before_max_ms
@@ -319,4 +321,4 @@ def _every_record(batch: RecordBatch, message: str) -> list[RecordError]:
 
 def _reject(error: ErrorCode, errors: list[RecordError]) -> Rejection:
     what = "their timestamp" if error is ErrorCode.INVALID_TIMESTAMP else "record errors"
-    return Rejection(error, f"{len(errors)} of the records were refused because of {what}", tuple(errors))
+    return Rejection(error, f"{len(errors)} records were rejected because of {what}", tuple(errors))

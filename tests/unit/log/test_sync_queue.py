@@ -14,7 +14,7 @@ from klamm.log.background import BackgroundWorker
 from klamm.log.jobs import FileJob
 from klamm.log.log_manager import LogManager
 from klamm.log.memory_files import MemoryFiles
-from klamm.log.sync_queue import FILES_A_JOB, SyncQueue
+from klamm.log.sync_queue import FILES_PER_JOB, SyncQueue
 from klamm.model import TopicPartition
 
 DIR = "/data"
@@ -67,7 +67,7 @@ class ByHand(Executor):
 def test_what_changes_again_is_forced_once_and_others_have_their_turn() -> None:
     files = CountingFiles()
     files.make_dirs(DIR)
-    paths = [f"{DIR}/{number}" for number in range(2 * FILES_A_JOB)]
+    paths = [f"{DIR}/{number}" for number in range(2 * FILES_PER_JOB)]
     for path in paths:
         files.write_atomic(path, b"x", sync=False)
     forced_before_other: list[int] = []
@@ -90,7 +90,7 @@ def test_what_changes_again_is_forced_once_and_others_have_their_turn() -> None:
 
     asyncio.run(run())
     assert files.forced == [*paths, paths[0]]
-    assert forced_before_other == [FILES_A_JOB]
+    assert forced_before_other == [FILES_PER_JOB]
 
 
 def test_a_shutdown_forces_what_waits_and_a_kill_does_not() -> None:
