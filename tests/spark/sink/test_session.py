@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -20,6 +23,23 @@ def test_python_functions_run_over_sockets_in_our_directory(spark: SparkSession)
     doubled = spark.range(4).mapInArrow(lambda batches: batches, "id long").collect()
     assert [row.id for row in doubled] == [0, 1, 2, 3]
     assert os.stat(settings()["spark.python.unix.domain.socket.dir"]).st_mode & 0o777 == 0o700
+
+
+def test_python_workers_load_pyspark_with_its_bytecode(spark: SparkSession) -> None:
+    """Spark's zip file has none: every process compiled PySpark again."""
+
+    def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyspark
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"file": [pyspark.__file__]})
+
+    import pyspark
+
+    assert [row.file for row in spark.range(1, numPartitions=1).mapInArrow(where, "file string").collect()] == [
+        pyspark.__file__
+    ]
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
 @pytest.mark.parametrize(

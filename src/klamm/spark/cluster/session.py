@@ -13,7 +13,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -60,7 +61,6 @@ def session(
     except ImportError:
         raise KlammError("Spark is not installed: pip install 'klamm[spark]'.") from None
     chosen = {**settings(master), **{name: _text(value) for name, value in (conf or {}).items()}}
-    os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
     _prepare_socket_directory(chosen)
     if "spark.driver.bindAddress" in settings(master):
         # Without this, the web UI listens on every interface.
@@ -68,7 +68,43 @@ def session(
     builder = SparkSession.builder.appName(app_name)
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    with _variables(_of_start(chosen)):
+        spark = builder.getOrCreate()
+    os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
+    return spark
+
+
+def _of_start(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Variables that PySpark reads when it makes a session, and that the JVM inherits if it is started then."""
+    return {"PYSPARK_PYTHON": _launcher(chosen) or chosen["spark.pyspark.python"]}
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables for the time being."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _launcher(chosen: Mapping[str, str]) -> str | None:
+    """A faster way to start this Python, where nobody asked for another one and its directory is ours."""
+    directory = _socket_directory(os.getpid())
+    if chosen.get("spark.python.unix.domain.socket.dir") != str(directory):
+        return None
+    if {chosen["spark.pyspark.python"], chosen["spark.pyspark.driver.python"]} != {sys.executable}:
+        return None
+    from klamm.spark.cluster.python_launcher import write_launcher
+
+    launcher = write_launcher(directory)
+    return None if launcher is None else str(launcher)
 
 
 def settings(master: str = "local[*]") -> dict[str, str]:
