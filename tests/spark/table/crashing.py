@@ -21,8 +21,15 @@ from pyspark import TaskContext
 import klamm.spark as ks
 from klamm.spark.tables import delta
 
+NAME = "crashing_delta"
+"""Spark finds the sink `klamm_delta` by itself and lets nobody replace it."""
+
 
 class CrashingSource(delta.DeltaTableSource):
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
     def streamWriter(self, schema: Any, overwrite: bool) -> CrashingWriter:
         return CrashingWriter(delta.TableLayout(delta.parse_options(self.options), schema, overwrite))
 
@@ -79,6 +86,7 @@ def _executor() -> int:
 def main(master: str, servers: str, topic: str, path: str, checkpoint: str) -> None:
     os.environ["KLAMM_TEST_DRIVER"] = str(os.getpgid(0))
     delta.DeltaTableSource = CrashingSource  # type: ignore[misc]
+    delta.NAME = NAME  # type: ignore[misc]
     settings = {"spark.ui.enabled": False, "spark.log.level": "ERROR", "spark.executor.memory": "512m"}
     spark = ks.session(master, "klamm-crash-matrix", settings)
     print("application", spark.sparkContext.applicationId, flush=True)

@@ -14,11 +14,15 @@ SOURCES = Path(klamm.__file__).parents[1]
 def test_the_package_spark_looks_for_is_among_those_that_are_installed() -> None:
     settings = tomllib.loads((SOURCES.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
     assert settings == {"where": ["src"]}, "everything under src is installed"
-    assert (SOURCES / "pyspark_klamm" / "__init__.py").is_file()
-    assert "pyspark_klamm" in {module.name for module in pkgutil.iter_modules()}
+    found = {module.name for module in pkgutil.iter_modules()}
+    for name in ("pyspark_klamm", "pyspark_klamm_delta"):
+        assert (SOURCES / name / "__init__.py").is_file()
+        assert name in found
 
 
-def test_its_default_source_is_klamm() -> None:
-    from pyspark_klamm import DefaultSource
+def test_spark_finds_the_source_and_the_sink_of_tables_by_their_names() -> None:
+    import pyspark_klamm
+    import pyspark_klamm_delta
 
-    assert DefaultSource.name() == "klamm"
+    assert pyspark_klamm.DefaultSource.name() == "klamm"
+    assert pyspark_klamm_delta.DefaultSource.name() == "klamm_delta"

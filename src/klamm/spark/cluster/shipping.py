@@ -9,11 +9,11 @@ from pathlib import Path
 
 import klamm
 
-_PACKAGES = ("klamm", "pyspark_klamm")
+_PACKAGES = ("klamm", "pyspark_klamm", "pyspark_klamm_delta")
 
 
 def source_archive(directory: Path | None = None) -> Path:
-    """Return a zip of both packages, named by its content and created once."""
+    """Return a zip of the packages, named by its content and created once."""
     root = Path(klamm.__file__).parents[1]
     files = sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py"))
     digest = hashlib.sha256()
