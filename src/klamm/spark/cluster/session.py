@@ -68,20 +68,25 @@ def session(
     builder = SparkSession.builder.appName(app_name)
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    with _variables(_of_start(chosen)):
+    with _temporary_environment(_start_variables(chosen)):
         spark = builder.getOrCreate()
     os.environ["PYSPARK_PYTHON"] = chosen["spark.pyspark.python"]
     return spark
 
 
-def _of_start(chosen: Mapping[str, str]) -> dict[str, str]:
-    """Variables that PySpark reads when it makes a session, and that the JVM inherits if it is started then."""
-    return {"PYSPARK_PYTHON": _launcher(chosen) or chosen["spark.pyspark.python"]}
+def _start_variables(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that PySpark reads while it creates a session. A JVM started meanwhile inherits them."""
+    from klamm.spark.cluster.class_archive import VARIABLE, using_archive
+
+    variables = {"PYSPARK_PYTHON": _launcher(chosen) or chosen["spark.pyspark.python"]}
+    if (options := using_archive(chosen)) is not None:
+        variables[VARIABLE] = options
+    return variables
 
 
 @contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables for the time being."""
+def _temporary_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables and restore the previous values afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -95,7 +100,7 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _launcher(chosen: Mapping[str, str]) -> str | None:
-    """A faster way to start this Python, where nobody asked for another one and its directory is ours."""
+    """Return a script that starts this Python faster; None if the user chose another Python or socket directory."""
     directory = _socket_directory(os.getpid())
     if chosen.get("spark.python.unix.domain.socket.dir") != str(directory):
         return None
