@@ -36,9 +36,9 @@ _log = logging.getLogger(__name__)
 class Log:
     """Made by `LogLoader`. `dir` is the partition's directory, `log_dir` the one that holds it.
 
-    The log owns its offsets, its leader epochs and its producer state; `local` has its files. A log that the last run
-    left complete is opened when `local`, `segments`, `leader_epochs` or `producers` is first used. Its offsets, its
-    size and its latest epoch are known without that.
+    The log owns its offsets. `local` has its files and the state that they back: segments, leader epochs, producers. A
+    log that the last run left complete is opened when one of these is first used. Its offsets, its size and its latest
+    epoch are known without that.
     """
 
     _local: LocalLog
