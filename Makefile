@@ -7,15 +7,16 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 # Two files at a time. Tests that start brokers, JVMs and clients come last, in the order that tests/conftest.py gives.
 IN_PROCESS := $(addprefix tests/,tidy unit wire property transcripts sim)
-WITH_PROCESSES := $(addprefix tests/,cluster clients hostile spark)
+WITH_PROCESSES := $(addprefix tests/,cluster clients hostile spark dist)
 QUICK ?=
 PEER ?=
 NAME ?=
 SEED ?=
 SEEDS ?= 2000
+DIST ?= dist
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench compat docs sim lock clean java compat-tools
+.PHONY: help setup demo test check format bench compat docs dist sim lock clean java compat-tools
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,15 +61,25 @@ docs: $(STAMP) ## write the generated parts of docs/
 	$(BIN)/python -m klamm.apis.docs docs/apis.md
 	$(BIN)/python -m klamm.config.docs docs/configuration.md
 
+dist: .cache/dist/.installed ## build the sdist and the wheel into dist/
+	.cache/dist/bin/python -m build --outdir $(DIST) .
+
+# An environment of its own: the tools that build a release are not needed to test one.
+.cache/dist/.installed: requirements/dist.lock
+	$(PYTHON) -m venv --clear .cache/dist
+	.cache/dist/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/dist.lock
+	@touch $@
+
 sim: $(STAMP) ## the simulator: SEED=7 for one seed, SEEDS=2000 for many
 	$(BIN)/klamm simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 lock: ## write the lock files anew from pyproject.toml (needs uv)
 	uv pip compile --quiet --no-header --no-annotate --python-version 3.11 pyproject.toml -o requirements/core.lock
 	uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --extra test pyproject.toml -o requirements/test.lock
+	uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --group dist -o requirements/dist.lock
 
 clean: ## remove the environment and all caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian packages, only where they are missing and only for what needs them.
