@@ -14,9 +14,10 @@ NAME ?=
 SEED ?=
 SEEDS ?= 2000
 DIST ?= dist
+SITE ?= site
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench compat docs dist sim lock clean java compat-tools
+.PHONY: help setup demo test check format bench compat docs dist site sim lock clean java compat-tools
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,8 +59,7 @@ compat: $(STAMP) compat-tools ## clients of other languages; NAME=kcat for one, 
 	$(BIN)/python compat/run.py $(if $(QUICK),--quick) $(NAME)
 
 docs: $(STAMP) ## write the generated parts of docs/
-	$(BIN)/python -m klamm.apis.docs docs/apis.md
-	$(BIN)/python -m klamm.config.docs docs/configuration.md
+	$(BIN)/python -m docgen
 
 dist: .cache/dist/.installed ## build the sdist and the wheel into dist/
 	.cache/dist/bin/python -m build --outdir $(DIST) .
@@ -70,6 +70,14 @@ dist: .cache/dist/.installed ## build the sdist and the wheel into dist/
 	.cache/dist/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/dist.lock
 	@touch $@
 
+site: .cache/site/.installed ## build the documentation as a web site into site/, links checked
+	NO_MKDOCS_2_WARNING=1 .cache/site/bin/mkdocs build --quiet --strict --clean --site-dir $(SITE)
+
+.cache/site/.installed: requirements/site.lock
+	$(PYTHON) -m venv --clear .cache/site
+	.cache/site/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/site.lock
+	@touch $@
+
 sim: $(STAMP) ## the simulator: SEED=7 for one seed, SEEDS=2000 for many
 	$(BIN)/klamm simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
@@ -77,9 +85,10 @@ lock: ## write the lock files anew from pyproject.toml (needs uv)
 	uv pip compile --quiet --no-header --no-annotate --python-version 3.11 pyproject.toml -o requirements/core.lock
 	uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --extra test pyproject.toml -o requirements/test.lock
 	uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --group dist -o requirements/dist.lock
+	uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --group site -o requirements/site.lock
 
 clean: ## remove the environment and all caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian packages, only where they are missing and only for what needs them.

@@ -1,9 +1,11 @@
-"""What README.md and docs/operations.md show works: their commands and Python, on three brokers in three racks."""
+"""The commands and the Python of README.md and docs/how-to/operations.md work, on three brokers in three racks."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from docgen.metric_table import METRICS
+from docgen.metrics import exported_names
 from klamm.cli.app import app
 from klamm.cli.client import BOOTSTRAP_VARIABLE
 from klamm.testing import LocalCluster
@@ -18,7 +22,7 @@ from tests.support.calm import CALM
 from tests.support.raw_client import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "operations.md").read_text()
+GUIDE = (ROOT / "docs" / "how-to" / "operations.md").read_text()
 SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 
@@ -76,3 +80,29 @@ def test_python(cluster: LocalCluster) -> None:
     (consume,) = blocks("python")
     exec(consume, names)
     names["consumer"].close()
+
+
+def scrape(cluster: LocalCluster, broker_id: int) -> dict[str, set[str]]:
+    """The labels of every exported name; without `quantile`, which all histograms have."""
+    port = json.loads((cluster.data_dir / f"broker-{broker_id}.ready").read_text())["metrics_port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as answer:
+        lines = answer.read().decode().splitlines()
+    found: dict[str, set[str]] = {}
+    for line in lines:
+        if sample := re.match(r"(\w+)(?:\{(.*)\})? ", line):
+            labels = set(re.findall(r'(\w+)="', sample.group(2) or ""))
+            found.setdefault(sample.group(1), set()).update(labels - {"quantile"})
+    return found
+
+
+def test_the_page_of_metrics_has_every_metric(cluster: LocalCluster) -> None:
+    exported: dict[str, set[str]] = {}
+    for broker_id in cluster.broker_ids:
+        for name, labels in scrape(cluster, broker_id).items():
+            exported.setdefault(name, set()).update(labels)
+    described = {name: metric for metric in METRICS for name in exported_names(metric)}
+    assert not exported.keys() - described.keys(), "describe these in docgen/metric_table.py, then run: make docs"
+    missing = {name for name, metric in described.items() if not metric.when} - exported.keys()
+    assert not missing, "no broker exports these: remove them from docgen/metric_table.py, then run: make docs"
+    for name, labels in exported.items():
+        assert labels == set(described[name].labels), f"the labels of {name} in docgen/metric_table.py are wrong"

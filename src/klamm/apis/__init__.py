@@ -1,4 +1,4 @@
-"""One file an API. `ALL` lists them by hand; ApiVersions, dispatch, metrics and docs/apis.md read it."""
+"""One file an API. `ALL` lists them by hand; ApiVersions, dispatch, metrics and docs/reference/apis.md read it."""
 
 from __future__ import annotations
 

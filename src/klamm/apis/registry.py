@@ -1,6 +1,6 @@
 """One API, one declaration: request, response, the versions the handler honours, the plane and the handler.
 
-ApiVersions, dispatch, metrics and docs/apis.md are derived from these declarations (`klamm.apis.ALL`).
+ApiVersions, dispatch, metrics and docs/reference/apis.md are derived from these declarations (`klamm.apis.ALL`).
 """
 
 from __future__ import annotations

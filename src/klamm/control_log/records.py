@@ -1,4 +1,4 @@
-"""What the control log tells, one class a kind. docs/control-log.md shows each of them as JSON.
+"""What the control log tells, one class a kind. docs/reference/control-log.md shows each of them as JSON.
 
 A record is made where something happens, so it holds what is at hand there and is put into words when it is written.
 Lists of partitions are cut: `partition_count` says how many there were.

@@ -17,8 +17,8 @@ from tests.support.source_tree import ROOT, modules
 
 
 def test_the_documentation_is_fresh() -> None:
-    written = (ROOT / "docs" / "configuration.md").read_text()
-    assert written == docs.render(), "run: python -m klamm.config.docs docs/configuration.md"
+    written = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    assert written == docs.render(), "run: make docs"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every kind of record as JSON, as docs/control-log.md shows it; and the buffer, which drops and counts."""
+"""Every kind of record as JSON, as docs/reference/control-log.md shows it; and the buffer, which drops and counts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def as_written(record: ControlRecord) -> dict[str, object]:
 
 
 def documented() -> dict[str, dict[str, object]]:
-    text = (ROOT / "docs" / "control-log.md").read_text()
+    text = (ROOT / "docs" / "reference" / "control-log.md").read_text()
     examples = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, re.S)]
     return {example["kind"]: example for example in examples}
 

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[3]
 
 
 def documented() -> list[dict[str, Any]]:
-    """The records shown in docs/control-log.md, which tests/cluster/test_control_log.py compares with real ones."""
-    text = (ROOT / "docs" / "control-log.md").read_text()
+    """The records of docs/reference/control-log.md, which tests/cluster/test_control_log.py compares with real ones."""
+    text = (ROOT / "docs" / "reference" / "control-log.md").read_text()
     return [json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL)]
 
 

@@ -1,4 +1,4 @@
-"""A pipeline from a YAML file: `read_yaml(text, file)`. docs/spark.md describes the keys."""
+"""A pipeline from a YAML file: `read_yaml(text, file)`. docs/how-to/pipelines.md describes the keys."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Generates the reference pages of docs/ from the code: `python -m docgen`, or `make docs`."""

@@ -1,0 +1,283 @@
+"""The subjects of the articles and where klamm has them. `docgen/articles.py` checks and renders them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Lead:
+    subject: str
+    code: tuple[tuple[str, str], ...]
+    """(class or function, package that contains it)."""
+    metrics: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    remarks: str = ""
+
+
+@dataclass(frozen=True)
+class Article:
+    title: str
+    summary: str
+    leads: tuple[Lead, ...]
+
+
+_LOOPS: Final = "[decision 0001](adr/0001-event-loops-not-threads.md)"
+
+CHANNEL_MANAGER: Final = Article(
+    "ControllerChannelManager: how the controller sends requests",
+    "The controller keeps one queue and one sender per broker. Only LeaderAndIsr, UpdateMetadata and StopReplica take this way.",
+    (
+        Lead(
+            "ControllerChannelManager: queues and senders of all brokers",
+            (("ControllerChannelManager", "controller"),),
+            ("kafka_controller_controllerchannelmanager_totalqueuesize",),
+            commands=("klamm cluster status",),
+        ),
+        Lead(
+            "RequestSendThread: one sender per broker",
+            (("RequestSender", "controller"),),
+            ("kafka_controller_controllerchannelmanager_requestrateandqueuetimems",),
+            ("request_sent",),
+            remarks=f"A task of the control loop instead of a thread: {_LOOPS}.",
+        ),
+        Lead(
+            "QueueItem: a request with its time in the queue",
+            (("QueueItem", "controller"),),
+            ("kafka_controller_controllerchannelmanager_oldestitemagems",),
+            ("request_queued",),
+            remarks="The response becomes an event of the controller instead of a callback.",
+        ),
+        Lead(
+            "The queue of a broker (LinkedBlockingQueue)",
+            (("RequestQueue", "controller"),),
+            (
+                "kafka_controller_controllerchannelmanager_queuesize",
+                "kafka_controller_controllerchannelmanager_coalescedrequestcount",
+            ),
+            ("request_coalesced",),
+            remarks="Waiting requests are merged, so the queue of a slow broker stays short. Kafka's queue is an unbounded FIFO.",
+        ),
+        Lead(
+            "Retry until the broker answers or is gone",
+            (("RequestSender", "controller"),),
+            ("klamm_controller_controllerchannelmanager_metadatalag",),
+            ("request_sent", "request_acknowledged"),
+            ("klamm cluster status",),
+            "`UNACKNOWLEDGED` in the status is the number of requests without an answer.",
+        ),
+        Lead(
+            "addBroker, removeBroker",
+            (("AddChannel", "controller"), ("CloseChannel", "controller")),
+            remarks="Effects that the controller's core yields; the event manager carries them out.",
+        ),
+    ),
+)
+
+EVENT_MANAGER: Final = Article(
+    "ControllerEventManager: the single-threaded controller",
+    "All inputs of the controller are events in one queue. One event is processed to its end before the next one starts.",
+    (
+        Lead(
+            "ControllerEventManager and its queue",
+            (("ControllerEventManager", "controller"),),
+            ("kafka_controller_controllereventmanager_eventqueuesize",),
+            ("event_queued",),
+            ("klamm consume __klamm_control_log",),
+        ),
+        Lead(
+            "QueuedEvent: an event with its time in the queue",
+            (("QueuedEvent", "controller"),),
+            ("kafka_controller_controllereventmanager_eventqueuetimems",),
+            ("event_started",),
+        ),
+        Lead(
+            "ControllerEventProcessor.process",
+            (("KafkaController", "controller"),),
+            (),
+            ("event_done",),
+            ("klamm simulate --seed 7 --transcript",),
+            "`process(event)` is a generator of effects without I/O, so the simulator runs the same code.",
+        ),
+        Lead(
+            "preempt: clear the queue when the role ends",
+            (("refusal", "controller"),),
+            (),
+            ("event_done",),
+            remarks="Callers of discarded events receive a refusal; the record has the outcome `refused`.",
+        ),
+        Lead(
+            "ControllerState: what the controller is busy with",
+            (("ControllerState", "controller"),),
+            ("kafka_controller_kafkacontroller_controllerstate",),
+            remarks="The table of events below has all states.",
+        ),
+        Lead(
+            "The controller's thread",
+            (("ControllerRunner", "controller"),),
+            ("kafka_controller_kafkacontroller_activecontrollercount",),
+            ("controller_changed",),
+            ("klamm cluster status",),
+            f"An event loop in its own thread: {_LOOPS}.",
+        ),
+    ),
+)
+
+REQUEST_BATCH: Final = Article(
+    "ControllerBrokerRequestBatch: one batch per event",
+    "The state machines collect what each broker must learn, and send it as few requests.",
+    (
+        Lead(
+            "ControllerBrokerRequestBatch",
+            (("ControllerBrokerRequestBatch", "controller"),),
+            (),
+            ("request_queued",),
+            remarks="A frozen value that is built in one step instead of newBatch, add... and sendRequestsToBrokers. A batch that fails sends nothing.",
+        ),
+        Lead(
+            "LeaderAndIsr: to the replicas of the partitions",
+            (("LeaderAndIsrRequest", "controller"), ("LeaderAndIsrPartition", "controller")),
+            (),
+            ("role_changed", "leader_change"),
+            ("klamm topic describe orders",),
+        ),
+        Lead(
+            "UpdateMetadata: to all live brokers",
+            (("UpdateMetadataRequest", "controller"), ("UpdateMetadataPartition", "controller")),
+            ("klamm_server_metadatacache_updatecount",),
+            ("metadata_applied",),
+            ("klamm cluster status",),
+            "Only partitions that an event changed are sent, as in later versions of Kafka.",
+        ),
+        Lead(
+            "StopReplica: to the brokers that lose a replica",
+            (("StopReplicaRequest", "controller"),),
+            (),
+            ("request_sent", "role_changed"),
+            remarks="One request with a flag per partition (v3); two requests for older protocols.",
+        ),
+        Lead(
+            "PartitionStateMachine, ReplicaStateMachine: who fills the batch",
+            (("PartitionState", "controller"), ("ReplicaState", "controller")),
+            ("kafka_controller_kafkacontroller_offlinepartitionscount",),
+            ("election", "isr_change"),
+            ("klamm partition elect --preferred",),
+        ),
+        Lead(
+            "Sending: from the batch to the queue of each broker",
+            (("ControllerBrokerRequestBatch", "controller"), ("ControllerChannelManager", "controller")),
+            ("kafka_controller_controllerchannelmanager_queuesize",),
+            ("request_queued",),
+        ),
+    ),
+)
+
+SOCKET_SERVER: Final = Article(
+    "SocketServer, RequestChannel, KafkaRequestHandlerPool: the way of a request",
+    "Acceptor, processor, request queue, handler, purgatory, response: each phase of a request has a metric.",
+    (
+        Lead(
+            "SocketServer with data plane and control plane",
+            (("SocketServer", "network"),),
+            ("kafka_network_socketserver_networkprocessoravgidlepercent",),
+            remarks="`control.plane.listener.name` adds a listener for the control plane. The queue of control requests is separate in any case.",
+        ),
+        Lead(
+            "Acceptor",
+            (("Acceptor", "network"), ("ConnectionQuotas", "network")),
+            ("kafka_network_acceptor_acceptorblockedpercent_count",),
+        ),
+        Lead(
+            "Processor: reads requests, writes responses",
+            (("Processor", "network"), ("Connection", "network")),
+            ("kafka_network_processor_idlepercent", "kafka_server_socket_server_metrics_connection_count"),
+            remarks=f"One per listener; the six steps of its loop are callbacks of the event loop: {_LOOPS}.",
+        ),
+        Lead(
+            "RequestChannel: the request queue",
+            (("RequestChannel", "network"),),
+            (
+                "kafka_network_requestchannel_requestqueuesize",
+                "kafka_network_requestmetrics_requestqueuetimems",
+            ),
+            remarks="Connections take turns: [decision 0016](adr/0016-clients-share-the-loop.md).",
+        ),
+        Lead(
+            "KafkaRequestHandlerPool, KafkaRequestHandler",
+            (("KafkaRequestHandlerPool", "network"),),
+            (
+                "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent",
+                "kafka_network_requestmetrics_localtimems",
+            ),
+            remarks=f"`num.io.threads` is the number of requests per turn of the event loop: {_LOOPS}.",
+        ),
+        Lead(
+            "KafkaApis: one handler per API",
+            (("Api", "apis"),),
+            ("kafka_network_requestmetrics_requests_total", "kafka_network_requestmetrics_errors_total"),
+            remarks="One file per API: [APIs](reference/apis.md).",
+        ),
+        Lead(
+            "Purgatory: requests that wait",
+            (("DelayedOperationPurgatory", ""),),
+            (
+                "kafka_server_delayedoperationpurgatory_numdelayedoperations",
+                "kafka_network_requestmetrics_remotetimems",
+            ),
+        ),
+        Lead(
+            "Responses back to the client",
+            (("Connection", "network"),),
+            (
+                "kafka_network_requestchannel_responsequeuesize",
+                "kafka_network_requestmetrics_responsequeuetimems",
+                "kafka_network_requestmetrics_responsesendtimems",
+            ),
+            remarks="Several requests of a connection are in progress, so this includes the wait for earlier responses: "
+            "[decision 0006](adr/0006-several-requests-of-a-connection.md).",
+        ),
+    ),
+)
+
+METADATA_CACHE: Final = Article(
+    "MetadataCache: how brokers learn of changes",
+    "Each broker answers Metadata requests from its own copy of the cluster's state, which the controller updates asynchronously.",
+    (
+        Lead(
+            "MetadataCache and MetadataSnapshot",
+            (("MetadataCache", "metadata"), ("MetadataSnapshot", "metadata")),
+            ("klamm_server_metadatacache_partitioncount", "klamm_server_metadatacache_updatecount"),
+            ("metadata_applied",),
+            ("klamm cluster status",),
+        ),
+        Lead(
+            "updateMetadata: apply an UpdateMetadata request",
+            (("MetadataUpdate", "metadata"), ("TopicUpdate", "metadata")),
+            ("klamm_server_metadatacache_lastupdateagems",),
+            ("metadata_applied",),
+            remarks="An update with an older leader epoch does not replace a newer one.",
+        ),
+        Lead(
+            "partitionMetadataLock",
+            (("TrieMap", "metadata"),),
+            remarks=f"No lock: a snapshot is immutable and shares structure with the previous one: {_LOOPS}.",
+        ),
+        Lead(
+            "Stale brokers: metadata that lags",
+            (("ControllerChannelManager", "controller"),),
+            ("klamm_controller_controllerchannelmanager_metadatalag", "klamm_server_metadatacache_controllerepoch"),
+            ("request_acknowledged",),
+            ("klamm cluster status",),
+            "`BEHIND` in the status is the number of partitions that differ from the controller's view.",
+        ),
+        Lead(
+            "The first update after a start",
+            (("KafkaServer", "server"),),
+            remarks="Clients wait until it has arrived: [decision 0010](adr/0010-clients-wait-for-the-first-update.md).",
+        ),
+    ),
+)
+
+ARTICLES: Final = (CHANNEL_MANAGER, EVENT_MANAGER, REQUEST_BATCH, SOCKET_SERVER, METADATA_CACHE)

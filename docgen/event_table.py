@@ -1,0 +1,58 @@
+"""The controller's events, each with its state, timer and handlers, read from the code that dispatches them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple, get_args
+
+from docgen.source_index import SOURCE
+from klamm.controller import events
+from klamm.controller.states import ControllerState
+
+
+class EventRow(NamedTuple):
+    event: str
+    state: ControllerState
+    handlers: tuple[str, ...]
+
+
+def rows() -> list[EventRow]:
+    """In the order of the states, then of the declaration."""
+    handlers = _handlers()
+    found = [
+        EventRow(event.__name__, event.STATE, handlers.get(event.__name__, ()))
+        for event in get_args(events.ControllerEvent)
+    ]
+    return sorted(found, key=lambda row: row.state)
+
+
+def _handlers() -> dict[str, tuple[str, ...]]:
+    """The calls in each `case e.Event(...)` of the controller."""
+    found: dict[str, tuple[str, ...]] = {}
+    names = {event.__name__ for event in get_args(events.ControllerEvent)}
+    for path in sorted((SOURCE / "controller").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.match_case):
+                for name in _patterns(node.pattern):
+                    if name in names and (calls := tuple(dict.fromkeys(_calls(node)))):
+                        found.setdefault(name, calls)
+    return found
+
+
+def _patterns(pattern: ast.pattern) -> Iterator[str]:
+    for node in ast.walk(pattern):
+        if isinstance(node, ast.MatchClass):
+            yield ast.unparse(node.cls).rpartition(".")[2]
+
+
+def _calls(case: ast.match_case) -> Iterator[str]:
+    """The functions that the case calls itself: `topics.on_topic_change`, `KafkaController._elect`."""
+    for statement in case.body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                called = ast.unparse(node.func)
+                if called.startswith("self."):
+                    yield called.replace("self.", "KafkaController.", 1)
+                elif node.func.attr.startswith(("on_", "register", "maybe_", "read_")):
+                    yield called

@@ -1,0 +1,354 @@
+"""Every metric of a broker with its meaning. A new metric needs a row here: a test says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from klamm.controller.states import ControllerState
+from klamm.coordinator.group_metadata import GroupState
+
+Kind = Literal["meter", "gauge", "histogram", "timer", "percent"]
+
+
+@dataclass(frozen=True)
+class Described:
+    group: str
+    type: str
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    meaning: str
+    when: str = ""
+    """Under which condition the metric exists, if it does not always exist."""
+
+
+def _rows(
+    group: str, type_: str, *rows: tuple[str, Kind, str] | tuple[str, Kind, str, str], when: str = ""
+) -> list[Described]:
+    """Rows of (name, kind, meaning[, labels separated by commas])."""
+    found = []
+    for name, kind, meaning, *labels in rows:
+        listed = tuple(labels[0].split(",")) if labels else ()
+        found.append(Described(group, type_, name, kind, listed, meaning, when))
+    return found
+
+
+def _topic_meters() -> list[Described]:
+    meanings = {
+        "MessagesInPerSec": "Records appended.",
+        "BytesInPerSec": "Bytes appended by producers.",
+        "BytesOutPerSec": "Bytes sent to consumers.",
+        "BytesRejectedPerSec": "Bytes of rejected batches.",
+        "FailedProduceRequestsPerSec": "Partitions of Produce requests that failed.",
+        "FailedFetchRequestsPerSec": "Partitions of Fetch requests that failed.",
+        "TotalProduceRequestsPerSec": "Partitions of Produce requests.",
+        "TotalFetchRequestsPerSec": "Partitions that Fetch requests inspected. Kafka also counts unchanged partitions of a session.",
+        "FetchMessageConversionsPerSec": "Batches converted to an old message format for a Fetch.",
+        "ProduceMessageConversionsPerSec": "Message sets converted from an old format for a Produce.",
+        "NoKeyCompactedTopicRecordsPerSec": "Records without a key that a compacted topic rejected.",
+        "InvalidMagicNumberRecordsPerSec": "Batches rejected for their magic number.",
+        "InvalidMessageCrcRecordsPerSec": "Batches rejected for their checksum.",
+        "InvalidOffsetOrSequenceRecordsPerSec": "Batches rejected for their offsets or sequence numbers.",
+    }
+    brokerwide = {
+        "ReplicationBytesInPerSec": "Bytes that this broker fetched as a follower.",
+        "ReplicationBytesOutPerSec": "Bytes that this broker sent to followers.",
+        "ReassignmentBytesInPerSec": "Bytes fetched for partitions that are being reassigned to this broker.",
+        "ReassignmentBytesOutPerSec": "Bytes sent to followers that a reassignment adds.",
+    }
+    place = ("kafka.server", "BrokerTopicMetrics")
+    per_topic = [
+        Described(*place, name, "meter", ("topic",), f"{text} Without the label: all topics.")
+        for name, text in meanings.items()
+    ]
+    return per_topic + [Described(*place, name, "meter", (), text) for name, text in brokerwide.items()]
+
+
+def _controller_timers() -> list[Described]:
+    return [
+        Described(
+            "kafka.controller",
+            "ControllerStats",
+            state.timer_name,
+            "timer",
+            (),
+            f"Rate and duration of events in the state {state.name} ({int(state)}).",
+        )
+        for state in ControllerState
+        if state.timer_name is not None
+    ]
+
+
+METRICS: Final = (
+    *_rows(
+        "kafka.controller",
+        "KafkaController",
+        (
+            "ActiveControllerCount",
+            "gauge",
+            "1 on the active controller, 0 elsewhere. The sum over all brokers must be 1.",
+        ),
+        (
+            "ControllerState",
+            "gauge",
+            "The state of the event in progress: [articles](../articles.md) has the table. 0 is idle.",
+        ),
+        ("OfflinePartitionsCount", "gauge", "Partitions without a leader. Controller only."),
+        (
+            "PreferredReplicaImbalanceCount",
+            "gauge",
+            "Partitions whose leader is not the preferred replica. Controller only.",
+        ),
+        ("GlobalTopicCount", "gauge", "Topics of the cluster. Controller only."),
+        ("GlobalPartitionCount", "gauge", "Partitions of the cluster. Controller only."),
+        ("TopicsToDeleteCount", "gauge", "Topics whose deletion is in progress. Controller only."),
+        (
+            "TopicsIneligibleToDeleteCount",
+            "gauge",
+            "Topics whose deletion waits, for example for a dead broker. Controller only.",
+        ),
+        ("ReplicasToDeleteCount", "gauge", "Replicas of the topics to delete. Controller only."),
+        ("ReplicasIneligibleToDeleteCount", "gauge", "Replicas whose deletion waits. Controller only."),
+        ("ActiveBrokerCount", "gauge", "Live brokers, including those that are shutting down. Controller only."),
+        ("FencedBrokerCount", "gauge", "Always 0: brokers of a ZooKeeper cluster are not fenced."),
+    ),
+    *_rows(
+        "kafka.controller",
+        "ControllerEventManager",
+        ("EventQueueSize", "gauge", "Events that wait in the controller's queue."),
+        ("EventQueueTimeMs", "histogram", "Time that an event waited in the queue."),
+    ),
+    *_controller_timers(),
+    *_rows(
+        "kafka.controller",
+        "ControllerStats",
+        ("UncleanLeaderElectionsPerSec", "meter", "Elections of a replica that was not in sync."),
+    ),
+    *_rows(
+        "kafka.controller",
+        "ControllerChannelManager",
+        ("TotalQueueSize", "gauge", "Requests that wait in all queues."),
+        ("QueueSize", "gauge", "Requests that wait for the broker.", "broker_id"),
+        (
+            "RequestRateAndQueueTimeMs",
+            "timer",
+            "Rate of requests to the broker and their time in the queue.",
+            "broker_id",
+        ),
+        ("OldestItemAgeMs", "gauge", "Age of the oldest waiting or unacknowledged request.", "broker_id"),
+        ("CoalescedRequestCount", "gauge", "Requests that were merged into a waiting one.", "broker_id"),
+        when="on the active controller",
+    ),
+    *_rows(
+        "klamm.controller",
+        "ControllerChannelManager",
+        ("LastQueuedRequest", "gauge", "Number of the last request that was queued for the broker.", "broker_id"),
+        ("LastAcknowledgedRequest", "gauge", "Number of the last request that the broker acknowledged.", "broker_id"),
+        ("MetadataLag", "gauge", "Queued requests minus acknowledged ones: how far the broker lags.", "broker_id"),
+        when="on the active controller",
+    ),
+    *_rows(
+        "klamm.server",
+        "MetadataCache",
+        ("ControllerId", "gauge", "The controller in this broker's metadata."),
+        ("ControllerEpoch", "gauge", "The controller epoch of this broker's metadata."),
+        ("UpdateCount", "gauge", "Updates applied since the start."),
+        ("PartitionCount", "gauge", "Partitions in the cache."),
+        (
+            "LastUpdateAgeMs",
+            "gauge",
+            "Time since the last update; -1 before the first one. Grows while nothing changes.",
+        ),
+    ),
+    *_rows(
+        "kafka.network",
+        "RequestMetrics",
+        ("RequestsPerSec", "meter", "Requests per API and version.", "request,version"),
+        ("ErrorsPerSec", "meter", "Error codes in responses, NONE included.", "request,error"),
+        ("RequestQueueTimeMs", "histogram", "Time in the request queue.", "request"),
+        ("LocalTimeMs", "histogram", "Time in the handler.", "request"),
+        (
+            "RemoteTimeMs",
+            "histogram",
+            "Time in which the request waited for a condition: replication, the controller, a timeout.",
+            "request",
+        ),
+        ("ThrottleTimeMs", "histogram", "Throttle time in the response.", "request"),
+        (
+            "ResponseQueueTimeMs",
+            "histogram",
+            "Time until the response was written, including the wait for earlier responses of the connection.",
+            "request",
+        ),
+        ("ResponseSendTimeMs", "histogram", "Time to write the response to the socket.", "request"),
+        ("TotalTimeMs", "histogram", "Total time.", "request"),
+        ("RequestBytes", "histogram", "Size of the request.", "request"),
+    ),
+    *_rows(
+        "kafka.network",
+        "RequestChannel",
+        ("RequestQueueSize", "gauge", "Data requests that wait for a handler."),
+        ("ControlPlaneRequestQueueSize", "gauge", "Control requests that wait for a handler."),
+        (
+            "ResponseQueueSize",
+            "gauge",
+            "Responses that wait to be written. Without the label: all processors.",
+            "processor",
+        ),
+        ("ControlPlaneResponseQueueSize", "gauge", "Responses of the control plane that wait to be written."),
+    ),
+    *_rows(
+        "kafka.network",
+        "SocketServer",
+        ("NetworkProcessorAvgIdlePercent", "gauge", "Share of time in which the data plane's sockets had no work."),
+        ("ControlPlaneNetworkProcessorAvgIdlePercent", "gauge", "The same for the control plane."),
+        ("ExpiredConnectionsKilledCount", "gauge", "Connections closed because their authentication expired."),
+        ("ControlPlaneExpiredConnectionsKilledCount", "gauge", "The same for the control plane."),
+        ("MemoryPoolAvailable", "gauge", "Bytes of `queued.max.request.bytes` that are free."),
+        ("MemoryPoolUsed", "gauge", "Bytes of `queued.max.request.bytes` in use."),
+    ),
+    *_rows("kafka.network", "Processor", ("IdlePercent", "gauge", "Idle share of one processor.", "networkProcessor")),
+    *_rows(
+        "kafka.network",
+        "Acceptor",
+        ("AcceptorBlockedPercent", "percent", "Time in which the acceptor did not accept connections.", "listener"),
+    ),
+    *_rows(
+        "kafka.network",
+        "Acceptor",
+        ("ControlPlaneAcceptorBlockedPercent", "percent", "The same for the control plane.", "listener"),
+        when="with `control.plane.listener.name`",
+    ),
+    *_rows(
+        "kafka.server",
+        "socket-server-metrics",
+        ("connection-count", "gauge", "Open connections.", "listener,networkProcessor"),
+        ("connection-creation-total", "gauge", "Connections opened since the start.", "listener,networkProcessor"),
+        ("connection-close-total", "gauge", "Connections closed since the start.", "listener,networkProcessor"),
+        ("incoming-byte-total", "gauge", "Bytes received.", "listener,networkProcessor"),
+        ("outgoing-byte-total", "gauge", "Bytes sent.", "listener,networkProcessor"),
+        (
+            "expired-connections-killed-count",
+            "gauge",
+            "Connections closed because their authentication expired.",
+            "listener,networkProcessor",
+        ),
+    ),
+    *_rows(
+        "kafka.server",
+        "KafkaRequestHandlerPool",
+        ("RequestHandlerAvgIdlePercent", "percent", "Share of time in which no data request was handled."),
+        (
+            "ControlPlaneRequestHandlerAvgIdlePercent",
+            "percent",
+            "The same for control requests. Both are shares of one event loop.",
+        ),
+    ),
+    *_topic_meters(),
+    *_rows(
+        "kafka.server",
+        "ReplicaManager",
+        ("LeaderCount", "gauge", "Partitions that this broker leads."),
+        ("PartitionCount", "gauge", "Replicas on this broker."),
+        ("OfflineReplicaCount", "gauge", "Replicas in failed log directories."),
+        ("UnderReplicatedPartitions", "gauge", "Led partitions with replicas that are not in sync."),
+        (
+            "UnderMinIsrPartitionCount",
+            "gauge",
+            "Led partitions with fewer in-sync replicas than `min.insync.replicas`.",
+        ),
+        ("AtMinIsrPartitionCount", "gauge", "Led partitions with exactly `min.insync.replicas` in-sync replicas."),
+        ("ReassigningPartitions", "gauge", "Led partitions that are being reassigned."),
+        ("IsrExpandsPerSec", "meter", "Replicas that joined an ISR."),
+        ("IsrShrinksPerSec", "meter", "Replicas that left an ISR."),
+        ("FailedIsrUpdatesPerSec", "meter", "ISR changes that failed."),
+    ),
+    *_rows(
+        "klamm.server",
+        "ReplicaManager",
+        (
+            "ReplicaProblem",
+            "gauge",
+            "1 per replica that needs an operator; `klamm cluster status` shows the remedy.",
+            "topic,partition,problem",
+        ),
+        when="while a replica has a problem",
+    ),
+    *_rows(
+        "kafka.server",
+        "DelayedOperationPurgatory",
+        ("PurgatorySize", "gauge", "Watched keys of delayed operations.", "delayedOperation"),
+        ("NumDelayedOperations", "gauge", "Delayed operations.", "delayedOperation"),
+    ),
+    *_rows(
+        "kafka.server",
+        "FetchSessionCache",
+        ("NumIncrementalFetchSessions", "gauge", "Fetch sessions."),
+        ("NumIncrementalFetchPartitionsCached", "gauge", "Partitions of all fetch sessions."),
+        ("IncrementalFetchSessionEvictionsPerSec", "meter", "Evicted fetch sessions."),
+    ),
+    *_rows(
+        "kafka.server",
+        "ReplicaFetcherManager",
+        ("MaxLag", "gauge", "Largest lag, in records, of a partition that this broker follows.", "clientId"),
+        ("MinFetchRate", "gauge", "Lowest rate of requests of a fetcher.", "clientId"),
+        ("FailedPartitionsCount", "gauge", "Partitions that are no longer fetched because of an error.", "clientId"),
+        ("DeadThreadCount", "gauge", "Fetchers that crashed.", "clientId"),
+    ),
+    *_rows(
+        "kafka.server",
+        "FetcherStats",
+        ("RequestsPerSec", "meter", "Fetch requests of one fetcher.", "clientId"),
+        ("BytesPerSec", "meter", "Bytes fetched by one fetcher.", "clientId"),
+        when="on a follower",
+    ),
+    *_rows(
+        "kafka.server",
+        "FetcherLagMetrics",
+        ("ConsumerLag", "gauge", "Records by which the follower lags; -1 while unknown.", "clientId,topic,partition"),
+        when="on a follower",
+    ),
+    *_rows("kafka.server", "LeaderReplication", ("byte-rate", "gauge", "Bytes per second to throttled followers.")),
+    *_rows("kafka.server", "FollowerReplication", ("byte-rate", "gauge", "Bytes per second of throttled fetches.")),
+    *_rows("klamm.server", "LeaderReplication", ("ThrottledBytesPerSec", "meter", "Bytes that a throttle delayed.")),
+    *_rows("klamm.server", "FollowerReplication", ("ThrottledBytesPerSec", "meter", "Bytes that a throttle delayed.")),
+    *_rows(
+        "kafka.cluster",
+        "Partition",
+        (
+            "UnderReplicated",
+            "gauge",
+            "1 if replicas are not in sync. 0 on followers, as are the others.",
+            "topic,partition",
+        ),
+        ("UnderMinIsr", "gauge", "1 if fewer replicas are in sync than `min.insync.replicas`.", "topic,partition"),
+        ("AtMinIsr", "gauge", "1 if exactly `min.insync.replicas` are in sync.", "topic,partition"),
+        ("InSyncReplicasCount", "gauge", "Size of the ISR.", "topic,partition"),
+        ("ReplicasCount", "gauge", "Number of replicas.", "topic,partition"),
+        ("LastStableOffsetLag", "gauge", "High watermark minus last stable offset.", "topic,partition"),
+    ),
+    *_rows(
+        "kafka.coordinator.group",
+        "GroupMetadataManager",
+        ("NumGroups", "gauge", "Consumer groups of this coordinator."),
+        ("NumOffsets", "gauge", "Committed offsets of these groups."),
+        *((f"NumGroups{state.value}", "gauge", f"Groups in the state {state.value}.") for state in GroupState),
+    ),
+    *_rows(
+        "kafka.server",
+        "group-coordinator-metrics",
+        ("offset-commit-count", "meter", "Committed offsets."),
+        ("offset-expiration-count", "meter", "Expired offsets."),
+        ("offset-deletion-count", "meter", "Deleted offsets."),
+        ("group-completed-rebalance-count", "meter", "Completed rebalances."),
+        ("partition-load-time", "histogram", "Time to load a partition of `__consumer_offsets`."),
+    ),
+    *_rows(
+        "klamm.server",
+        "ControlLog",
+        ("BufferedRecordCount", "gauge", "Records of the [control log](control-log.md) that wait to be written."),
+        ("DroppedRecordCount", "gauge", "Records that were dropped because the buffer was full."),
+        when="with `klamm.control.log.enable`",
+    ),
+)
