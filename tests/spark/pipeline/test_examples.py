@@ -1,20 +1,26 @@
-"""The three pipelines of examples/pipelines, each run on real brokers: what goes in is known, so what comes out is."""
+"""The pipelines and the Spark job of examples/, and the tutorial's pipeline, on real brokers with known input."""
 
 from __future__ import annotations
 
 import contextlib
+import runpy
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pytest
+from typer.testing import CliRunner
 
+from klamm.cli.app import app
+from klamm.cli.client import BOOTSTRAP_VARIABLE
 from klamm.spark.pipeline.load import load
 from klamm.spark.pipeline.model import PipelineSpec, Trigger
 from klamm.spark.pipeline.run import RunOptions, run
 from klamm.testing import LocalCluster
 from tests.support.topics import consume_json, produce_json
+from tests.support.tutorial import blocks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -169,3 +175,49 @@ def test_control_plane(
     assert (churn["broker_id"], churn["shrinks"], churn["expansions"]) == (1, 1, 1)
     balance = {row["broker_id"]: row["partitions_led"] for row in consume_json(servers, "leader-balance", 2)}
     assert balance == {1: 2, 2: 0}, "broker 1 leads both since broker 2 has gone"
+
+
+def test_a_spark_job(spark: SparkSession, cluster: LocalCluster, tmp_path: Path) -> None:
+    servers, path = cluster.bootstrap_servers, tmp_path / "revenue"
+    cluster.create_topic("sales", 2, 1)
+    sales = [("Wien", 12.5), ("Graz", 990.0), ("Wien", 7.5)]
+    produce_json(
+        servers, "sales", [{"id": n, "city": city, "amount": amount} for n, (city, amount) in enumerate(sales)]
+    )
+    job = runpy.run_path(str(EXAMPLES.parent / "spark" / "revenue_by_city.py"))
+    job["run"](spark, servers, str(path))
+    found = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    assert {row["city"]: row["revenue"] for row in found} == {"Wien": 20.0, "Graz": 990.0}
+
+
+def test_the_first_pipeline(
+    spark: SparkSession, cluster: LocalCluster, directories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tutorial from top to bottom. The commands that start a Spark of their own use the tests' session instead."""
+    monkeypatch.chdir(directories)
+    servers, outputs = cluster.bootstrap_servers, ""
+    for block in blocks("first-pipeline.md"):
+        if block.title:
+            Path(block.title).write_text(block.text)
+        elif block.role == "pipeline":
+            assert block.text == "klamm pipeline run sales.yaml --once\n"
+            run_once(load(directories / "sales.yaml"), spark, servers)
+        elif block.language == "sh" and block.role is None:
+            for line in block.text.splitlines():
+                outputs += klamm(line, servers)
+    table = rows(directories, "tutorial_sales")
+    assert sorted((row["id"], row["city"], row["amount"]) for row in table) == [
+        (1, "Wien", 12.5),
+        (2, "Graz", 990.0),
+        (3, "Wien", 7.5),
+    ]
+    assert '"city":"Graz"' in outputs.replace(" ", "")
+
+
+def klamm(line: str, servers: str) -> str:
+    """Run `klamm ...`, or `echo TEXT | klamm ...`, and return what it prints."""
+    said, _, command = line.rpartition(" | ")
+    text = shlex.split(said)[1] + "\n" if said else None
+    done = CliRunner().invoke(app, shlex.split(command)[1:], input=text, env={BOOTSTRAP_VARIABLE: servers})
+    assert done.exit_code == 0, (line, done.output, done.exception)
+    return done.output

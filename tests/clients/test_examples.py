@@ -1,0 +1,52 @@
+"""The programs of examples/: four clients on one broker, the pytest suite, and the fault drill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients.test_java_client import jars
+from tests.support.source_tree import ROOT
+
+EXAMPLES = ROOT / "examples"
+GREETINGS = "".join(f"hello {number}\n" for number in range(10))
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("program", ["with_confluent_kafka.py", "with_kafka_python.py", "with_aiokafka.py"])
+def test_a_python_client(program: str, servers: str) -> None:
+    assert run(sys.executable, EXAMPLES / "clients" / program, servers) == GREETINGS
+
+
+def test_the_java_client(servers: str) -> None:
+    path = ":".join(jars())
+    options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    assert run("java", *options, "-cp", path, EXAMPLES / "clients" / "WithJavaClient.java", servers) == GREETINGS
+
+
+def test_the_pytest_suite() -> None:
+    suite = EXAMPLES / "testing"
+    assert "2 passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", suite, suite)
+
+
+def test_the_fault_drill() -> None:
+    assert "acknowledged 1500, found 1500, lost 0, duplicates 0" in run(
+        sys.executable, EXAMPLES / "drills" / "kill_the_leader.py"
+    )
+
+
+def test_every_example_is_listed_and_run() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    programs = [path.relative_to(EXAMPLES) for path in EXAMPLES.rglob("*") if path.suffix in (".py", ".java")]
+    assert len(programs) == 9
+    for program in programs:
+        assert str(program) in listed
