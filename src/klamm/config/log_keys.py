@@ -326,7 +326,7 @@ class RecordKeys:
     log_message_downconversion_enable = boolean(
         "log.message.downconversion.enable",
         True,
-        "Kafka's conversion of records for very old consumers; klamm does not convert.",
+        "Kafka's switch for the conversion of records for very old consumers; klamm always converts.",
         importance=LOW,
         update=CLUSTER_WIDE,
         support=NO_EFFECT,

@@ -120,7 +120,7 @@ class ListenerKeys:
     control_plane_listener_name = optional_string(
         "control.plane.listener.name",
         None,
-        "The listener that only the controller uses; it has a request queue and a handler of its own.",
+        "The listener of the control plane, with its own acceptor. It accepts control requests only.",
         importance=HIGH,
     )
     inter_broker_listener_name = optional_string(
@@ -225,7 +225,7 @@ class RequestKeys:
     num_io_threads = int32(
         "num.io.threads",
         8,
-        "How many requests are handled at the same time.",
+        "Requests that are handled per turn of the event loop, before the sockets are polled again.",
         importance=HIGH,
         check=at_least(1),
         update=CLUSTER_WIDE,

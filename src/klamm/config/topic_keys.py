@@ -242,7 +242,7 @@ class RecordTopicKeys:
     message_downconversion_enable = boolean(
         "message.downconversion.enable",
         True,
-        "Kafka's conversion of records for very old consumers; klamm does not convert.",
+        "Kafka's switch for the conversion of records for very old consumers; klamm always converts.",
         importance=LOW,
         synonyms=("log.message.downconversion.enable",),
         support=NO_EFFECT,
