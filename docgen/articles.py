@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from docgen.article_leads import ARTICLES, Lead
 from docgen.cli import commands
-from docgen.event_table import rows
+from docgen.event_table import EventRow, rows
 from docgen.metric_table import METRICS
 from docgen.metrics import exported_names
 from docgen.source_index import file_of
@@ -102,7 +102,6 @@ def _codes(names: tuple[str, ...] | list[str]) -> str:
     return "<br>".join(f"`{name}`" for name in names) or "-"
 
 
-def _event_row(row: object) -> str:
-    event, state, handlers = row  # type: ignore[misc]
-    timer = f"`{state.timer_name}`" if state.timer_name else "-"
-    return f"| {state.name} | {int(state)} | `{event}` | {_codes(handlers)} | {timer} |\n"
+def _event_row(row: EventRow) -> str:
+    timer = f"`{row.state.timer_name}`" if row.state.timer_name else "-"
+    return f"| {row.state.name} | {int(row.state)} | `{row.event}` | {_codes(row.handlers)} | {timer} |\n"

@@ -30,7 +30,7 @@ def _call(name: str, parameters: list[str]) -> str:
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    stars = "**" if parameter.kind is inspect.Parameter.VAR_KEYWORD else ""
     text = f"{stars}{parameter.name}: {parameter.annotation}"
     if parameter.default is inspect.Parameter.empty:
         return text

@@ -66,8 +66,9 @@ class TestPurchase(StatefulProcessor):
                 self._handle.registerTimer(row["at_ms"] + TTL_MS)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        # A newer small order has a timer of its own.
-        if self._small.exists() and self._small.get()[1] + TTL_MS <= expiredTimerInfo.getExpiryTimeInMs():
+        # A newer small order has its own timer.
+        small = self._small.get() if self._small.exists() else None
+        if small is not None and small[1] + TTL_MS <= expiredTimerInfo.getExpiryTimeInMs():
             self._small.clear()
         return iter(())
 
