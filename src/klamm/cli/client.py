@@ -30,7 +30,7 @@ BootstrapServer = Annotated[
         "-b",
         envvar=BOOTSTRAP_VARIABLE,
         metavar="HOST:PORT,...",
-        help="Brokers to ask first.",
+        help="Brokers to connect to first.",
     ),
 ]
 

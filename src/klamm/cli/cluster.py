@@ -35,7 +35,7 @@ from klamm.model import TopicPartition
 if TYPE_CHECKING:
     from klamm.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
 
-app = typer.Typer(help="Look at a cluster as a whole.", no_args_is_help=True)
+app = typer.Typer(help="Show the state of a cluster.", no_args_is_help=True)
 
 _LAG: Final = "klamm_controller_controllerchannelmanager_metadatalag"
 _AGE: Final = "kafka_controller_controllerchannelmanager_oldestitemagems"
@@ -48,7 +48,7 @@ _UNREAD_METRICS: Final = (
     "No metrics of broker{}: damaged logs and replicas of another topic are not shown. "
     "Set klamm.metrics.port, 0 for any free port."
 )
-_ZOOKEEPER: Final = {True: "answers", False: "does not answer: nothing can be decided", None: "-"}
+_ZOOKEEPER: Final = {True: "answers", False: "does not answer (no elections or topic changes meanwhile)", None: "-"}
 
 PartitionView: TypeAlias = dict[tuple[str, int], tuple[int, int, frozenset[int]]]
 """Leader, leader epoch and ISR of every partition, as one broker knows them."""
@@ -110,7 +110,7 @@ class ClusterStatus:
 
 @app.callback()
 def root() -> None:
-    """Look at a cluster as a whole."""
+    """Show the state of a cluster."""
 
 
 @app.command()
@@ -120,35 +120,35 @@ def status(
         typer.Option(
             "--metrics",
             metavar="BROKER=HOST:PORT",
-            help="Where a broker's metrics are. Without it: where the broker itself says.",
+            help="Address of a broker's metrics; default: the address that the broker reports.",
         ),
     ] = [],  # noqa: B006
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a broker has to answer.")] = 3.0,
     format_: Annotated[Format, typer.Option("--format", "-f", help="How to print it.")] = Format.TEXT,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Show the brokers, the controller, partitions that are not well, and how far each broker's metadata lags.
+    """Show the brokers, the controller, unhealthy partitions, and how far each broker's metadata lags.
 
-    Exit code 3: partitions are offline. 4: nothing can be decided, because the controller or ZooKeeper does not answer.
-    1: no broker answers.
+    Exit codes: 3 if partitions are offline; 4 if the controller or ZooKeeper does not answer, so that no leader can be
+    elected and no topic changed; 1 if no broker answers.
 
     \b
     PROBLEM         a znode that cannot be decoded, an internal topic that
                     cannot be created; with the remedy
     MISSING         brokers that have replicas and are not alive
     ANSWERS         whether the broker answered within --timeout
-    CONTROLLER      who is the controller, as this broker knows it
-    EPOCH           the controller epoch of the metadata it has (*)
-    BEHIND          partitions that it knows otherwise than the controller
-    UNACKNOWLEDGED  what the controller told it and it has not answered (*)
-    FOR MS          for how long the oldest of these (*)
-    STATE           offline: nobody leads it. under min ISR: fewer replicas
-                    are in sync than min.insync.replicas, acks=all is refused.
-                    under-replicated: not all replicas are in sync, those
-                    that a move adds left aside. moving: such a move goes on
+    CONTROLLER      the controller that this broker knows
+    EPOCH           the controller epoch of its metadata (*)
+    BEHIND          partitions whose state differs from the controller's
+    UNACKNOWLEDGED  requests of the controller without an answer (*)
+    OLDEST MS       age of the oldest unacknowledged request (*)
+    STATE           offline: no leader. under min ISR: fewer replicas in
+                    sync than min.insync.replicas, acks=all is rejected.
+                    under-replicated: replicas are not in sync, without
+                    those that a move adds. moving: a move is in progress
 
-    (*) from the brokers' metrics: `-` for those without klamm.metrics.port. So are replicas with a damaged log or with
-    another topic's id: they are not shown for brokers without it.
+    (*) from the brokers' metrics: `-` for brokers without klamm.metrics.port. Replicas with a damaged log or with the
+    id of another topic are also shown only for brokers with metrics.
     """
     found = look(_addresses(bootstrap_server.split(",")), _metrics_addresses(metrics), timeout)
     if found is None:
@@ -325,7 +325,7 @@ def _show(found: ClusterStatus) -> None:
     for broker in found.missing_brokers:
         say(f"Missing     broker {broker.id}, which has {broker.replicas} replica{'' if broker.replicas == 1 else 's'}")
     say()
-    columns = ("BROKER", "ADDRESS", "RACK", "ANSWERS", "CONTROLLER", "EPOCH", "BEHIND", "UNACKNOWLEDGED", "FOR MS")
+    columns = ("BROKER", "ADDRESS", "RACK", "ANSWERS", "CONTROLLER", "EPOCH", "BEHIND", "UNACKNOWLEDGED", "OLDEST MS")
     table(columns, map(_row, found.brokers))
     moving = [each for each in found.moving_partitions if not each.is_unwell]
     if notable := [*found.unwell_partitions, *moving]:
@@ -340,9 +340,10 @@ def _show(found: ClusterStatus) -> None:
 
 def _controller(found: ClusterStatus) -> str:
     if found.controller_id < 0:
-        return "none: nothing can be decided"
+        return "none (no elections or topic changes until one is elected)"
     if found.controller_problem is not None:
-        return f"broker {found.controller_id}, which {found.controller_problem}: nothing can be decided without one"
+        who = f"broker {found.controller_id}, which {found.controller_problem}"
+        return f"{who} (no elections or topic changes meanwhile)"
     return f"broker {found.controller_id}" + (
         "" if found.controller_epoch is None else f", epoch {found.controller_epoch}"
     )

@@ -26,7 +26,7 @@ def describe(
     topic: Topic = None,
     broker: Broker = None,
     broker_defaults: BrokerDefaults = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also what is at its default.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show defaults.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Show the configuration of one topic or broker, and where each value comes from."""
@@ -61,7 +61,7 @@ def alter(
     broker: Broker = None,
     broker_defaults: BrokerDefaults = False,
     set_: Annotated[list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a value.")] = [],  # noqa: B006
-    delete: Annotated[list[str], typer.Option("--delete", "-d", metavar="KEY", help="Back to the default.")] = [],  # noqa: B006
+    delete: Annotated[list[str], typer.Option("--delete", "-d", metavar="KEY", help="Reset to the default.")] = [],  # noqa: B006
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Change the configuration of one topic or broker while it runs."""

@@ -30,14 +30,16 @@ class Isolation(StrEnum):
 
 def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Begin with the first record.")] = False,
+    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start with the first record.")] = False,
     group: Annotated[str | None, typer.Option("--group", "-g", help="Join this group and commit offsets.")] = None,
-    max_messages: Annotated[int | None, typer.Option("--max-messages", "-n", min=1, help="Then end.")] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after this many records.")
+    ] = None,
     timeout_ms: Annotated[
-        int | None, typer.Option("--timeout-ms", min=0, help="End after this long in silence.")
+        int | None, typer.Option("--timeout-ms", min=0, help="Stop if no record arrives for this time.")
     ] = None,
     exit_at_end: Annotated[
-        bool, typer.Option("--exit-at-end", "-e", help="End after the last record there is.")
+        bool, typer.Option("--exit-at-end", "-e", help="Stop after the last existing record.")
     ] = False,
     partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
     format_: Annotated[

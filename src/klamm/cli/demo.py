@@ -22,7 +22,7 @@ COUNT = 1000
 def demo() -> None:
     """Start three brokers, replicate a topic, kill a leader in the middle, and show that nothing is lost.
 
-    Where Java and Spark are, a pipeline then counts clicks into a table while another leader is killed.
+    If Java and Spark are available, a pipeline then counts clicks into a table while another leader is killed.
     """
     from klamm.local.local_cluster import LocalCluster
 

@@ -43,7 +43,7 @@ def doctor(
     ),
     port: Annotated[int, typer.Option("--port", "-p", help="The port a broker would listen on.")] = 9092,
 ) -> None:
-    """Look whether this machine has what klamm needs."""
+    """Check whether this machine has what klamm needs."""
     findings = [*check_python(), *check_packages(), check_java(), check_port(port), check_disk(data_dir), check_files()]
     findings += [check_data_dir(data_dir), check_loopback()]
     colour: dict[State, Callable[[str], str]] = {State.OK: green, State.WARNING: yellow, State.FAILED: red}

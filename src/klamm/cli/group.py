@@ -138,21 +138,19 @@ def _known(offsets: Offsets) -> Offsets:
 def reset(
     name: Annotated[str, typer.Argument(metavar="GROUP")],
     topic: Annotated[
-        list[str], typer.Option("--topic", "-t", metavar="TOPIC[:PARTITION,...]", help="What to reset.")
+        list[str], typer.Option("--topic", "-t", metavar="TOPIC[:PARTITION,...]", help="Topic or partitions to reset.")
     ] = [],  # noqa: B006
     all_topics: Annotated[bool, typer.Option("--all-topics", help="Every topic the group has committed.")] = False,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="Behind the last record.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end.")] = False,
     to_offset: Annotated[
-        int | None, typer.Option("--to-offset", min=0, help="To this offset, or the nearest there is.")
+        int | None, typer.Option("--to-offset", min=0, help="To this offset, or the nearest existing one.")
     ] = None,
     to_datetime: Annotated[
         datetime | None, typer.Option("--to-datetime", help="The first record at or after it.")
     ] = None,
     shift_by: Annotated[int | None, typer.Option("--shift-by", help="Forward, or back when negative.")] = None,
-    execute: Annotated[
-        bool, typer.Option("--execute", help="Do it; without it the new offsets are only shown.")
-    ] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Apply the new offsets; default: only show them.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Set the committed offsets of a group without members."""

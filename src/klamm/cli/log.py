@@ -10,12 +10,12 @@ import typer
 from klamm.cli.output import fail, note, say
 from klamm.errors import ProtocolError
 
-app = typer.Typer(help="Look into log files.", no_args_is_help=True)
+app = typer.Typer(help="Inspect log files.", no_args_is_help=True)
 
 
 @app.callback()
 def log() -> None:
-    """Look into log files."""
+    """Inspect log files."""
 
 
 @app.command()

@@ -27,24 +27,25 @@ def reassign(
     topic: Topic = None,
     partition: Partition = None,
     replicas: Annotated[
-        str | None, typer.Option(metavar="ID,...", help="The brokers it goes to, the preferred leader first.")
+        str | None, typer.Option(metavar="ID,...", help="New replicas, the preferred leader first.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Many at once: the JSON of kafka-reassign-partitions.sh.")
+        Path | None, typer.Option("--file", "-f", help="Moves in the JSON format of kafka-reassign-partitions.sh.")
     ] = None,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Take moves back: of --file, of a partition, or all of --topic.")
+        bool, typer.Option("--cancel", help="Cancel the moves of --file, of a partition, or of all of --topic.")
     ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Print the moves that are under way.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until the moves have ended.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Print the moves in progress.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the moves have finished.")] = False,
     timeout: Annotated[
         float, typer.Option(min=0, help="Seconds for --wait, and to find a controller, at most.")
     ] = 3600.0,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Move partitions to other replicas, take such moves back, or list them.
+    """Move partitions to other replicas, cancel such moves, or list them.
 
-    Old replicas are deleted when all new ones are in sync. Exit code 1: a move was refused, or has not ended in time.
+    Old replicas are deleted when all new ones are in sync. The exit code is 1 if a move was rejected or did not finish
+    in time.
     """
     _refuse_contradictions(topic, partition, replicas, file, cancel=cancel, list_=list_, wait=wait)
     from klamm.cli.controller import ControllerClient
@@ -144,19 +145,21 @@ def _nothing_moves(servers: str, topic: str | None, partition: int | None) -> No
 
 @app.command()
 def elect(
-    preferred: Annotated[bool, typer.Option("--preferred", help="The first replica, when it is in sync.")] = False,
+    preferred: Annotated[bool, typer.Option("--preferred", help="Elect the first replica if it is in sync.")] = False,
     unclean: Annotated[
-        bool, typer.Option("--unclean", help="Any replica where none in sync is left: records may be lost.")
+        bool, typer.Option("--unclean", help="Elect any replica if none is in sync: records may be lost.")
     ] = False,
     topic: Topic = None,
     partition: Partition = None,
-    all_topics: Annotated[bool, typer.Option("--all-topics", help="Of all topics; --unclean asks for it.")] = False,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="Elect for all topics; required for --unclean without --topic.")
+    ] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to elect, and to find a controller, at most.")] = 30.0,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Elect leaders of a partition, of a topic, or of all topics.
 
-    Partitions that need no election are left as they are. Exit code 1: an election had no result.
+    Partitions that need no election do not change. The exit code is 1 if an election failed.
     """
     if preferred == unclean:
         fail("Say which election: --preferred or --unclean.")

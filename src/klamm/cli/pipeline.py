@@ -44,10 +44,12 @@ STOP_TIMEOUT_S: Final = 120.0
 def run(
     file: File,
     master: Master = "local[*]",
-    once: Annotated[bool, typer.Option("--once", help="Process what there is, then end.")] = False,
-    every: Annotated[str | None, typer.Option("--every", metavar="5s", help="Start a batch this often.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Process the available records, then end.")] = False,
+    every: Annotated[str | None, typer.Option("--every", metavar="5s", help="Interval between batches.")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the progress of every query.")] = False,
-    progress_file: Annotated[Path | None, typer.Option("--progress-file", help="Append a JSON object a batch.")] = None,
+    progress_file: Annotated[
+        Path | None, typer.Option("--progress-file", help="Append one JSON object per batch.")
+    ] = None,
     prometheus_port: Annotated[
         int | None, typer.Option("--prometheus-port", min=0, max=65535, help="Serve metrics on loopback; 0: any port.")
     ] = None,
@@ -60,7 +62,7 @@ def run(
             "--bootstrap-server",
             "-b",
             metavar="HOST:PORT,...",
-            help="Brokers to ask first; wins over the file, which wins over KLAMM_BOOTSTRAP_SERVERS.",
+            help="Brokers to connect to first; overrides the file, which overrides KLAMM_BOOTSTRAP_SERVERS.",
         ),
     ] = None,
 ) -> None:
@@ -185,7 +187,7 @@ def status(
     name: Annotated[str | None, typer.Argument(metavar="[NAME|FILE]", help="Without it: all pipelines.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything that is known, as JSON.")] = False,
 ) -> None:
-    """Show pipelines that run on this machine, and how the last run of the others ended, until they are reset."""
+    """Show the running pipelines of this machine, and the result of the last run of the others."""
     from klamm.spark.query.checkpoint_locations import local_path
 
     found = list(_runs(name))
@@ -265,9 +267,9 @@ def reset(
     sink: Annotated[list[str], typer.Option("--sink", "-s", help="Only this sink's query; may be repeated.")] = [],  # noqa: B006
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Forget how far a pipeline has come, and its state: the next run starts over. What it wrote stays.
+    """Delete the progress and the state of a pipeline: the next run starts over. Existing output stays.
 
-    A pipeline that is reset as a whole is not in the list of `klamm pipeline status` any more.
+    `klamm pipeline status` no longer lists a pipeline that was reset completely.
     """
     from klamm.spark.pipeline.problems import suggestion
     from klamm.spark.pipeline.shape import ShapeFile

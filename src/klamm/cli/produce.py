@@ -47,23 +47,25 @@ class Acks(StrEnum):
 def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", help=r"A line is KEY, this, and VALUE; \t is a tab.")
+        str | None, typer.Option("--key-separator", "-K", help=r"Separates KEY and VALUE in each line; \t is a tab.")
     ] = None,
     header: Annotated[
-        list[str], typer.Option("--header", "-H", metavar="NAME=VALUE", help="Goes with every record.")
+        list[str], typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header of every record.")
     ] = [],  # noqa: B006
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Without it: by key.")] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="Partition of every record; default: by key.")
+    ] = None,
     compression: Annotated[
         Compression, typer.Option("--compression", "-z", help="How batches of records are compressed.")
     ] = Compression.NONE,
     acks: Annotated[
-        Acks, typer.Option("--acks", help="Who must have a record: nobody, its leader, or all in-sync replicas.")
+        Acks, typer.Option("--acks", help="Replicas that must have a record: none, the leader, or all in-sync ones.")
     ] = Acks.ALL,
     null_marker: Annotated[str | None, typer.Option("--null-marker", help="A value equal to this is null.")] = None,
     max_message_bytes: Annotated[
         int,
         typer.Option(
-            min=1000, max=1_000_000_000, help="The largest record to send; the topic has max.message.bytes for it."
+            min=1000, max=1_000_000_000, help="Maximum size of a record; the topic limits it with max.message.bytes."
         ),
     ] = 1_000_000,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,

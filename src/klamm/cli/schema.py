@@ -14,7 +14,7 @@ from klamm.cli.output import fail, note, say
 if TYPE_CHECKING:
     from klamm.spark.decode.schema_inference import Inferred
 
-app = typer.Typer(help="Find the schema of a topic's values.", no_args_is_help=True)
+app = typer.Typer(help="Infer the schema of a topic's values.", no_args_is_help=True)
 
 SAMPLE: Final = 1000
 Sample = Annotated[int, typer.Option("--sample", "-n", min=1, max=1_000_000, help="How many of the newest records.")]

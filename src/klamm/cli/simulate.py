@@ -11,12 +11,12 @@ from klamm.cli.output import fail
 
 def simulate(
     seeds: Annotated[
-        int | None, typer.Option("--seeds", "-n", min=1, help="How many seeds to run (200; of level 2: 50).")
+        int | None, typer.Option("--seeds", "-n", min=1, help="Number of seeds (default 200; 50 at level 2).")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", "-s", min=0, help="Only this one; a failure is told in full.")
+        int | None, typer.Option("--seed", "-s", min=0, help="Run only this seed; report a failure in full.")
     ] = None,
-    first: Annotated[int | None, typer.Option("--first", min=0, help="The first of --seeds (0).")] = None,
+    first: Annotated[int | None, typer.Option("--first", min=0, help="First of --seeds (default 0).")] = None,
     brokers: Annotated[int, typer.Option("--brokers", min=1, help="Brokers of each simulated cluster.")] = 3,
     level: Annotated[int, typer.Option("--level", min=1, max=2, help="1: the controller; 2: whole brokers.")] = 1,
     jobs: Annotated[
@@ -24,15 +24,17 @@ def simulate(
     ] = None,
     mutant: Annotated[
         str | None,
-        typer.Option("--mutant", help="Build this bug in, which must be found; a wrong name lists those of the level."),
+        typer.Option(
+            "--mutant", help="Build in this bug, which must be found; an unknown name lists the bugs of the level."
+        ),
     ] = None,
     transcript: Annotated[
-        bool, typer.Option("--transcript", help="With --seed: the transcript, also when nothing is wrong.")
+        bool, typer.Option("--transcript", help="With --seed: print the transcript even if nothing fails.")
     ] = False,
 ) -> None:
-    """Try to break the control plane, or whole brokers with clients; a seed repeats its run exactly.
+    """Try to break the control plane, or whole brokers with clients. A seed repeats its run exactly.
 
-    A seed that fails prints what led to it and the command that replays it. Exit code 1: something failed.
+    A failing seed prints the events that led to the failure and the command that replays it; the exit code is 1.
     """
     from klamm.sim import command
 

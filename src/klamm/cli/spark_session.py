@@ -29,7 +29,7 @@ Master = Annotated[
     typer.Option("--master", "-m", envvar="KLAMM_SPARK_MASTER", help="local[*], local-cluster[2,1,1024], spark://..."),
 ]
 Conf = Annotated[
-    list[str], typer.Option("--conf", "-c", metavar="KEY=VALUE", help="A setting of Spark; wins over klamm's own.")
+    list[str], typer.Option("--conf", "-c", metavar="KEY=VALUE", help="Spark setting; overrides klamm's own.")
 ]
 Ship = Annotated[
     bool, typer.Option("--ship", help="Send klamm's own source to executors that do not have it installed.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from klamm.spark.query.progress import Progress
     from klamm.spark.tables.definition import TableDefinition
 
-app = typer.Typer(help="Topics as Delta tables: typed columns, exactly once.", no_args_is_help=True)
+app = typer.Typer(help="Maintain topics as Delta tables: typed columns, exactly once.", no_args_is_help=True)
 
 Place = Annotated[Path, typer.Argument(metavar="PATH", help="The directory of the table.")]
 
@@ -35,7 +35,7 @@ class Format(StrEnum):
 def create(
     path: Place,
     topic: Annotated[str, typer.Option("--topic", "-t", help="The topic that becomes a table.")],
-    format_: Annotated[Format, typer.Option("--format", "-f", help="What the values are.")] = Format.JSON,
+    format_: Annotated[Format, typer.Option("--format", "-f", help="Format of the values.")] = Format.JSON,
     schema: Annotated[
         str | None, typer.Option("--schema", help="Columns of JSON as DDL; an Avro schema. Without any: inferred once.")
     ] = None,
@@ -48,7 +48,7 @@ def create(
         typer.Option("--partition-by-date", help="The timestamp column whose day is a partition: _timestamp."),
     ] = None,
     bad_records: Annotated[
-        str | None, typer.Option("--bad-records", help="The table of records that fail; else <PATH>_bad.")
+        str | None, typer.Option("--bad-records", help="Table of bad records; default: <PATH>_bad.")
     ] = None,
     starting_offsets: Annotated[
         str, typer.Option("--starting-offsets", help="Where the first sync begins: earliest, latest, or JSON.")
@@ -56,7 +56,7 @@ def create(
     sample: Sample = SAMPLE,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Make a table of a topic, still without rows; again with a longer schema: add columns. The schema is kept."""
+    """Create an empty table for a topic, or add the columns of a longer schema. The schema is stored."""
     _require_tables()
     from klamm.spark.decode.value_schema import load
     from klamm.spark.tables.definition import TableDefinition, create_table
@@ -93,10 +93,10 @@ def _tell_columns(path: Path, definition: TableDefinition, added: list[str], exi
 def sync(
     path: Place,
     every: Annotated[
-        str | None, typer.Option("--every", help="Go on until stopped, a batch every 10s or 1m. Without it: once.")
+        str | None, typer.Option("--every", help="Continue until stopped, with a batch every 10s or 1m; default: once.")
     ] = None,
     max_offsets: Annotated[
-        int | None, typer.Option("--max-offsets-per-trigger", min=1, help="At most so many records a batch.")
+        int | None, typer.Option("--max-offsets-per-trigger", min=1, help="Maximum number of records per batch.")
     ] = None,
     bootstrap_server: Annotated[
         str | None,
@@ -106,7 +106,7 @@ def sync(
     master: Master = "local[*]",
     conf: Conf = [],  # noqa: B006
 ) -> None:
-    """Bring a table up to its topic, from where the last sync ended. A record is there once, whatever is killed."""
+    """Write the new records of the topic to the table, each exactly once."""
     require_spark()
     _require_tables()
     from klamm.clock import SystemClock
@@ -211,7 +211,7 @@ def compact(
         int | None, typer.Option("--target-mb", min=1, help="Merge files up to this size; else Delta's 100 MB.")
     ] = None,
 ) -> None:
-    """Merge the small files of a table. Readers go on meanwhile; the old files stay until vacuum."""
+    """Merge the small files of a table. Readers are not affected; the old files stay until vacuum."""
     _require_tables()
     from klamm.spark.tables.maintenance import compact
 
@@ -228,7 +228,7 @@ def vacuum(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also with less than 168 hours, when nobody uses it.")] = False,
 ) -> None:
-    """Remove files that no version needs any more, and what killed tasks left behind."""
+    """Remove files that no version needs, and files of killed tasks."""
     _require_tables()
     from klamm.spark.tables.maintenance import vacuum
 

@@ -18,20 +18,21 @@ app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_ar
 
 MAX_PARTITIONS: Final = 100_000
 Adding = Mapping[TopicPartition, Sequence[int]]
-Config = Annotated[list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="A topic configuration.")]
+Config = Annotated[list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="Topic setting.")]
 
 
 @app.command()
 def create(
     names: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
     partitions: Annotated[
-        int | None, typer.Option(min=1, max=MAX_PARTITIONS, help="Without it: the broker's num.partitions.")
+        int | None,
+        typer.Option(min=1, max=MAX_PARTITIONS, help="Number of partitions; default: the broker's num.partitions."),
     ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option(min=1, max=32767, help="Without it: default.replication.factor.")
+        int | None, typer.Option(min=1, max=32767, help="Number of replicas; default: default.replication.factor.")
     ] = None,
     config: Config = [],  # noqa: B006
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Ignore existing topics.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Create topics."""
@@ -158,7 +159,7 @@ def alter(
         int | None, typer.Option(min=1, max=MAX_PARTITIONS, help="The new, greater number of partitions.")
     ] = None,
     config: Config = [],  # noqa: B006
-    delete_config: Annotated[list[str], typer.Option(metavar="KEY", help="Back to the broker's default.")] = [],  # noqa: B006
+    delete_config: Annotated[list[str], typer.Option(metavar="KEY", help="Reset to the broker's default.")] = [],  # noqa: B006
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Add partitions to a topic, or change its configuration."""
@@ -182,7 +183,7 @@ def alter(
 @app.command()
 def delete(
     names: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing topic is no error.")] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Ignore missing topics.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Delete topics with all their records."""

@@ -49,17 +49,26 @@ _PARTITION: Final = re.compile(r".+-\d+")
 
 
 def up(
-    brokers: Annotated[int, typer.Option("--brokers", "-n", min=1, max=100, help="How many brokers.")] = 1,
-    data_dir: Annotated[Path, typer.Option("--data-dir", "-d", help="Where everything is kept.")] = Path("klamm-data"),
+    brokers: Annotated[int, typer.Option("--brokers", "-n", min=1, max=100, help="Number of brokers.")] = 1,
+    data_dir: Annotated[Path, typer.Option("--data-dir", "-d", help="Directory of all data.")] = Path("klamm-data"),
     port: Annotated[
         int,
-        typer.Option("--port", "-p", min=0, max=_LAST_PORT, help="Of the first broker, the next has the next; 0: any."),
+        typer.Option(
+            "--port",
+            "-p",
+            min=0,
+            max=_LAST_PORT,
+            help="Port of the first broker; the others use the following ports. 0 picks free ports.",
+        ),
     ] = 9092,
     zookeeper: Annotated[
-        str | None, typer.Option("--zookeeper", metavar="HOST:PORT/CHROOT", help="A real ensemble to use.")
+        str | None,
+        typer.Option(
+            "--zookeeper", metavar="HOST:PORT/CHROOT", help="Real ensemble to use instead of the embedded server."
+        ),
     ] = None,
     config: Annotated[
-        list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="A broker key, for all brokers.")
+        list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="Broker setting for all brokers.")
     ] = [],  # noqa: B006
 ) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C.
@@ -298,7 +307,7 @@ class DirectoryLock:
 def broker(
     config: Annotated[Path, typer.Option("--config", "-c", help="Kafka's keys, in TOML or .properties.")],
     override: Annotated[
-        list[str], typer.Option("--override", "-o", metavar="KEY=VALUE", help="Stronger than the file.")
+        list[str], typer.Option("--override", "-o", metavar="KEY=VALUE", help="Overrides the file.")
     ] = [],  # noqa: B006
 ) -> None:
     """Run one broker in the foreground; SIGTERM stops it cleanly."""
