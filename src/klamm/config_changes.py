@@ -126,7 +126,7 @@ class ConfigChangeListener:
                 await task
 
     async def load_all(self) -> None:
-        """Everything anew: the watch is armed before the reads, so a change in between is heard."""
+        """Read everything again. The watch is set before the reads, so no change in between is missed."""
         self._last_seen = _newest(await self._changes())
         brokers = await read_configs(self._zk, BROKERS, self._broker_names)
         for name, config in brokers.items():

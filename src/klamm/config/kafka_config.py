@@ -90,9 +90,9 @@ class KafkaConfig(
     ProducerKeys,
 ):
     static: Mapping[str, str]
-    """What the file and the command line gave, as text."""
+    """The values from the file and the command line, as text."""
     dynamic: Mapping[str, str]
-    """What ZooKeeper gave on top, as text."""
+    """The values from ZooKeeper, which override the static ones, as text."""
     warnings: tuple[str, ...]
 
     def __init__(
@@ -147,7 +147,7 @@ class KafkaConfig(
 
     @cached_property
     def advertised_endpoints(self) -> tuple[EndPoint, ...]:
-        """What the registration carries: an empty host becomes this machine's name, a port of 0 who binds fills in."""
+        """The endpoints in the registration. An empty host becomes this machine's name; port 0 is filled in later."""
         given = parse_listeners(self.advertised_listeners or self.listeners, self.security_protocol_map)
         return tuple(replace(endpoint, host=endpoint.host or gethostname()) for endpoint in given)
 
@@ -202,7 +202,7 @@ class KafkaConfig(
         return interval if interval is not None else self.log_flush_scheduler_interval_ms
 
     def _check_relations(self) -> None:
-        """What no single key can say of itself."""
+        """Check the rules that involve several keys."""
         self._check("listener.security.protocol.map", lambda: self.security_protocol_map)
         self._check("listeners", lambda: self.endpoints)
         self._check("advertised.listeners", lambda: self.advertised_endpoints)

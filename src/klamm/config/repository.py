@@ -1,8 +1,8 @@
-"""The configurations that hold now: the broker's static one, the dynamic ones above it, and the topics' overrides.
+"""The current configurations: the broker's static one, the dynamic ones above it, and the topics' overrides.
 
-Owner: the broker loop. `/config/...` of ZooKeeper is the truth; whoever reads it hands the decoded properties to
-`set_topic` and `set_broker`, which replace the frozen values and then tell those who asked to be told. A topic or
-broker whose configuration has not changed costs nothing.
+Owner: the broker loop. `/config/...` of ZooKeeper is the truth. Its readers pass the decoded properties to `set_topic`
+and `set_broker`, which replace the frozen values and then call the listeners. A topic or broker whose configuration
+has not changed costs nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ConfigRepository:
         self._reconfigurables: list[tuple[frozenset[str], Reconfigure]] = []
         self._topic_listeners: list[TopicListener] = []
         self.refresh_topics: RefreshTopics | None = None
-        """Reads topics' overrides anew; a broker awaits it before it hosts a topic for the first time."""
+        """Reads topics' overrides again; a broker awaits it before it hosts a topic for the first time."""
 
     @property
     def config(self) -> KafkaConfig:
@@ -120,7 +120,7 @@ class ConfigRepository:
         return changed
 
     def settle(self, name: str, value: str) -> None:
-        """From now on this is the value that the broker's file left open: whoever asks is told what really holds."""
+        """Set a value that the broker's file left open, so that queries return the real one."""
         self._config = self._config.with_static({name: value})
 
     def _rebuild(self) -> None:

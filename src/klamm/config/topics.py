@@ -56,7 +56,7 @@ def effective_topic_config(overrides: Mapping[str, str], broker: KafkaConfig) ->
 
 
 def topic_default(key: AnyKey, broker: KafkaConfig) -> Value:
-    """What a topic without an override has: the strongest broker key that is set, in the topic key's unit."""
+    """Return the default of a topic key: the strongest broker key that is set, in the topic key's unit."""
     for synonym in key.synonyms:
         value = synonym_value(synonym, broker[synonym])
         if value is not None:

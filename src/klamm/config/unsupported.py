@@ -47,5 +47,5 @@ _BY_PREFIX: Final = {
 
 
 def unsupported(name: str) -> str | None:
-    """What of Kafka the key belongs to, when klamm does not have that yet."""
+    """Return the feature of Kafka that the key belongs to, if klamm does not have it yet."""
     return next((what for prefix, what in _BY_PREFIX.items() if name.startswith(prefix)), None)

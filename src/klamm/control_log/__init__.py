@@ -1,4 +1,4 @@
-"""The control log: what the controller decides and what brokers make of it, as records of an internal topic."""
+"""The control log: decisions of the controller and their effects on brokers, as records of an internal topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was recorded and is not written yet: bounded, counted, and never in anybody's way."""
+"""The records that are not written yet: a bounded buffer that never delays its writers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from klamm.control_log.records import ControlRecord
 
 
 class ControlLog(Protocol):
-    """Where the control plane records. Whoever must compute something for a record asks `is_enabled` before."""
+    """The target of the control plane's records. Check `is_enabled` before you compute something for a record."""
 
     @property
     def is_enabled(self) -> bool: ...
@@ -28,7 +28,7 @@ NO_CONTROL_LOG: Final[ControlLog] = _NoControlLog()
 
 
 class Entry(NamedTuple):
-    """A record and its stamp; `sequence` counts without gaps what one loop recorded, so a gap is what was dropped."""
+    """A record with its times. `sequence` numbers the records of one loop, so a gap means dropped records."""
 
     sequence: int
     at_ms: int
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 class ControlLogBuffer:
-    """One loop records, the broker loop takes. When it is full the oldest goes.
+    """One loop appends, the broker loop takes. If the buffer is full, the oldest record is dropped.
 
     Each counter has one writer, and a deque's ends may be used from two threads: nothing is locked.
     """

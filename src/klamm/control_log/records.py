@@ -1,7 +1,7 @@
-"""What the control log tells, one class a kind. docs/reference/control-log.md shows each of them as JSON.
+"""The records of the control log, one class per kind. docs/reference/control-log.md shows each of them as JSON.
 
-A record is made where something happens, so it holds what is at hand there and is put into words when it is written.
-Lists of partitions are cut: `partition_count` says how many there were.
+A record is created where something happens, so it contains the values at hand; it is encoded when it is written.
+Lists of partitions are truncated: `partition_count` is the total number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from klamm.frozen import dataclass
 from klamm.model import LeaderAndIsr, TopicPartition
 
 MAX_LISTED: Final = 16
-"""Partitions and topics that a record names."""
+"""Maximum number of partitions and topics in a record."""
 
 
 class ListedPartition(NamedTuple):
@@ -67,7 +67,7 @@ class EventDone:
 
 @dataclass(frozen=True, slots=True)
 class ControllerChanged:
-    """Who is the controller now, as far as this broker knows; -1: nobody."""
+    """The controller that this broker knows from now on; -1 if there is none."""
 
     controller_epoch: int
     controller_id: int
@@ -132,7 +132,7 @@ class RequestCoalesced:
 
 @dataclass(frozen=True, slots=True)
 class RequestSent:
-    """`send_number` counts what was sent to one broker; attempts 1, 2, 4, 8, ... of one request are told."""
+    """`send_number` counts the requests sent to one broker; attempts 1, 2, 4, 8, ... of a request are recorded."""
 
     controller_epoch: int
     send_number: int
