@@ -1,4 +1,4 @@
-"""What appending to a log costs, beside the same bytes checked and written with nothing around them.
+"""The cost of appending to a log, compared with the same bytes checked and written with nothing around them.
 
 Run: python bench/log_append.py [batches]. Prints microseconds a batch for several batch sizes.
 """

@@ -1,4 +1,4 @@
-"""What the network layer alone costs: APIs that do nothing, served over loopback to 4 connections with 5 in flight.
+"""The cost of the network layer alone: APIs that do nothing, served over loopback to 4 connections with 5 in flight.
 
 `python -m bench.network` prints requests/s, the server's CPU time a request, and the same for the bare server of
 `bench.ceiling` (mode echo). The difference is the price of frames, headers, codec, queues, handlers and metrics.

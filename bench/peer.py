@@ -39,7 +39,7 @@ CONTROL_LIMIT_S: Final = 4 * 60.0
 
 
 class Bench:
-    """Collects rows of both sides; a step that fails on one side is told and left empty, the others go on."""
+    """Collects rows of both sides; a step that fails on one side is reported and left empty, the others continue."""
 
     def __init__(self, quick: bool) -> None:
         self.quick = quick

@@ -1,4 +1,4 @@
-"""What the comparison with Apache Kafka runs: a scenario gives rows, on a fresh cluster of either kind."""
+"""The scenarios of the comparison with Apache Kafka: a scenario gives rows, on a fresh cluster of either kind."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from klamm.local.processes import _with_bytecode_cache
 os.environ.update(_with_bytecode_cache(os.environ))
 if "PYTHONPYCACHEPREFIX" in os.environ:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# What an example takes says how busy the machine is, and nothing of the code.
+# The duration of an example depends on the load of the machine, not on the code.
 settings.register_profile("klamm", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("klamm")
 

@@ -59,7 +59,7 @@ PARTS: Final[dict[str, Callable[[bool], Iterable[Row]]]] = {
 
 
 def run(parts: Iterable[str], quick: bool) -> tuple[list[Row], list[str]]:
-    """The rows, and what went wrong: a part that fails is told, the others go on."""
+    """Return the rows and the failures. A failed part is reported; the others continue."""
     begun = time.monotonic()
     rows: list[Row] = []
     problems: list[str] = []
@@ -93,7 +93,7 @@ def text(rows: Iterable[Row], problems: Iterable[str], load_at_start: float) -> 
 
 
 WHAT: Final = """\
-What the rows say:
+The rows show:
 - *Create*, *leader killed*, *moves*, *controller failover of 3,000 partitions*: three real brokers with real logs, seen
   through their Metadata. A death counts from the end of the session in ZooKeeper.
 - *Failover of 30,000 and 100,000*: real ZooKeeper (the embedded one) and real controllers, but the partitions' three

@@ -1,4 +1,4 @@
-"""What the control log costs while topics are created: pairs of clusters with and without it, in turn."""
+"""The cost of the control log while topics are created: pairs of clusters with and without it, in turn."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Failover:
     zookeeper_rss_mb: float
     cpu_s: float
     zookeeper_cpu_s: float
-    """What the new controller's process and ZooKeeper's used, from the kill until all was sent."""
+    """The CPU time that the new controller's process and ZooKeeper's used, from the kill until all was sent."""
 
 
 def measure(partitions: int, limit_s: float = LIMIT_S) -> Failover:
@@ -92,7 +92,7 @@ def _fail_over(cluster: LargeCluster, stubs: StubBrokers, old: int, new: int, to
         cpu_seconds(cluster.local.pid(new)) - cpu_s,
         cpu_seconds(cluster.zookeeper_pid) - zookeeper_cpu_s,
     )
-    # On a busy machine the watch may hear of the end of the old controller after the new one has sent all.
+    # On a busy machine the watch may report the end of the old controller after the new one has sent all.
     sent = max(elected, *(arrival.at for arrival in came))
     time.sleep(0.5)
     samples = probe.stop()
@@ -113,7 +113,7 @@ def _fail_over(cluster: LargeCluster, stubs: StubBrokers, old: int, new: int, to
 
 
 def _wait_for_all(stubs: StubBrokers, after: float, partitions: int) -> list[Arrival]:
-    """Until both stubs that are left have been told of every partition by LeaderAndIsr and by UpdateMetadata."""
+    """Until both stubs that are left have received every partition by LeaderAndIsr and by UpdateMetadata."""
     came: list[Arrival] = []
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:

@@ -29,7 +29,7 @@ _AGE = "kafka_controller_controllerchannelmanager_oldestitemagems"
 
 
 def rows(changes: int = CHANGES, pause_s: float = PAUSE_S) -> Iterator[Row]:
-    """Replicas of ten partitions move to and fro between two brokers; the third, which has none of them, is told."""
+    """Replicas of ten partitions move between two brokers; the third, which has none of them, learns of it."""
     with LargeCluster(3, {"zookeeper.session.timeout.ms": 40_000}) as cluster:
         controller = cluster.local.controller_id
         other, stopped = (b for b in cluster.brokers if b != controller)

@@ -37,7 +37,7 @@ PARTS: Final[dict[str, Callable[[sparks.Bench], Iterator[Figure]]]] = {
 
 
 def run(parts: Iterable[str], bench: sparks.Bench) -> tuple[list[Figure], list[str]]:
-    """The figures, and what went wrong: a part that fails is told, the others go on."""
+    """Return the figures and the failures. A failed part is reported; the others continue."""
     from pyspark.errors import PySparkException
 
     begun = time.monotonic()
@@ -73,7 +73,7 @@ def text(figures: Iterable[Figure], problems: Iterable[str], load_at_start: floa
 
 
 WHAT: Final = f"""\
-What the rows say:
+The rows show:
 - One klamm broker, `local[{sparks.CORES}]`, `ks.session` as it is, every option at its default on both sides; broker,
   JVM and Python workers share the cores. *connector* is Spark's own `format("kafka")` on the same topic in the same
   session, in turn: version 4.2.0, because 4.3.0 is not on Maven Central; it runs on PySpark 4.3.0. Medians of 5

@@ -1,4 +1,4 @@
-"""What the bench of Spark writes down: figures of klamm, and beside them those of Spark's own connector."""
+"""The results of the Spark bench: figures of klamm, and beside them those of Spark's own connector."""
 
 from __future__ import annotations
 

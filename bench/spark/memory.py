@@ -34,7 +34,7 @@ _LARGEST: Final = {JVM: "jvm", WORKER: "worker"}
 
 
 class Watch:
-    """Looks at all descendants of a process until it is told to stop; `peaks_mib` by the names of `WHAT`."""
+    """Looks at all descendants of a process until it must stop; `peaks_mib` by the names of `WHAT`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

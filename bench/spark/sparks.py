@@ -24,7 +24,7 @@ _JARS: Final = _ROOT / ".cache" / "spark_kafka"
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What every part gets: Spark, a broker, a directory, and how much to do."""
+    """The resources of every part: Spark, a broker, a directory, and how much to do."""
 
     spark: SparkSession
     cluster: KlammCluster

@@ -1,4 +1,4 @@
-"""What must hold in a mixed cluster whenever it is at rest: one metadata, whole ISRs, equal logs."""
+"""The invariants of a mixed cluster at rest: one metadata, whole ISRs, equal logs."""
 
 from __future__ import annotations
 

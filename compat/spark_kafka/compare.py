@@ -109,7 +109,7 @@ class Comparison:
         return sorted(found)
 
     def sinks(self) -> None:
-        """What either writes, the other reads; equal keys go to equal partitions."""
+        """Each reads the other's records; equal keys go to equal partitions."""
         source = self.frame("klamm", TOPIC).select("key", "value", "headers")
         for format_, topic in zip(("kafka", "klamm"), SINKS, strict=True):
             # Spark refuses its default mode for sources in Python; both take append.

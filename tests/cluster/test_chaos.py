@@ -1,7 +1,7 @@
 """Three brokers under load while leaders, controllers and ZooKeeper die, stand still, move and come back.
 
 What was acknowledged is there once and in order, in every replica, and the group has read all of it. 60 s by default;
-KLAMM_CHAOS_SECONDS says how long, KLAMM_CHAOS_SEED which faults. The longest unavailability is told, not judged.
+KLAMM_CHAOS_SECONDS says how long, KLAMM_CHAOS_SEED which faults. The longest unavailability is reported, not judged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`klamm cluster status` on three brokers: one that stands still lags, and has caught up when it goes on."""
+"""`klamm cluster status` on three brokers: one that stands still lags, and catches up when it continues."""
 
 from __future__ import annotations
 

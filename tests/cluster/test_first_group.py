@@ -29,7 +29,7 @@ def test_it_works_although_a_broker_was_killed_right_after_the_start() -> None:
 
 
 def test_a_factor_that_no_cluster_of_this_size_can_have() -> None:
-    """Nobody waits for what cannot be, and clients are told why."""
+    """Clients do not wait for an impossible result, and receive the reason."""
     with LocalCluster(brokers=2, broker_configs={"offsets.topic.replication.factor": 3}) as cluster:
         cluster.kill(2)
         request = FindCoordinatorRequest(key="g", key_type=0)

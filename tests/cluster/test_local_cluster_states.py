@@ -1,4 +1,4 @@
-"""LocalCluster after something was done to its brokers: what is told, and what is refused with which words."""
+"""LocalCluster after faults of its brokers: its answers and its error messages."""
 
 from __future__ import annotations
 

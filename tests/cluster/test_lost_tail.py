@@ -47,7 +47,7 @@ def cut(cluster: LocalCluster, broker_id: int, topic: str, partition: int, share
 
 
 def all_values(cluster: LocalCluster, topic: str, partition: int) -> list[bytes | None]:
-    """What the leader has, when all replicas follow it."""
+    """Return the leader's records when all replicas follow it."""
     cluster.wait_for(lambda: sorted(cluster.isr(topic, partition)) == [1, 2, 3], what="all replicas in sync")
     leader = RawClient(cluster.port(cluster.leader(topic, partition)))
     return [value for _, value in leader.read_all(topic, partition=partition)]

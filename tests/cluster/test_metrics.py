@@ -1,4 +1,4 @@
-"""What a Prometheus server scrapes from a running broker, against what was really sent to it."""
+"""The metrics of a running broker, compared with the requests that were sent to it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def brokers(cluster: LocalCluster, broker_id: int) -> set[int]:
 
 
 def is_deleted(cluster: LocalCluster, topic: str) -> bool:
-    """To the end: until then whoever comes back is told of it."""
+    """To the end: until then every broker that returns learns of it."""
     zookeeper = KazooClient(cluster.zookeeper_connect)
     zookeeper.start(TIMEOUT_S)
     try:

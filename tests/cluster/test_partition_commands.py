@@ -1,4 +1,4 @@
-"""`klamm partition` on three brokers: moves that end, that wait, that are taken back; elections."""
+"""`klamm partition` on three brokers: moves that end, that wait, that are cancelled; elections."""
 
 from __future__ import annotations
 

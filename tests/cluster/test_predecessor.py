@@ -31,7 +31,7 @@ def broker_config(cluster: LocalCluster, path: Path, *log_dirs: Path, session_ti
 
 
 def test_a_copied_directory_does_not_end_the_session_of_the_living(tmp_path: Path) -> None:
-    """The copy waits in vain for the session to end by itself, and is refused."""
+    """The copy waits without success for the session to end by itself, and is refused."""
     with LocalCluster(broker_configs=CALM) as cluster:
         cluster.create_topic("t")
         original = cluster.data_dir / "broker-1"

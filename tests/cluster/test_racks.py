@@ -47,7 +47,7 @@ def topic(cluster: LocalCluster) -> str:
 
 
 def bytes_out(cluster: LocalCluster, broker_id: int, topic: str) -> float:
-    """What a broker has sent to consumers of the topic."""
+    """Return the bytes that a broker has sent to consumers of the topic."""
     ready = json.loads((cluster.data_dir / f"broker-{broker_id}.ready").read_text())
     with urllib.request.urlopen(f"http://127.0.0.1:{ready['metrics_port']}/metrics", timeout=WAIT_S) as answer:
         lines = answer.read().decode().splitlines()

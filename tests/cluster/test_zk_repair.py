@@ -1,4 +1,4 @@
-"""A cluster goes on after `klamm zk repair` has set its ZooKeeper back: nothing that is acknowledged later is lost."""
+"""A cluster continues after `klamm zk repair` has reset its ZooKeeper: later acknowledged records are not lost."""
 
 from __future__ import annotations
 

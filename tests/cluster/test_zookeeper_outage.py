@@ -58,7 +58,7 @@ def zookeeper(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[
 
 
 def catch(client: RawClient) -> object:
-    """What becomes of a request that would wait for ten minutes."""
+    """The result of a request that would wait for ten minutes."""
     try:
         return client.create_topic("never", timeout_ms=600_000)
     except OSError as error:

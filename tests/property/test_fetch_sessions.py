@@ -1,7 +1,7 @@
 """A fetch session looks only at the partitions that changed, and answers as if it had looked at all of them.
 
 Two brokers go through the same steps. On one the reader has a session. On the other it names all its partitions in
-every request, and the model keeps what a session has to remember: their order and what the reader was told.
+every request, and the model keeps what a session has to remember: their order and the answers to the reader.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Answer = list[tuple[Any, ...]]
 
 @dataclass
 class Position:
-    """What the reader asks of a partition."""
+    """The reader's request for a partition."""
 
     offset: int = 0
     leader_epoch: int = 0
@@ -249,7 +249,7 @@ class Readers:
             self.name(index)
 
     def learn(self, index: int, amount: int) -> None:
-        """The reader hears of the leader epoch, and of the epoch of the last record it has."""
+        """The reader learns the leader epoch, and of the epoch of the last record it has."""
         if index in self.positions:
             self.positions[index].leader_epoch = self.leader_epoch[index]
             self.positions[index].last_epoch = (-1, max(0, self.leader_epoch[index] - amount % 2))[amount % 2]

@@ -66,9 +66,9 @@ class World:
     waiters: list[Deferred[JoinGroupResult] | Deferred[SyncGroupResult]] = field(default_factory=list)
     commits: list[tuple[TopicPartition, int, Deferred[dict[TopicPartition, ErrorCode]]]] = field(default_factory=list)
     possible: dict[TopicPartition, list[int | None]] = field(default_factory=dict)
-    """What may be read as committed: the last acknowledged offset and the later ones whose fate is not known."""
+    """The offsets that may be read as committed: the last acknowledged one and later ones of unknown result."""
     instances: dict[str, str] = field(default_factory=dict)
-    """Who a member id belongs to."""
+    """The client that a member id belongs to."""
     assigners: dict[tuple[int, int], str] = field(default_factory=dict)
     assignments: dict[int, bytes] = field(default_factory=dict)
     incarnation: int = 0
@@ -301,7 +301,7 @@ class World:
         self.settle()
 
     def settle(self) -> None:
-        """No more faults: as many clients as the group takes go on, the others are silent."""
+        """No more faults: as many clients as the group accepts continue, the others are silent."""
         self.heal_log()
         living = self.clients[: self.harness.config.max_size]
         for client in living:

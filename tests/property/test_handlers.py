@@ -30,7 +30,7 @@ MIXED_ROUNDS = 1_500
 
 
 class MemoryZooKeeper:
-    """What the config APIs need of a ZooKeeper: znodes with versions."""
+    """The part of ZooKeeper that the config APIs need: znodes with versions."""
 
     def __init__(self) -> None:
         self._znodes: dict[str, tuple[bytes | None, int]] = {}
@@ -167,7 +167,7 @@ def test_a_handler_answers_whatever_it_is_asked(one: GroupBroker, api: Api[Any, 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_broker_lives_through_any_order_of_requests(one: GroupBroker, seed: int) -> None:
-    """What one request leaves behind is what the next one meets."""
+    """Each request meets the state that the previous one left."""
     rng = Random(seed)
     client = Client(one, rng)
     for _ in range(MIXED_ROUNDS):

@@ -161,7 +161,7 @@ def test_damaged_bytes_are_an_error_or_what_the_plain_decoder_reads(
     try:
         wanted = expected(bytes(damaged), 0, LAST)
     except ProtocolError:
-        # only what the plain decoder refuses for its text may be read here: keys of headers that are no UTF-8
+        # only what the plain decoder refuses for its text may be read here: keys of headers that are not UTF-8
         assert any(r["headers"] and any("\ufffd" in h["key"] for h in r["headers"]) for r in rows)
         return
     assert rows == wanted

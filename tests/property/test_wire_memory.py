@@ -1,4 +1,4 @@
-"""What a peer can make a decoder allocate has a ceiling: the budget of a message, and the budget is honest."""
+"""A peer can make a decoder allocate only a bounded amount: the budget of a message, and the budget is honest."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.wire.samples import layout, random_message
 ROOT = Path(__file__).parents[2]
 LATEST = [(cls, version) for pair in BY_KEY.values() for cls in pair for version in (cls.VERSIONS[0], cls.VERSIONS[-1])]
 SLACK_BYTES = 3000
-"""What one decode takes beside its elements: the root object and the interpreter's own."""
+"""The memory of one decode without its elements: the root object and the interpreter's own."""
 WIDEST_CHARACTER = 4
 
 
 def charged(t: Type, value: Any) -> int:
-    """What the budget is charged for a value, and the contents of its strings, which the frame's size bounds."""
+    """The charge to the budget for a value, and the contents of its strings, which the frame's size bounds."""
     if value is None:
         return 0
     if t.element is not None:

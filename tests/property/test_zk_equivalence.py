@@ -94,7 +94,7 @@ class Side:
         self.clients[index : index + 1] = [client]
 
     def run(self, root: str, step: Step) -> list[list[object]]:
-        """What both clients received until the step and everything it caused was over, and all znodes after it."""
+        """Everything that both clients received until the step and what it caused was over, and all znodes after it."""
         index = step.client
         if step.kind == "reopen":
             self.clients[index].close()
@@ -304,7 +304,7 @@ def test_an_untouched_root_looks_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["embedded", "real"])
 def test_our_session_works_with_both(sides: tuple[Side, Side], kind: str) -> None:
-    """What kazoo lacks and `ZkSession` adds: multiRead, watches set again after a lost connection, registration."""
+    """Operations that only `ZkSession` has: multiRead, watches set again after a lost connection, registration."""
     address = sides[("embedded", "real").index(kind)].address
 
     async def scenario() -> None:

@@ -35,7 +35,7 @@ for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 
 
 def on_odd_machines(program: str) -> set[str]:
-    """What the program prints there. In processes of their own, since Python decides about its hashes at the start."""
+    """Return the output of the program, from separate processes: Python chooses its hash seed at startup."""
     return {
         subprocess.run(
             [sys.executable, "-c", ODD_MACHINE.format(number=number) + program],

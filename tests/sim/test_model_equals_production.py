@@ -1,4 +1,4 @@
-"""What level 1 models of production, beside production: the queue of events with its preemption, and the senders."""
+"""The models of level 1, compared with production: the queue of events with its preemption, and the senders."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _sender_script(seed: int) -> list[ControlRequest | str]:
 
 
 def _sent_by_the_model(script: list[ControlRequest | str]) -> list[ControlRequest]:
-    """What arrives at the broker, again and again where the answer was lost."""
+    """The requests that arrive at the broker, repeated where the answer was lost."""
     world = World(0, brokers=2)
     world.calm = True
     world.scheduler.run_until(1_000)

@@ -22,7 +22,7 @@ def write_properties(path: Path, properties: Mapping[str, object]) -> Path:
 
 
 def refuse_to_start(config: Path, *overrides: str) -> str:
-    """What a broker says that does not start; it must end with code 1 and without a traceback."""
+    """Return the output of a broker that does not start; it must end with code 1 and without a traceback."""
     command = [sys.executable, "-m", "klamm.server", "--config", str(config)]
     command += [argument for override in overrides for argument in ("--override", override)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -32,7 +32,7 @@ def refuse_to_start(config: Path, *overrides: str) -> str:
 
 
 class BrokerProcess:
-    """A broker of its own, without LocalCluster; `ready` is what it says of itself once it answers."""
+    """A single broker without LocalCluster; `ready` is the content of its ready file."""
 
     def __init__(self, config: Path, *, through_cli: bool = False) -> None:
         self._config = config
@@ -92,7 +92,7 @@ class BrokerProcess:
 
     @property
     def log(self) -> str:
-        """What this run has said so far."""
+        """The output of this run so far."""
         return self._log.read_bytes()[self._log_start :].decode()
 
     def client(self, listener: str = "PLAINTEXT") -> RawClient:

@@ -2,7 +2,7 @@
 
     KLAMM_CHAOS_SECONDS=3600 KLAMM_CHAOS_SEED=7 pytest -s tests/cluster/test_chaos.py
 
-The seed decides which faults come, on whom and for how long. What the processes make of it is never quite the same.
+The seed decides on the faults, their targets and their durations. The processes never behave exactly the same.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CLOSE_S: Final = 30.0
 
 
 class ZooKeeper(Protocol):
-    """Who coordinates the cluster, and can be taken away."""
+    """The ZooKeeper of the cluster, which can be stopped."""
 
     def stop(self, *, kill: bool) -> None: ...
 
@@ -171,7 +171,7 @@ class Chaos:
             self._say(f"start {broker_id}")
 
     def pause_beyond_the_session(self) -> None:
-        """The others go on without it, and it wakes up in the belief that it leads."""
+        """The others continue without it, and it wakes up in the belief that it leads."""
         victim = self.rng.choice([self._any_broker(), self.cluster.leader(TOPIC, 0), self.cluster.controller_id])
         self.cluster.pause(victim)
         self._say(f"pause {victim}")
@@ -286,7 +286,7 @@ class Chaos:
         self.wait_for_full_isr()
 
     def _judge(self) -> list[str]:
-        """Called when nothing is written any more and everybody is in sync; stops the brokers in the end."""
+        """Called when nothing is being written and every replica is in sync; stops the brokers in the end."""
         servers = self.cluster.bootstrap_servers
         log = chaos_clients.read_log(servers, TOPIC, PARTITIONS, WAIT_S)
         problems = chaos_clients.check(self.account, log)

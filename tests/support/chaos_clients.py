@@ -1,4 +1,4 @@
-"""What works while things break: producers at a steady rate, a group of consumers, and the account of what they saw.
+"""Clients that work during faults: producers at a steady rate, a group of consumers, and the account of what they saw.
 
 A record's value says who wrote it, and its number among that producer's records of its partition.
 """
@@ -54,11 +54,11 @@ class Written(NamedTuple):
 
 @dataclass
 class Account:
-    """What the clients were told. Every entry is written by one thread, and all is read when they have ended."""
+    """The answers that the clients received. One thread writes each entry; they are read after all threads ended."""
 
     partitions: int
     pipelined: frozenset[int] = frozenset()
-    """Writers with more than one request in flight. When one of several fails, librdkafka goes on with a new producer
+    """Writers with more than one request in flight. When one of several fails, librdkafka continues with a new producer
     epoch and sends again what it has no answer for: then the log may hold a record once an epoch."""
     acked: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     """Numbers by writer and partition, in the order of acknowledgement."""
@@ -83,7 +83,7 @@ class Account:
 
 
 class Worker:
-    """A thread that works until it is told to stop; what it raises is a problem of the account."""
+    """A thread that works until it must stop; what it raises is a problem of the account."""
 
     def __init__(self, name: str, account: Account) -> None:
         self.account = account
@@ -171,7 +171,7 @@ class Writer(Worker):
 
 
 def _condensed(statistics: str) -> str:
-    """What tells why a producer of librdkafka stands still: its state, its requests under way and its queues."""
+    """The data that explains why a librdkafka producer is stuck: its state, its requests under way and its queues."""
     told = json.loads(statistics)
     brokers = {
         name: {key: broker.get(key) for key in ("state", "stateage", "outbuf_cnt", "waitresp_cnt", "req_timeouts")}
@@ -279,7 +279,7 @@ def _watermarks(consumer: Consumer, partition: TopicPartition, deadline: float) 
 
 
 def check(account: Account, log: Mapping[int, list[Written]]) -> list[str]:
-    """What is wrong with a log, by what the clients were told; nothing if all is well."""
+    """What is wrong with a log, by the answers that the clients received; nothing if all is well."""
     problems = list(account.problems)
     for partition, found in log.items():
         by_writer: dict[int, list[int]] = defaultdict(list)
@@ -313,7 +313,7 @@ def _check_writer(account: Account, writer: int, partition: int, found: list[int
 
 
 def check_sequences(batches_of: Mapping[int, Iterable[RecordBatch]]) -> list[str]:
-    """What a broker promises an idempotent producer: within an epoch no sequence number is missing or comes twice.
+    """The promises of a broker to an idempotent producer: within an epoch no sequence number is missing or comes twice.
 
     Takes the batches of every partition, from its beginning.
     """

@@ -55,5 +55,6 @@ def text_files() -> tuple[Path, ...]:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
         paths = [ROOT / name for name in listed if name]
     except (OSError, subprocess.CalledProcessError):
-        paths = [path for folder in ("src", "tests", "bench", "compat", "docs") for path in (ROOT / folder).rglob("*")]
+        folders = ("src", "tests", "bench", "compat", "docs", "docgen", "examples")
+        paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     return tuple(path for path in paths if path.is_file() and b"\0" not in path.read_bytes()[:1024])

@@ -1,4 +1,4 @@
-"""What the controller does, scenario by scenario: the golden sequences of the control plane as readable text."""
+"""The controller's effects, scenario by scenario: the golden sequences of the control plane as readable text."""
 
 from __future__ import annotations
 

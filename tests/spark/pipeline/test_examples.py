@@ -76,7 +76,7 @@ def test_clickstream(spark: SparkSession, cluster: LocalCluster, directories: Pa
     )
     assert visits == [("eva", 1, "/", "/"), ("eva", 2, "/", "/huts"), ("tom", 1, "/", "/")]
 
-    # The next run goes on where this one ended.
+    # The next run continues where this one ended.
     produce_json(servers, "clicks", [{"user": "eva", "page": "/", "at": "2026-07-01T14:00:00Z"}])
     run_once(spec, spark, servers)
     assert len(rows(directories, "page_views")) == 4

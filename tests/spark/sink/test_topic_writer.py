@@ -1,4 +1,4 @@
-"""What a task writes into topics, without Spark around it: keys, partitions, headers, nulls, and what is refused."""
+"""The records that a task writes into topics, without Spark: keys, partitions, headers, nulls, and what is refused."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ def test_a_topic_created_anew_while_the_query_is_down_is_noticed(cluster: LocalC
 
 
 class NoIds(dict[str, UUID]):
-    """What a client knows of topic ids when the brokers are older than those."""
+    """A client's knowledge of topic ids when the brokers are older than those."""
 
     def __setitem__(self, topic: str, topic_id: UUID) -> None:
         pass
