@@ -9,7 +9,9 @@ from pathlib import Path
 
 from tests.support.source_tree import ROOT
 
-LOADED = re.compile(r"<(?:script|img|iframe)[^>]*\ssrc=\"?(https?:)?//|<link[^>]*\srel=\"?(?:stylesheet|preconnect)[^>]*https?://")
+LOADED = re.compile(
+    r"<(?:script|img|iframe)[^>]*\ssrc=\"?(https?:)?//|<link[^>]*\srel=\"?(?:stylesheet|preconnect)[^>]*https?://"
+)
 
 
 def test_the_site_is_complete_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
