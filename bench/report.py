@@ -128,7 +128,7 @@ def write_section(name: str, text: str, path: Path = RESULTS) -> None:
     """Replaces the section, or adds it at the end."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     section = f"{begin}\n{text.strip()}\n{end}"
-    old = path.read_text(encoding="utf-8") if path.exists() else "# What was measured\n"
+    old = path.read_text(encoding="utf-8") if path.exists() else "# Measurements\n"
     if begin in old and end in old:
         before, rest = old.split(begin, 1)
         new = before + section + rest.split(end, 1)[1]

@@ -40,7 +40,6 @@ REPLACEMENTS = {
 NOT_REWRITTEN: frozenset[str] = frozenset(
     {
         "ARCHITECTURE.md",
-        "bench/RESULTS.md",
         "src/klamm/apis",
         "src/klamm/cli",
         "src/klamm/controller",
