@@ -13,7 +13,7 @@ from klamm.cli.app import app
 
 
 def test_a_shell(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is typed runs with `spark` and `ks` at hand, and what goes wrong is told and does not end it."""
+    """Typed statements run with `spark` and `ks` defined; errors are printed and do not end the shell."""
 
     @contextmanager
     def shared(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:

@@ -41,7 +41,6 @@ NOT_REWRITTEN: frozenset[str] = frozenset(
     {
         "ARCHITECTURE.md",
         "src/klamm/apis",
-        "src/klamm/cli",
         "src/klamm/controller",
         "src/klamm/coordinator",
         "src/klamm/errors.py",
@@ -57,7 +56,6 @@ NOT_REWRITTEN: frozenset[str] = frozenset(
         "src/klamm/sim",
         "src/klamm/spark",
         "src/klamm/zk",
-        "tests/spark",
         "tests/support",
         "tests/unit",
     }

@@ -104,7 +104,7 @@ def result(future: Future[T], what: str = "") -> T:
 
 
 def results(futures: Mapping[str, Future[Any]], what: Callable[[str], str], success: str = "") -> dict[str, Any]:
-    """All results by name. Each `success`, with the name in it, and every failure is told; one failure fails all."""
+    """Return all results by name. Print `success` or the failure per name; one failure fails the command."""
     done: dict[str, Any] = {}
     problems: list[str] = []
     for name, future in futures.items():
@@ -128,7 +128,7 @@ def explain(error: KafkaError) -> str:
 
 
 def sentence(error: Exception) -> str | None:
-    """What to tell of an error that left a command; None when it can only be a mistake of klamm itself."""
+    """Return the message for an error that ended a command; None if the error is a bug of klamm."""
     from confluent_kafka import KafkaException
 
     if isinstance(error, KlammError):

@@ -268,7 +268,7 @@ def _read_metrics(
 
 
 def _metrics_address(node: MetadataResponseBroker, timeout_s: float) -> Address | None:
-    """Where the broker says it is; a port that it took because it was free is told, too."""
+    """Return the address that the broker reports, including a free port that it picked."""
     from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,

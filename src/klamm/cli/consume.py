@@ -121,8 +121,9 @@ def _attach(
 
 
 def _start_group(consumer: Consumer, partitions: list[TopicPartition], from_beginning: bool) -> None:
-    """Each partition goes on at the group's offset. Where the group has none, the place it starts at becomes its
-    offset: otherwise a partition of which nothing was read would start anew, elsewhere, the next time.
+    """Each partition continues at the group's offset. If the group has none, the start position becomes its offset.
+
+    Otherwise a partition of which nothing was read would start elsewhere the next time.
     """
     known = consumer.committed(partitions, timeout=TIMEOUT_S)
     new = [tp for tp in known if tp.offset < 0]

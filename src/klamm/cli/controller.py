@@ -26,7 +26,7 @@ _LIST_MOVES: Final = 46
 """ListPartitionReassignments changes nothing."""
 _PAUSE_S: Final = 0.2
 _SILENT_S: Final = 1.0
-"""A search that takes longer is told of."""
+"""A longer search is reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Moves of partitions: asked for, taken back, listed, waited for."""
+"""Moves of partitions: request, cancel, list, wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from klamm.protocol.messages.list_partition_reassignments import (
 
 POLL_S: Final = 0.5
 SETTLE_S: Final = 10.0
-"""A move ends at the controller; the broker that is asked for the replicas hears of it a little later."""
+"""A move ends at the controller; the broker that is asked for the replicas learns of it a little later."""
 SHOWN: Final = 10
 Moves = dict[TopicPartition, "list[int] | None"]
 """Where each partition goes; None: back to where it was."""
@@ -128,10 +128,10 @@ def wait(servers: str, moves: Moves, timeout_s: float) -> None:
 
 
 class _SeenInMotion:
-    """What the broker that is asked first has shown of the moves.
+    """The moves as the first broker has reported them.
 
-    A broker never goes back to what it knew before. So one that has shown a partition in motion, and shows neither that
-    nor the target any more, has heard how the move ended; one that has not may only be late.
+    A broker never returns to older knowledge. If it has reported a move, and now reports neither the move
+    nor the target, the move has ended. If it has not reported the move, it may only be late.
     """
 
     def __init__(self, servers: str) -> None:
@@ -148,7 +148,7 @@ class _SeenInMotion:
                 self._shown[tp] = broker, replicas[tp]
 
     def settle(self, moves: Moves) -> list[str]:
-        """Partitions that are not where they were to go, and will not come there any more."""
+        """Return the partitions that have not reached their target and no longer will."""
         targets = {tp: target for tp, target in moves.items() if target is not None}
         settled_by = time.monotonic() + SETTLE_S
         while targets:

@@ -12,7 +12,7 @@ _BOLD, _DIM, _RED, _GREEN, _YELLOW, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "
 
 
 class Failure(KlammError):
-    """What a command tells a person before it ends with code 1: one sentence."""
+    """The message, one sentence, with which a command ends with exit code 1."""
 
 
 class OutputGone(Exception):

@@ -110,7 +110,7 @@ def _trigger(spec: PipelineSpec, once: bool, every: str | None) -> Trigger:
 
 
 def _check_topics(spec: PipelineSpec, servers: str) -> None:
-    """Topics that are missing are told with their lines before Spark starts."""
+    """Report missing topics, with their lines, before Spark starts."""
     from klamm.spark.pipeline.problems import PipelineError, Problem
 
     known = set(cluster_metadata(admin_client(servers), servers).topics)
@@ -126,7 +126,7 @@ def _check_topics(spec: PipelineSpec, servers: str) -> None:
 
 
 def missing_topic(name: str, known: Iterable[str]) -> str:
-    """What to do about it: write the name of one that is there, or make it."""
+    """Return the remedy: use the name of an existing topic, or create it."""
     from klamm.spark.pipeline.problems import suggestion
 
     close = suggestion(name, [other for other in known if not other.startswith("__")])

@@ -117,7 +117,7 @@ def _check_topic(producer: Producer, servers: str, topic: str, partition: int | 
 
 
 def _is_awaited(found: TopicMetadata) -> bool:
-    """What brokers say of a topic that is on its way, and of one that is being deleted and wanted again."""
+    """The errors of brokers for a topic that is being created, or deleted and created again."""
     from confluent_kafka import KafkaError
 
     return found.error is not None and found.error.code() == KafkaError.LEADER_NOT_AVAILABLE

@@ -52,7 +52,7 @@ def require_schemas() -> None:
 
 
 def infer_topic(servers: str, topic: str, sample: int) -> Inferred:
-    """The schema of the newest records; what was looked at is told."""
+    """Return the schema of the newest records, and print the size of the sample."""
     from klamm.spark.decode.schema_inference import infer_json
 
     values = sample_values(servers, topic, sample)

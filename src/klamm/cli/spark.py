@@ -65,7 +65,7 @@ def submit(
     conf: Conf = [],  # noqa: B006
     ship: Ship = False,
 ) -> None:
-    """Run a program with spark-submit and klamm's settings. What follows APP.py is given to it."""
+    """Run a program with spark-submit and klamm's settings. Arguments after APP.py are passed to it."""
     require_spark()
     if not program.exists():
         fail(f"{program}: No such file.")

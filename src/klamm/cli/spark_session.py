@@ -1,4 +1,4 @@
-"""Spark for the commands: checked before it starts, and silent. What its processes print goes to a file."""
+"""Spark for the commands: checked before it starts, with its output redirected to a file."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def require_spark() -> None:
 
 @contextmanager
 def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A session for one command. On a terminal the person is told that it takes a moment."""
+    """A session for one command. On a terminal, a note announces that the start takes a moment."""
     require_spark()
     waiting(f"Starting Spark on {master} ...")
     silence_py4j()

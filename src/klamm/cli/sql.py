@@ -67,7 +67,7 @@ def sql(
 
 
 def _check_first(query: str, topics: Callable[[], list[str]]) -> None:
-    """Names that cannot be topics are told before Spark starts, unless the text makes views of its own."""
+    """Report names that cannot be topics before Spark starts, unless the text creates its own views."""
     from klamm.spark.sql.table_names import SqlTextError, relations, tokens
     from klamm.spark.sql.topic_tables import refuse_files_of_tables, unknown_topic
     from klamm.spark.tables.read import open_table
@@ -103,7 +103,7 @@ def _statements(text: str) -> list[str]:
 
 
 class _Shell:
-    """Answers statements; at a prompt an error is told and the next statement is waited for."""
+    """Answers statements. At a prompt, an error is printed and the next statement is awaited."""
 
     def __init__(
         self,

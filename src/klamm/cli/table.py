@@ -180,7 +180,7 @@ def _follow(query: Any) -> int:
 
 
 class _Counter:
-    """How many records the batches read, each counted once however often it is told."""
+    """Return the number of records that the batches read, each batch counted once."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -89,7 +89,7 @@ def _descriptions(admin: AdminClient, names: list[str]) -> dict[str, Any]:
 
 
 def _overrides(admin: AdminClient, names: list[str]) -> dict[str, dict[str, str]]:
-    """What each topic says itself, without the broker's defaults."""
+    """Return the overrides of each topic, without the broker's defaults."""
     from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType
 
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]

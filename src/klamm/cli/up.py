@@ -134,7 +134,7 @@ def _announce(cluster: LocalCluster, seconds: float) -> None:
 
 
 def _watch(cluster: LocalCluster, signals: _Signals, *, has_own_zookeeper: bool) -> None:
-    """Until a signal, or until ZooKeeper or the last broker has ended by itself; the others go on without one."""
+    """Wait for a signal, or until ZooKeeper or the last broker has ended. The other brokers continue without one."""
     running = list(cluster.broker_ids)
     while not signals.wait(_POLL_S):
         _refuse_lost_zookeeper(cluster)
@@ -174,7 +174,7 @@ def _refuse_lost_zookeeper(cluster: LocalCluster) -> None:
 
 
 def zookeeper_clients(address: str) -> int:
-    """How many clients with a session are connected to the ZooKeeper server, as it says itself; 0 if it does not."""
+    """Return the number of clients with a session that the ZooKeeper server reports; 0 if it does not answer."""
     import socket
 
     host, _, port = address.rpartition(":")
