@@ -72,11 +72,10 @@ class VersionedApi:
             self._count_errors = sliced_error_counter(self._spec.response)
         return self._count_errors(response, self.metrics)
 
-    def mark_request(self) -> None:
-        meter = self.requests
-        if meter is None:
-            meter = self.requests = self.metrics.requests(self.version)
-        meter.count += 1
+    def first_request(self) -> Meter:
+        """Create the meter at the first request of this version, so that unused versions have none."""
+        self.requests = self.metrics.requests(self.version)
+        return self.requests
 
 
 class ApiTable:

@@ -33,6 +33,33 @@ _log = logging.getLogger(__name__)
 class Connection(PausableProtocol, Responder):
     """Owner: the broker loop."""
 
+    __slots__ = (
+        "__weakref__",
+        "_channel",
+        "_control_lane",
+        "_data_lane",
+        "_exchange",
+        "_is_ready",
+        "_monotonic",
+        "_on_lost",
+        "_on_made",
+        "_pool",
+        "_reader",
+        "_recorder",
+        "_traffic",
+        "_unfinished_bytes",
+        "_unsent",
+        "_unsent_bytes",
+        "context",
+        "decoder",
+        "get_buffer",
+        "index",
+        "is_admitted",
+        "is_closed",
+        "is_write_paused",
+        "last_active_at",
+    )
+
     def __init__(
         self,
         environment: ConnectionEnvironment,
@@ -134,8 +161,8 @@ class Connection(PausableProtocol, Responder):
     def _record_unsent(self, now: float) -> None:
         """Record the responses that were written: they have left, or have nowhere to go."""
         for request, flushed_at in self._unsent:
-            self._channel.release_unsent(request.response_size_bytes)
-            self._recorder.record(request, flushed_at, now)
+            self._channel.add_unsent(-request.response_size_bytes)
+            self._recorder.record((request,), flushed_at, now)
         self._unsent.clear()
         if self._unsent_bytes:
             self._unsent_bytes = 0
@@ -176,19 +203,14 @@ class Connection(PausableProtocol, Responder):
             except ProtocolError as error:
                 self._refuse_peer(str(error))
                 return
-            if request.response_parts is None:
-                self._submit(request)
-            else:
+            if request.response_parts is not None:
                 self._answer_without_handler(request)
-
-    def _submit(self, request: Request) -> None:
-        if len(self._exchange.in_flight) >= MAX_IN_FLIGHT:
-            self.pause(IN_FLIGHT)
-        if self._pool is not None:
-            self._pool.acquire(request)
-        lane = self._control_lane if request.api.is_control else self._data_lane
-        if not self._channel.send_request(lane, request):
-            self.pause(QUEUE_FULL)
+                continue
+            if len(exchange.in_flight) >= MAX_IN_FLIGHT:
+                self.pause(IN_FLIGHT)
+            lane = self._control_lane if request.api.is_control else self._data_lane
+            if not self._channel.send_request(lane, request):
+                self.pause(QUEUE_FULL)
 
     def _answer_without_handler(self, request: Request) -> None:
         self._channel.note_received()
@@ -224,13 +246,14 @@ class Connection(PausableProtocol, Responder):
 
     def refuse(self, request: Request, reason: str) -> None:
         _log.warning("Closing connection %s: %s", self.context.connection_id, reason)
+        request.frame = b""
         self.stop_reading()
         self._exchange.drop_later_than(request)
         self.complete_with_close(request)
 
     def drop(self, request: Request) -> None:
         request.frame = b""
-        self._channel.memory_pool.release(request)
+        self._channel.release_memory(request)
         request.local_done_at = request.remote_done_at = self._monotonic()
         self._finish(request, None)
 
@@ -318,17 +341,16 @@ class Connection(PausableProtocol, Responder):
 
     def _after_write(self, sent: list[Request], size: int, flushed_at: float) -> None:
         channel = self._channel
-        channel.note_sent(len(sent))
         now = self.last_active_at = self._monotonic()
         self._traffic.idle.busy_seconds += now - flushed_at
         if self.is_write_paused:
             self._unsent.extend((request, flushed_at) for request in sent)
             self._unsent_bytes += size
+            channel.note_sent(len(sent), 0)
             channel.unread.note(self, self._unsent_bytes)
         else:
-            channel.release_unsent(size)
-            for request in sent:
-                self._recorder.record(request, flushed_at, now)
+            channel.note_sent(len(sent), size)
+            self._recorder.record(sent, flushed_at, now)
         last = sent[-1]
         if last.throttle_time_ms and not self.is_closed:
             self._throttle(now, last.throttle_time_ms)

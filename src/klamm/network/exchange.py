@@ -27,7 +27,7 @@ class Exchange:
     its share of the handlers.
     """
 
-    __slots__ = ("_apis", "_by_code", "_connection", "_is_control_plane", "_reader", "frames", "in_flight")
+    __slots__ = ("_apis", "_by_code", "_connection", "_is_control_plane", "_reader", "_turn_at", "frames", "in_flight")
 
     def __init__(self, connection: Responder, apis: ApiTable, reader: FrameReader, *, is_control_plane: bool) -> None:
         self._connection = connection
@@ -38,6 +38,7 @@ class Exchange:
         self.frames: deque[Frame] = deque()
         """Complete frames that are not requests yet."""
         self.in_flight: deque[Request] = deque()
+        self._turn_at = 0.0
 
     # Requests.
 
@@ -126,13 +127,18 @@ class Exchange:
         sent: list[Request] = []
         parts: list[BytesLike] = []
         size = 0
+        turn_at = self._turn_at
         while in_flight and in_flight[0].is_complete and size <= FLUSH_BYTES:
             request = in_flight.popleft()
             sent.append(request)
+            if request.remote_done_at > turn_at:
+                turn_at = request.remote_done_at
+            request.turn_at = turn_at
             if request.response_parts is not None:
                 parts += request.response_parts
                 size += request.response_size_bytes
                 request.response_parts = None
             if request.throttle_time_ms or request.closes_connection:
                 break
+        self._turn_at = turn_at
         return sent, parts, size

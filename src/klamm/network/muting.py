@@ -28,6 +28,8 @@ _TCP_ESTABLISHED: Final = 1
 class PausableProtocol(asyncio.BufferedProtocol):
     """A connection that is read while `paused`, a set of the reasons above, is empty."""
 
+    __slots__ = ("_loop", "_transport", "_unmute", "_unmute_at", "paused")
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.paused = 0
         self._loop = loop

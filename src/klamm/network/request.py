@@ -34,6 +34,7 @@ class Request(RequestContext):
         "response_size_bytes",
         "size_bytes",
         "split_name",
+        "turn_at",
     )
 
     def __init__(
@@ -59,7 +60,8 @@ class Request(RequestContext):
         self.size_bytes = len(frame)
         self.pooled_bytes = 0
         """The share of the memory pool that the frame holds."""
-        self.received_at = self.dequeued_at = self.local_done_at = self.remote_done_at = received_at
+        self.received_at = self.dequeued_at = self.local_done_at = self.remote_done_at = self.turn_at = received_at
+        """`turn_at`: this response and all earlier ones of the connection were complete."""
         self.is_complete = False
         self.is_dropped = False
         """An earlier request of the connection was malformed: this one is not handled."""
@@ -86,6 +88,8 @@ class Responder(ABC):
 
     Each request ends with one call of `complete`, `complete_with_close`, `refuse` or `drop`.
     """
+
+    __slots__ = ()
 
     context: ChannelContext
     decoder: RequestDecoder

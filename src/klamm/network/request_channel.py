@@ -30,7 +30,8 @@ _GROUP: Final = "kafka.network"
 class MemoryPool:
     """`queued.max.request.bytes`: connections stop reading while requests that wait for a handler hold that many bytes.
 
-    A single request may exceed the limit, as in Kafka: it is admitted whenever anything is free.
+    A single request may exceed the limit, as in Kafka: it is admitted whenever anything is free. Only the channel
+    changes `used_bytes`.
     """
 
     __slots__ = ("limit_bytes", "used_bytes", "waiting")
@@ -40,14 +41,6 @@ class MemoryPool:
         self.used_bytes = 0
         self.waiting: dict[Callable[[], None], None] = {}
         """Called, longest wait first, when memory is free."""
-
-    def acquire(self, request: Request) -> None:
-        request.pooled_bytes = request.size_bytes
-        self.used_bytes += request.size_bytes
-
-    def release(self, request: Request) -> None:
-        self.used_bytes -= request.pooled_bytes
-        request.pooled_bytes = 0
 
     @property
     def is_depleted(self) -> bool:
@@ -102,9 +95,16 @@ class RequestChannel:
     def send_request(self, lane: Lane, request: Request) -> bool:
         """Queue a request. Return False if its queue is full: the lane reports when there is room."""
         self.in_flight += 1
+        request.pooled_bytes = request.size_bytes
+        self.memory_pool.used_bytes += request.size_bytes
         is_queued = lane.queue.offer(lane, request)
         self.wake_handlers()
         return is_queued
+
+    def release_memory(self, request: Request) -> None:
+        """Free the request's share of the memory pool: its frame is decoded or dropped."""
+        self.memory_pool.used_bytes -= request.pooled_bytes
+        request.pooled_bytes = 0
 
     def note_received(self) -> None:
         """Count a request that needs no handler."""
@@ -151,18 +151,15 @@ class RequestChannel:
         return max(LEAST_RESPONSE_BYTES, (UNSENT_RESPONSE_BYTES - self.unsent_bytes) // 2)
 
     def add_unsent(self, size_bytes: int) -> None:
-        """Count bytes of a response that its client has not read yet; negative to correct a reservation."""
+        """Count bytes of a response that its client has not read; negative if they have left or will not come."""
         self.unsent_bytes += size_bytes
 
-    def note_sent(self, count: int) -> None:
-        """Count requests that have left the broker, with a response or without."""
+    def note_sent(self, count: int, size_bytes: int) -> None:
+        """Count requests that have left the broker, and the bytes of their responses that need no memory any longer."""
         self.in_flight -= count
+        self.unsent_bytes -= size_bytes
         if self._drained is not None and self.in_flight == 0 and not self._drained.done():
             self._drained.set_result(None)
-
-    def release_unsent(self, size_bytes: int) -> None:
-        """Release bytes of responses that have left, or that have nowhere to go."""
-        self.unsent_bytes -= size_bytes
 
     async def drained(self) -> None:
         """Return when no request is queued, being handled or unanswered."""

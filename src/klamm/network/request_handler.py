@@ -26,7 +26,7 @@ import logging
 from collections.abc import Generator
 from functools import partial
 from types import GeneratorType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from klamm.clock import Clock
 from klamm.errors import ErrorCode, ProtocolError
@@ -192,18 +192,16 @@ class KafkaRequestHandlerPool:
         elif request.size_bytes > WHOLE_BYTES:
             self._begin(request, self._handle_large(request))
         else:
-            frame = request.frame
-            request.frame = b""
             try:
-                request.client_id, message = connection.decoder.decode(request.api, frame)
+                request.client_id, message = connection.decoder.decode(request.api, request.frame)
             except ProtocolError as error:
                 connection.refuse(request, str(error))
             else:
+                request.frame = b""
                 rest = self._dispatch(request, message)
                 if rest is not None:
                     self._begin(request, rest)
-            if request.pooled_bytes:
-                self._channel.memory_pool.release(request)
+            self._channel.release_memory(request)
         return self._monotonic()
 
     def _handle_large(self, request: Request) -> Steps:
@@ -217,7 +215,7 @@ class KafkaRequestHandlerPool:
             request.connection.refuse(request, str(error))
             return
         finally:
-            self._channel.memory_pool.release(request)
+            self._channel.release_memory(request)
         if rest is not None:
             yield from rest
 
@@ -228,12 +226,12 @@ class KafkaRequestHandlerPool:
             if api.metric_name is not None:
                 request.split_name = api.metric_name(message)
             result = api.dispatch(request, message)
-            if isinstance(result, asyncio.Future):
-                return self._settle(request, result)
             if isinstance(result, GeneratorType):
                 return self._settle_sliced(request, result)
+            if result is not None and not isinstance(result, Message):
+                return self._settle(request, result)
             request.local_done_at = request.remote_done_at = self._monotonic()
-            steps = request.connection.complete(request, cast("Message | None", result))
+            steps = request.connection.complete(request, result)
             return None if steps is None else self._guard(request, steps)
         except Exception:
             request.local_done_at = request.remote_done_at = self._monotonic()

@@ -20,12 +20,16 @@ COLUMNS: Final = (
     "LocalTimeMs",
     "RemoteTimeMs",
     "ThrottleTimeMs",
+    "ResponseOrderTimeMs",
     "ResponseQueueTimeMs",
     "ResponseSendTimeMs",
     "TotalTimeMs",
     "RequestBytes",
 )
-"""The histograms of an API, in the order of a row of its table."""
+"""The histograms of an API, in the order of a row of its table.
+
+ResponseOrderTimeMs, which Kafka does not have, is the wait for the responses to earlier requests of the connection.
+"""
 
 
 class RequestMetrics:

@@ -26,6 +26,8 @@ from tests.unit.network.harness import (
     until,
 )
 
+HEARTBEAT = {"request": "Heartbeat"}
+
 
 def median(server: Server, column: str, request: str = "Heartbeat") -> float:
     metric = server.registry.find("kafka.network", "RequestMetrics", column, {"request": request})
@@ -60,6 +62,7 @@ def test_every_part_of_the_time_is_measured() -> None:
             assert median(server, "LocalTimeMs") == pytest.approx(20)
             assert median(server, "RemoteTimeMs") == pytest.approx(30)
             assert median(server, "ThrottleTimeMs") == 1
+            assert median(server, "ResponseOrderTimeMs") == pytest.approx(0)
             assert median(server, "ResponseQueueTimeMs") == pytest.approx(0)
             assert median(server, "ResponseSendTimeMs") == pytest.approx(0)
             assert median(server, "TotalTimeMs") == pytest.approx(60)
@@ -67,6 +70,33 @@ def test_every_part_of_the_time_is_measured() -> None:
             assert server.value("RequestMetrics", "RequestsPerSec", request="Heartbeat", version="1") == 1
             tags = {"request": "Heartbeat", "error": "REBALANCE_IN_PROGRESS"}
             assert server.value("RequestMetrics", "ErrorsPerSec", **tags) == 1
+            await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_wait_for_earlier_responses_is_not_a_wait_for_the_network() -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        first: asyncio.Future[HeartbeatResponse] = asyncio.get_running_loop().create_future()
+
+        def script(_: RequestContext, request: HeartbeatRequest) -> Answer:
+            return first if request.generation_id == 1 else echo(request)
+
+        async with Server(heartbeat_api(script), clock=clock) as server:
+            client = await server.client()
+            client.send(heartbeat(1))
+            client.send(heartbeat(2))
+            await until(lambda: server.value("RequestChannel", "ResponseQueueSize") == 1)
+            clock.seconds += 3.0
+            first.set_result(HeartbeatResponse(error_code=1))
+            assert [await client.receive_heartbeat() for _ in range(2)] == [(0, 1), (1, 2)]
+            waits = server.registry.find("kafka.network", "RequestMetrics", "ResponseOrderTimeMs", HEARTBEAT)
+            assert isinstance(waits, HistogramColumn)
+            assert waits.percentiles()[-1] == pytest.approx(3000)
+            queued = server.registry.find("kafka.network", "RequestMetrics", "ResponseQueueTimeMs", HEARTBEAT)
+            assert isinstance(queued, HistogramColumn)
+            assert queued.percentiles()[-1] == pytest.approx(0)
             await client.close()
 
     asyncio.run(scenario())
