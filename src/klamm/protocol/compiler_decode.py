@@ -18,8 +18,8 @@ from struct import Struct as Format
 from typing import Any
 
 from klamm.protocol import runtime
+from klamm.protocol.declaration import Message
 from klamm.protocol.schema import REFERENCE_COST, Slot, Type, cost, is_flexible, min_size, plain, plan, tagged
-from klamm.protocol.wire import Message
 
 Decoder = Callable[[bytes | bytearray, int], tuple[Any, int]]
 SlicedDecoder = Callable[[bytes | bytearray, int], Generator[None, None, tuple[Any, int]]]

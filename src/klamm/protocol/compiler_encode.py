@@ -16,8 +16,8 @@ from struct import Struct as Format
 from typing import Any
 
 from klamm.protocol import runtime
+from klamm.protocol.declaration import BytesLike, Message
 from klamm.protocol.schema import Slot, Type, is_flexible, plain, plan, tagged
-from klamm.protocol.wire import BytesLike, Message
 
 Encoder = Callable[[Any], list[BytesLike]]
 SlicedEncoder = Callable[[Any], Generator[None, None, list[BytesLike]]]

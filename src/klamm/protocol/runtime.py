@@ -10,7 +10,7 @@ from uuid import UUID
 
 from klamm.errors import ProtocolError
 from klamm.model import ZERO_UUID
-from klamm.protocol.wire import BytesLike
+from klamm.protocol.declaration import BytesLike
 
 STRING_MAX_BYTES: Final = 32767
 MEMORY_BUDGET: Final = 256 * 1024 * 1024

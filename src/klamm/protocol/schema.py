@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, Union, cast, get_args, get_origin
 from uuid import UUID
 
 from klamm.frozen import dataclass
+from klamm.protocol.declaration import ALWAYS, Kind, Message, Struct, Versions
 from klamm.protocol.runtime import STRING_MAX_BYTES
-from klamm.protocol.wire import ALWAYS, Kind, Message, Struct, Versions
 
 OBJECT_COST: Final = 48
 VALUE_COSTS: Final = {"bool": 0, "int8": 0, "uuid": 144, "string": 80, "bytes": 48, "records": 384, "array": 72}

@@ -1,173 +1,84 @@
-"""The wire DSL: a dataclass is the schema of a message, and a version is a property of a field.
+"""The wire codec: encode and decode messages of any version.
 
-A message is one class for all its versions. Field order is byte order; an annotation names the type on the wire and is
-what the type checker sees; `since` says in which versions a field exists. Encoders and decoders are compiled from the
-class once per version, at the first use of that version (`compiler_decode`, `compiler_encode`), so importing a message
-costs almost nothing.
-
-    @message
-    class HeartbeatRequest(Message):
-        KEY = 12
-        FLEXIBLE = 4
-        VERSIONS = range(0, 5)
-        group_id: String
-        generation_id: Int32
-        member_id: String
-        group_instance_id: NullableString = since(3, default=None)
+Encoders and decoders are compiled from the class of a message once per version, at the first use of that version
+(`compiler_decode`, `compiler_encode`). `declaration` describes how a message is written down.
 
 Decoding raises ProtocolError and nothing else: the peer is wrong. Encoding a value that does not fit its type raises
-ValueError: we are wrong. A field that a version does not have is left out when encoding and reads as its default when
-decoding.
+ValueError: we are wrong.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Final, TypeVar, cast, dataclass_transform
-from uuid import UUID
+from collections.abc import Generator
+from typing import TypeVar, cast
 
 from klamm.errors import ProtocolError
+from klamm.protocol.compiler_decode import compile_decoder, compile_sliced_decoder
+from klamm.protocol.compiler_encode import compile_encoder, compile_sliced_encoder
+from klamm.protocol.declaration import (
+    ALWAYS,
+    NEVER,
+    Array,
+    Bool,
+    Bytes,
+    BytesLike,
+    Float64,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Kind,
+    Message,
+    NullableArray,
+    NullableBytes,
+    NullableString,
+    Records,
+    RecordSlices,
+    String,
+    Struct,
+    UInt16,
+    UInt32,
+    Uuid,
+    Versions,
+    message,
+    since,
+)
+from klamm.protocol.schema import explain_misfit
 
-T = TypeVar("T")
-S = TypeVar("S", bound="Struct")
-
-NEVER: Final = 32767
-"""The first flexible version of a message that has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A primitive of the protocol. `code` is its struct format when its size is fixed."""
-
-    name: str
-    code: str = ""
-    size: int = 0
-    nullable: bool = False
-
-
-BytesLike = bytes | bytearray | memoryview
-
-Bool = Annotated[bool, Kind("bool", "?", 1)]
-Int8 = Annotated[int, Kind("int8", "b", 1)]
-Int16 = Annotated[int, Kind("int16", "h", 2)]
-Int32 = Annotated[int, Kind("int32", "i", 4)]
-Int64 = Annotated[int, Kind("int64", "q", 8)]
-UInt16 = Annotated[int, Kind("uint16", "H", 2)]
-UInt32 = Annotated[int, Kind("uint32", "I", 4)]
-Float64 = Annotated[float, Kind("float64", "d", 8)]
-Uuid = Annotated[UUID, Kind("uuid", "16s", 16)]
-String = Annotated[str, Kind("string")]
-NullableString = Annotated[str | None, Kind("string", nullable=True)]
-Bytes = Annotated[bytes, Kind("bytes")]
-NullableBytes = Annotated[bytes | None, Kind("bytes", nullable=True)]
-Records = Annotated[BytesLike | None, Kind("records", nullable=True)]
-"""Record batches: decoded as a memoryview of the frame, encoded without a copy."""
-RecordSlices = Annotated[BytesLike | tuple[BytesLike, ...] | None, Kind("records", nullable=True)]
-"""Records that may be written from several pieces; they decode as one memoryview."""
-Array = Annotated[Sequence[T], Kind("array")]
-"""Any sequence encodes; decoders give lists."""
-NullableArray = Annotated[Sequence[T] | None, Kind("array", nullable=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class Versions:
-    """In which versions a field exists, from which on it may be null, and its tag when it is a tagged field."""
-
-    since: int = 0
-    until: int = NEVER
-    nullable: int | None = None
-    tag: int | None = None
-
-    def __contains__(self, version: int) -> bool:
-        return self.since <= version <= self.until
-
-
-ALWAYS: Final = Versions()
-
-
-def since(
-    version: int, *, until: int = NEVER, default: Any = MISSING, nullable: int | None = None, tag: int | None = None
-) -> Any:
-    """A field that exists in the versions `version..until`; elsewhere it is not written and reads as `default`.
-
-    `nullable` is the first version that allows null, where that is not every version. A tagged field is written only
-    when it differs from its default; a tagged struct is `X | None = since(..., tag=n, default=None)`, and None means
-    its defaults.
-    """
-    versions = Versions(version, until, nullable, tag)
-    if default is MISSING:
-        return field(metadata={"versions": versions})
-    return field(default=default, metadata={"versions": versions})
-
-
-class Struct:
-    """A part of a message, or (as Message) a whole one. `__init__` is made at the first construction of each class."""
-
-    __slots__: tuple[str, ...] = ()
-
-    def __init__(self, **values: Any) -> None:
-        cls = type(self)
-        cls.__init__ = _make_init(cls)  # type: ignore[method-assign]
-        cls.__init__(self, **values)
-
-    def __eq__(self, other: object) -> bool:
-        if other.__class__ is not self.__class__:
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
-
-
-class Message(Struct):
-    """A request or a response: its API key, its first flexible version and the versions the class can parse."""
-
-    __slots__ = ()
-
-    KEY: ClassVar[int] = -1
-    FLEXIBLE: ClassVar[int] = NEVER
-    VERSIONS: ClassVar[range] = range(0)
-    DECODERS: ClassVar[dict[int, Callable[[bytes | bytearray, int], tuple[Any, int]]]]
-    ENCODERS: ClassVar[dict[int, Callable[[Any], list[BytesLike]]]]
-    SLICED_DECODERS: ClassVar[dict[int, Callable[[bytes | bytearray, int], Generator[None, None, tuple[Any, int]]]]]
-    SLICED_ENCODERS: ClassVar[dict[int, Callable[[Any], Generator[None, None, list[BytesLike]]]]]
-
-
-@dataclass_transform(kw_only_default=True, field_specifiers=(since,))
-def message(cls: type[S]) -> type[S]:
-    """Make a class of annotated fields a struct of the protocol.
-
-    Slots, keyword-only construction, `dataclasses` support.
-    """
-    if cls.__doc__ is None:
-        cls.__doc__ = cls.__name__  # else dataclasses derives one from a signature: the dearest part of an import
-    made = dataclass(init=False, repr=False, eq=False, match_args=False, slots=True, kw_only=True)(cls)
-    if issubclass(made, Message):
-        made.DECODERS = {}
-        made.ENCODERS = {}
-        made.SLICED_DECODERS = {}
-        made.SLICED_ENCODERS = {}
-    return made
-
-
-def _make_init(cls: type[Struct]) -> Callable[..., None]:
-    env: dict[str, Any] = {}
-    parameters, body = [], []
-    for f in fields(cast(Any, cls)):
-        if f.default is MISSING:
-            parameters.append(f.name)
-        else:
-            env[f"default_{f.name}"] = f.default
-            parameters.append(f"{f.name}=default_{f.name}")
-        body.append(f"self.{f.name} = {f.name}")
-    star = ", *, " if parameters else ""
-    exec(f"def __init__(self{star}{', '.join(parameters)}):\n    {'; '.join(body) or 'pass'}\n", env)
-    init: Callable[..., None] = env["__init__"]
-    init.__qualname__ = f"{cls.__qualname__}.__init__"
-    return init
-
+__all__ = [
+    "ALWAYS",
+    "NEVER",
+    "Array",
+    "Bool",
+    "Bytes",
+    "BytesLike",
+    "Float64",
+    "Int8",
+    "Int16",
+    "Int32",
+    "Int64",
+    "Kind",
+    "Message",
+    "NullableArray",
+    "NullableBytes",
+    "NullableString",
+    "RecordSlices",
+    "Records",
+    "String",
+    "Struct",
+    "UInt16",
+    "UInt32",
+    "Uuid",
+    "Versions",
+    "decode",
+    "decode_in_slices",
+    "encode",
+    "encode_bytes",
+    "encode_in_slices",
+    "message",
+    "since",
+]
 
 _MALFORMED = (struct.error, IndexError, UnicodeDecodeError, ValueError, OverflowError, RecursionError)
 _UNFIT = (struct.error, AttributeError, TypeError, ValueError, OverflowError)
@@ -181,8 +92,6 @@ def decode(cls: type[M], version: int, buf: BytesLike, pos: int = 0) -> tuple[M,
     if decoder is None:
         if version not in cls.VERSIONS:
             raise ProtocolError(f"{cls.__name__} has no version {version}")
-        from klamm.protocol.compiler_decode import compile_decoder
-
         decoder = cls.DECODERS[version] = compile_decoder(cls, version)
     if buf.__class__ is memoryview:
         buf = _owner(buf)
@@ -201,14 +110,10 @@ def encode(msg: Message, version: int) -> list[BytesLike]:
     if encoder is None:
         if version not in msg.VERSIONS:
             raise ValueError(f"{type(msg).__name__} has no version {version}")
-        from klamm.protocol.compiler_encode import compile_encoder
-
         encoder = msg.ENCODERS[version] = compile_encoder(type(msg), version)
     try:
         return encoder(msg)
     except _UNFIT as error:
-        from klamm.protocol.schema import explain_misfit
-
         raise ValueError(f"{type(msg).__name__} v{version}: {explain_misfit(msg, version) or error}") from error
 
 
@@ -220,8 +125,6 @@ def decode_in_slices(
     if decoder is None:
         if version not in cls.VERSIONS:
             raise ProtocolError(f"{cls.__name__} has no version {version}")
-        from klamm.protocol.compiler_decode import compile_sliced_decoder
-
         decoder = cls.SLICED_DECODERS[version] = compile_sliced_decoder(cls, version)
     try:
         return (yield from decoder(buf, pos))
@@ -235,14 +138,10 @@ def encode_in_slices(msg: Message, version: int) -> Generator[None, None, list[B
     if encoder is None:
         if version not in msg.VERSIONS:
             raise ValueError(f"{type(msg).__name__} has no version {version}")
-        from klamm.protocol.compiler_encode import compile_sliced_encoder
-
         encoder = msg.SLICED_ENCODERS[version] = compile_sliced_encoder(type(msg), version)
     try:
         return (yield from encoder(msg))
     except _UNFIT as error:
-        from klamm.protocol.schema import explain_misfit
-
         raise ValueError(f"{type(msg).__name__} v{version}: {explain_misfit(msg, version) or error}") from error
 
 
