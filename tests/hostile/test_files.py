@@ -16,7 +16,7 @@ from klamm.log.checkpoints import MetaProperties
 from klamm.model import TopicPartition
 from klamm.testing import LocalCluster
 from klamm.zk.client import predecessor
-from klamm.zk.client.predecessor import SessionCredentials
+from klamm.zk.client.client_connection import SessionCredentials
 from tests.unit.log.harness import append, batch
 
 

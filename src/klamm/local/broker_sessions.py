@@ -9,7 +9,7 @@ from klamm.errors import KlammError
 from klamm.server.coordination import SESSION_FILE
 from klamm.zk.client import predecessor
 from klamm.zk.client.blocking import BlockingSession
-from klamm.zk.client.predecessor import SessionCredentials
+from klamm.zk.client.client_connection import SessionCredentials
 from klamm.zk.model.ops import ConnectionLoss
 
 

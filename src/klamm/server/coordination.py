@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.zk.client import predecessor
-from klamm.zk.client.predecessor import SessionCredentials
+from klamm.zk.client.client_connection import SessionCredentials
 from klamm.zk.client.zk_session import SessionListener, SessionState, ZkSession
 from klamm.zk.model.ops import ConnectionLoss
 

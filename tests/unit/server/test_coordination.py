@@ -15,6 +15,7 @@ from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.server.coordination import SESSION_FILE, Coordination, embedded_dir
 from klamm.zk.client import predecessor
+from klamm.zk.client.client_connection import SessionCredentials
 from klamm.zk.model.ops import Create
 from klamm.zk.server.server import EmbeddedZooKeeper
 from klamm.zk.server.server_connection import Connection
@@ -23,7 +24,7 @@ SAVE = """
 import sys
 from pathlib import Path
 from klamm.zk.client import predecessor
-predecessor.save(Path(sys.argv[1]), predecessor.SessionCredentials(int(sys.argv[2]), bytes.fromhex(sys.argv[3])))
+predecessor.save(Path(sys.argv[1]), SessionCredentials(int(sys.argv[2]), bytes.fromhex(sys.argv[3])))
 """
 
 
@@ -43,7 +44,7 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedZooKeeper]:
         await zookeeper.stop()
 
 
-def save_in_another_process(path: Path, left: predecessor.SessionCredentials) -> None:
+def save_in_another_process(path: Path, left: SessionCredentials) -> None:
     subprocess.run([sys.executable, "-c", SAVE, str(path), str(left.session_id), left.password.hex()], check=True)
 
 

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from klamm.zk.client import predecessor
-from klamm.zk.client.predecessor import SessionCredentials
+from klamm.zk.client.client_connection import SessionCredentials
 
 CREDENTIALS = SessionCredentials(0x1234, b"0123456789abcdef")
 SAVE = """
 import sys
 from pathlib import Path
 from klamm.zk.client import predecessor
-predecessor.save(Path(sys.argv[1]), predecessor.SessionCredentials(0x1234, b"0123456789abcdef"))
+from klamm.zk.client.client_connection import SessionCredentials
+predecessor.save(Path(sys.argv[1]), SessionCredentials(0x1234, b"0123456789abcdef"))
 print("saved", flush=True)
 sys.stdin.read()
 """

@@ -16,9 +16,9 @@ import pytest
 
 from klamm.zk.client.addresses import address_of, candidates
 from klamm.zk.client.blocking import BlockingSession
-from klamm.zk.client.client_connection import ConnectionState
+from klamm.zk.client.client_connection import ConnectionState, SessionCredentials
 from klamm.zk.client.client_requests import Read, Request, Write, set_watches
-from klamm.zk.client.predecessor import SessionCredentials, end_session
+from klamm.zk.client.predecessor import end_session
 from klamm.zk.client.socket_connection import SocketConnection
 from klamm.zk.model import limits
 from klamm.zk.model.jute import OpCode, buffer_bytes, connect_response, read_header, read_set_watches, reply

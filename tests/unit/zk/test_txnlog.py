@@ -19,6 +19,7 @@ from klamm.zk.model.ops import Acl, Code, Create, GetData, Id, SetAcl, SetData
 from klamm.zk.model.tree import ZnodeTree
 from klamm.zk.server.log_records import MAGIC, LogRecord, encode_record, frame, frames
 from klamm.zk.server.main import EmbeddedZooKeeperThread
+from klamm.zk.server.server import ServerBounds
 from klamm.zk.server.snapshot import dump_tree, load_tree
 from klamm.zk.server.txnlog import DataDir, DataDirError, compact, log_path, numbered, snapshot_path
 from tests.unit.zk.raw_client import RawClient, create_body
@@ -185,7 +186,9 @@ def test_compaction_covers_closed_logs_only(tmp_path: Path) -> None:
 
 
 def test_a_running_server_rolls_and_compacts(tmp_path: Path) -> None:
-    server = EmbeddedZooKeeperThread(tmp_path, roll_bytes=10_000, min_session_timeout_ms=40, fsync=False).start()
+    server = EmbeddedZooKeeperThread(
+        tmp_path, bounds=ServerBounds(roll_bytes=10_000), min_session_timeout_ms=40, fsync=False
+    ).start()
     with RawClient(server.port) as client:
         client.connect()
         count = 0
@@ -203,7 +206,9 @@ def test_a_disk_error_while_compacting_costs_nothing_but_the_compaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("klamm.zk.server.snapshot_process.COMPACTION_RETRY_MS", 0)
-    server = EmbeddedZooKeeperThread(tmp_path, roll_bytes=10_000, min_session_timeout_ms=40, fsync=False).start()
+    server = EmbeddedZooKeeperThread(
+        tmp_path, bounds=ServerBounds(roll_bytes=10_000), min_session_timeout_ms=40, fsync=False
+    ).start()
     real, failures = DataDir.new_log, iter(range(2))
 
     def full_twice(data_dir: DataDir, first_zxid: int) -> int:
@@ -240,7 +245,7 @@ def test_a_log_that_cannot_be_begun_leaves_no_file(tmp_path: Path, monkeypatch: 
 
 @contextmanager
 def server_process(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, "-m", "klamm.zk.server.server", "--data-dir", str(directory), "--port", "0"]
+    command = [sys.executable, "-m", "klamm.zk.server.main", "--data-dir", str(directory), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

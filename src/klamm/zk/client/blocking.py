@@ -10,9 +10,8 @@ from typing import Any, Self
 
 from klamm.zk.client.batches import path_batches
 from klamm.zk.client.chroot import Chroot, split_hosts
-from klamm.zk.client.client_connection import ConnectionState
+from klamm.zk.client.client_connection import ConnectionState, SessionCredentials
 from klamm.zk.client.client_requests import MultiRead, Read, Request
-from klamm.zk.client.predecessor import SessionCredentials
 from klamm.zk.client.socket_connection import SocketConnection
 from klamm.zk.model.ops import Code, ConnectionLoss, Exists, GetData, MarshallingError, ReadOp
 

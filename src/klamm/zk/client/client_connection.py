@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from klamm.zk.client.client_requests import Request, Watcher
 from klamm.zk.client.loop_pulse import LoopPulse
@@ -17,6 +17,13 @@ class ConnectionState(Enum):
     CONNECTED = "connected"
     SUSPENDED = "suspended"
     LOST = "lost"
+
+
+class SessionCredentials(NamedTuple):
+    """Id and password of a session: whoever presents them continues it."""
+
+    session_id: int
+    password: bytes
 
 
 class Result(Protocol):

@@ -16,7 +16,11 @@ import os
 import socket
 import struct
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+from klamm.zk.client.blocking import BlockingSession
+from klamm.zk.client.client_connection import SessionCredentials
+from klamm.zk.model.ops import ConnectionLoss
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +30,6 @@ _START_TIME_FIELD: Final = 19
 _INT64: Final = struct.Struct(">q")
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error)
 """Everything that a damaged session file may raise. A broker must start in spite of it."""
-
-
-class SessionCredentials(NamedTuple):
-    session_id: int
-    password: bytes
 
 
 def save(path: Path, credentials: SessionCredentials) -> None:
@@ -101,9 +100,6 @@ def _start_time(pid: int) -> int | None:
 
 def end_session(hosts: str, credentials: SessionCredentials, timeout_ms: int) -> bool:
     """Closes the session if it still exists; blocks. False when ZooKeeper could not be asked."""
-    from klamm.zk.client.blocking import BlockingSession
-    from klamm.zk.model.ops import ConnectionLoss
-
     session = BlockingSession(hosts, timeout_ms / 1000, credentials)
     try:
         with session:

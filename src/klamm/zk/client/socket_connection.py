@@ -28,11 +28,10 @@ from enum import Enum
 from typing import Final
 
 from klamm.zk.client.addresses import addresses_of, candidates
-from klamm.zk.client.client_connection import ConnectionState, OnState, Result
+from klamm.zk.client.client_connection import ConnectionState, OnState, Result, SessionCredentials
 from klamm.zk.client.client_requests import Close, Read, Request, Watcher, set_watches
 from klamm.zk.client.loop_pulse import LoopPulse, StallWatch
 from klamm.zk.client.pings import CHECKS, Heartbeat
-from klamm.zk.client.predecessor import SessionCredentials
 from klamm.zk.client.socket_io import ConnectionBroken, read_exactly, send_some, shut
 from klamm.zk.model import jute
 from klamm.zk.model.jute import OpCode

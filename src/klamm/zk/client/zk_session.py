@@ -23,11 +23,10 @@ from klamm.frozen import dataclass
 from klamm.zk.client.answers import about, read_result
 from klamm.zk.client.batches import levels_of, path_batches
 from klamm.zk.client.chroot import Chroot, split_hosts
-from klamm.zk.client.client_connection import Connect, ConnectionState
+from klamm.zk.client.client_connection import Connect, ConnectionState, SessionCredentials
 from klamm.zk.client.client_requests import Multi, MultiRead, Read, Request, SetWatches, Sync, Write
 from klamm.zk.client.loop_pulse import LoopPulse
 from klamm.zk.client.posting import Inbox, Reply, resolve, start_callback
-from klamm.zk.client.predecessor import SessionCredentials
 from klamm.zk.client.request_limit import check_size
 from klamm.zk.client.socket_connection import SocketConnection
 from klamm.zk.client.watch_handlers import WatchHandlers

@@ -1,19 +1,33 @@
-"""The four-letter words that tools send to a ZooKeeper before any handshake, to see how it is."""
+"""The four-letter words that monitoring tools send to a ZooKeeper before any handshake."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from klamm import __version__
-
-if TYPE_CHECKING:
-    from klamm.zk.server.server import EmbeddedZooKeeper
+from klamm.zk.model.tree import ZnodeTree
+from klamm.zk.server.server_connection import Connection
 
 COMPATIBLE_VERSION = "3.9.5"
 
 
-def four_letter_words(server: EmbeddedZooKeeper) -> dict[bytes, Callable[[], bytes]]:
+class Status(Protocol):
+    """The numbers of a server that the words report."""
+
+    @property
+    def received(self) -> int: ...
+    @property
+    def sent(self) -> int: ...
+    @property
+    def outstanding(self) -> int: ...
+    @property
+    def connections(self) -> Mapping[int, Connection]: ...
+    @property
+    def tree(self) -> ZnodeTree: ...
+
+
+def four_letter_words(server: Status) -> dict[bytes, Callable[[], bytes]]:
     return {
         b"ruok": lambda: b"imok",
         b"isro": lambda: b"rw",
@@ -24,7 +38,7 @@ def four_letter_words(server: EmbeddedZooKeeper) -> dict[bytes, Callable[[], byt
     }
 
 
-def _srvr(server: EmbeddedZooKeeper) -> str:
+def _srvr(server: Status) -> str:
     return (
         f"Zookeeper version: {COMPATIBLE_VERSION}-klamm-{__version__}\n"
         f"Received: {server.received}\n"
@@ -37,12 +51,12 @@ def _srvr(server: EmbeddedZooKeeper) -> str:
     )
 
 
-def _stat_clients(server: EmbeddedZooKeeper) -> str:
+def _stat_clients(server: Status) -> str:
     lines = [f" /{c.host}(session={c.session_id or 0:#x})\n" for c in server.connections.values()]
     return "Clients:\n" + "".join(lines) + "\n"
 
 
-def _mntr(server: EmbeddedZooKeeper) -> str:
+def _mntr(server: Status) -> str:
     tree = server.tree
     values = {
         "zk_version": f"{COMPATIBLE_VERSION}-klamm-{__version__}",

@@ -1,4 +1,4 @@
-"""`python -m klamm.zk.server.main` (or `klamm.zk.server.server`), and the embedded server in a thread of its own."""
+"""`python -m klamm.zk.server.main`, and the embedded server in a thread of its own."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def _until(*events: asyncio.Event) -> None:
 def main(arguments: list[str] | None = None) -> int:
     import argparse
 
-    parser = argparse.ArgumentParser("klamm.zk.server.server", description="A ZooKeeper server for klamm's brokers.")
+    parser = argparse.ArgumentParser("klamm.zk.server.main", description="A ZooKeeper server for klamm's brokers.")
     parser.add_argument("--data-dir", type=Path, required=True, help="where the log and snapshots are kept")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=2181, help="0 takes a free one")

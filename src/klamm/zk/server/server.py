@@ -4,7 +4,7 @@ Clients such as kazoo cannot tell it from a ZooKeeper 3.9 in standalone mode, ex
 quotas, persistent watches and reconfiguration are not there (UNIMPLEMENTED), and that a server which was itself paused
 does not blame its clients: their sessions are extended by the pause.
 
-    python -m klamm.zk.server.server --data-dir D --port P
+    python -m klamm.zk.server.main --data-dir D --port P
 
 Requests of a connection are answered in order, and a watch event comes before any reply that shows the change.
 """
@@ -15,13 +15,13 @@ import asyncio
 import hashlib
 import logging
 import os
-import sys
 from base64 import b64encode
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from klamm.clock import Clock, SystemClock
+from klamm.frozen import dataclass
 from klamm.zk.model import jute
 from klamm.zk.model.jute import OpCode
 from klamm.zk.model.limits import MAX_CREDENTIAL_BYTES, MAX_CREDENTIALS, MAX_SESSIONS
@@ -39,6 +39,8 @@ from klamm.zk.server.txnlog import DataDir, sync_dir
 log = logging.getLogger(__name__)
 
 DEFAULT_TICK_MS: Final = 2_000
+MAX_FRAME_BYTES: Final = 0xFFFFF
+"""The default of ZooKeeper's jute.maxbuffer."""
 MAX_UNSYNCED_BYTES: Final = 64 << 20
 """Changes that may wait for the disk before no further request is read."""
 MAX_HELD_BYTES: Final = 256 << 20
@@ -46,6 +48,13 @@ MAX_HELD_BYTES: Final = 256 << 20
 _HELD_CHECK_BYTES: Final = 8 << 20
 _EXPIRED_PER_TURN: Final = 200
 _NO_TOKEN: Final = b"\xff\xff\xff\xff"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBounds:
+    max_connections_per_host: int = 1_000
+    roll_bytes: int = 64 << 20
+    """Size of the transaction log at which it is compacted into a snapshot."""
 
 
 class EmbeddedZooKeeper:
@@ -63,14 +72,13 @@ class EmbeddedZooKeeper:
         min_session_timeout_ms: int = 2 * DEFAULT_TICK_MS,
         max_session_timeout_ms: int = 20 * DEFAULT_TICK_MS,
         fsync: bool = True,
-        max_connections_per_host: int = 1_000,
-        max_frame_bytes: int = 0xFFFFF,
-        roll_bytes: int = 64 << 20,
+        bounds: ServerBounds | None = None,
         clock: Clock | None = None,
     ) -> None:
+        bounds = bounds if bounds is not None else ServerBounds()
         self.host = host
         self.port = port
-        self.max_frame_bytes = max_frame_bytes
+        self.max_frame_bytes = MAX_FRAME_BYTES
         self.failed = asyncio.Event()
         self.failure: OSError | None = None
         self.received = self.sent = 0
@@ -79,8 +87,8 @@ class EmbeddedZooKeeper:
         self._min_timeout_ms, self._max_timeout_ms = min_session_timeout_ms, max_session_timeout_ms
         self._tick_ms = max(10, min(DEFAULT_TICK_MS, min_session_timeout_ms // 2))
         self._fsync = fsync
-        self._admission = Admission(max_connections_per_host)
-        self._roll_bytes = roll_bytes
+        self._admission = Admission(bounds.max_connections_per_host)
+        self._roll_bytes = bounds.roll_bytes
         self._clock = clock or SystemClock()
         self.tree = ZnodeTree(tick_ms=self._tick_ms)
         self.commands = four_letter_words(self)
@@ -390,9 +398,3 @@ class EmbeddedZooKeeper:
                 raise AuthFailed(message=f"more than {MAX_CREDENTIALS} identities, or {MAX_CREDENTIAL_BYTES} bytes")
             connection.auth = (*known, who)
             self.tree.identify_watcher(connection.number, connection.auth)
-
-
-if __name__ == "__main__":
-    from klamm.zk.server.main import main
-
-    sys.exit(main())
