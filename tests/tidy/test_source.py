@@ -18,7 +18,10 @@ MEDIAN_FUNCTION_LINES = 13
 
 LOCKS = {"asyncio.Lock", "asyncio.Semaphore", "asyncio.Condition", "threading.Lock", "threading.RLock"}
 LOCKS |= {"threading.Condition", "threading.Semaphore"}
-MAY_LOCK: frozenset[str] = frozenset()
+MAY_LOCK = {
+    "klamm.zk.client.socket_connection": "`_free` holds the socket; only the thread that took it writes, as with a lock"
+}
+"""Modules with a lock, also one by another name, and what it guards."""
 
 HIDDEN_INPUT = re.compile(
     r"(time\.(time|time_ns|monotonic|monotonic_ns|perf_counter)|random\.\w+|uuid4|uuid\.uuid4|datetime\.now|os\.urandom)"

@@ -1,4 +1,4 @@
-"""Connection: one accepted connection on the loop. The protocol itself is in `exchange`.
+"""Connection: one accepted connection on the loop. The protocol itself is in `request_pipeline`.
 
 It hands requests to the channel and writes responses in the order of their requests. Up to `MAX_IN_FLIGHT` requests of
 a connection are in the broker at once. Reading stops for a reason (see `muting`) and resumes when the last reason is
@@ -14,12 +14,12 @@ from typing import Final, cast
 
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.network.connection_environment import ConnectionEnvironment
-from klamm.network.exchange import FLUSH_BYTES, Exchange
 from klamm.network.muting import CLOSING, IN_FLIGHT, MEMORY, NOT_ADMITTED, QUEUE_FULL, WRITE, PausableProtocol
 from klamm.network.request import Request, Responder, Steps
 from klamm.network.request_context import ChannelContext
 from klamm.network.request_decoder import RequestDecoder
 from klamm.network.request_metrics import MAX_CODES
+from klamm.network.request_pipeline import FLUSH_BYTES, RequestPipeline
 from klamm.network.request_queue import Lane
 from klamm.protocol.frames import FrameReader
 from klamm.protocol.wire import BytesLike, Message, encode, encode_in_slices
@@ -38,11 +38,11 @@ class Connection(PausableProtocol, Responder):
         "_channel",
         "_control_lane",
         "_data_lane",
-        "_exchange",
         "_is_ready",
         "_monotonic",
         "_on_lost",
         "_on_made",
+        "_pipeline",
         "_pool",
         "_reader",
         "_recorder",
@@ -85,7 +85,7 @@ class Connection(PausableProtocol, Responder):
         self._reader = FrameReader(environment.max_request_bytes, environment.scratch)
         self.get_buffer = self._reader.get_buffer  # type: ignore[method-assign]
         is_control_plane = environment.is_control_plane
-        self._exchange = Exchange(self, environment.apis, self._reader, is_control_plane=is_control_plane)
+        self._pipeline = RequestPipeline(self, environment.apis, self._reader, is_control_plane=is_control_plane)
         self._control_lane = Lane(channel.control, self._on_queue_room)
         self._data_lane = self._control_lane if is_control_plane else Lane(channel.data, self._on_queue_room)
         self._unsent: list[tuple[Request, float]] = []
@@ -118,7 +118,7 @@ class Connection(PausableProtocol, Responder):
             return
         now = self.last_active_at = self._monotonic()
         try:
-            has_frames = self._exchange.receive(nbytes)
+            has_frames = self._pipeline.receive(nbytes)
         except ProtocolError as error:
             self._refuse_peer(str(error))
             return
@@ -134,7 +134,7 @@ class Connection(PausableProtocol, Responder):
         self._unfinished_bytes = size_bytes
         self._channel.unfinished.note(self, size_bytes)
         pool = self._pool
-        if pool is not None and has_grown and pool.is_depleted and not self._exchange.is_unfinished_control():
+        if pool is not None and has_grown and pool.is_depleted and not self._pipeline.is_unfinished_control():
             pool.waiting[self._on_memory] = None
             self.pause(MEMORY)
 
@@ -173,12 +173,12 @@ class Connection(PausableProtocol, Responder):
     @property
     def in_flight(self) -> int:
         """How many requests of this connection are in the broker."""
-        return len(self._exchange.in_flight)
+        return len(self._pipeline.in_flight)
 
     @property
     def responses_waiting(self) -> int:
         """How many complete responses have not been written."""
-        return sum(request.is_complete for request in self._exchange.in_flight)
+        return sum(request.is_complete for request in self._pipeline.in_flight)
 
     @property
     def unfinished_bytes(self) -> int:
@@ -186,27 +186,27 @@ class Connection(PausableProtocol, Responder):
         return self._reader.pending_bytes
 
     def _process_received(self) -> None:
-        if self._exchange.frames:
+        if self._pipeline.frames:
             self._process(self._monotonic())
 
     def _process(self, now: float) -> None:
-        exchange, pool = self._exchange, self._pool
-        frames = exchange.frames
+        pipeline, pool = self._pipeline, self._pool
+        frames = pipeline.frames
         while frames and not self.paused:
             # Control requests do not wait for memory: the requests that hold it may be waiting for them.
-            if pool is not None and pool.used_bytes >= pool.limit_bytes and not exchange.is_next_control():
+            if pool is not None and pool.used_bytes >= pool.limit_bytes and not pipeline.is_next_control():
                 pool.waiting[self._on_memory] = None
                 self.pause(MEMORY)
                 return
             try:
-                request = exchange.next_request(now)
+                request = pipeline.next_request(now)
             except ProtocolError as error:
                 self._refuse_peer(str(error))
                 return
             if request.response_parts is not None:
                 self._answer_without_handler(request)
                 continue
-            if len(exchange.in_flight) >= MAX_IN_FLIGHT:
+            if len(pipeline.in_flight) >= MAX_IN_FLIGHT:
                 self.pause(IN_FLIGHT)
             lane = self._control_lane if request.api.is_control else self._data_lane
             if not self._channel.send_request(lane, request):
@@ -241,14 +241,14 @@ class Connection(PausableProtocol, Responder):
         """Close the connection of a peer that does not speak the protocol, after earlier requests are answered."""
         _log.warning("Closing connection %s: %s", self.context.connection_id, reason)
         self.stop_reading()
-        if not self._exchange.in_flight:
+        if not self._pipeline.in_flight:
             self.close()
 
     def refuse(self, request: Request, reason: str) -> None:
         _log.warning("Closing connection %s: %s", self.context.connection_id, reason)
         request.frame = b""
         self.stop_reading()
-        self._exchange.drop_later_than(request)
+        self._pipeline.drop_later_than(request)
         self.complete_with_close(request)
 
     def drop(self, request: Request) -> None:
@@ -301,7 +301,7 @@ class Connection(PausableProtocol, Responder):
             self._finish(request, None)
 
     def _finish(self, request: Request, body: list[BytesLike] | None) -> None:
-        is_next = self._exchange.finish(request, body)
+        is_next = self._pipeline.finish(request, body)
         self._channel.add_unsent(request.response_size_bytes - request.reserved_bytes)
         if is_next:
             if request.response_size_bytes > FLUSH_BYTES:
@@ -311,18 +311,18 @@ class Connection(PausableProtocol, Responder):
                 self._channel.response_ready(self.flush)
 
     def _mark_ready(self) -> None:
-        if not self._is_ready and self._exchange.is_ready:
+        if not self._is_ready and self._pipeline.is_ready:
             self._is_ready = True
             self._channel.response_ready(self.flush)
 
     def flush(self) -> None:
         """Send the responses whose turn has come; stop while the client does not read."""
         self._is_ready = False
-        exchange = self._exchange
-        in_flight = exchange.in_flight
+        pipeline = self._pipeline
+        in_flight = pipeline.in_flight
         while in_flight and in_flight[0].is_complete and not self.is_write_paused:
             now = self._monotonic()
-            sent, parts, size = exchange.next_write()
+            sent, parts, size = pipeline.next_write()
             if parts:
                 self._write(parts, size)
             self._after_write(sent, size, now)
@@ -358,7 +358,7 @@ class Connection(PausableProtocol, Responder):
             self.close()
 
     def _after_flush(self) -> None:
-        in_flight = self._exchange.in_flight
+        in_flight = self._pipeline.in_flight
         if self.paused & CLOSING:
             if not in_flight:
                 self.close()
@@ -376,14 +376,14 @@ class Connection(PausableProtocol, Responder):
         Bytes that still arrive are read and dropped: unread bytes would make the system reset the connection when it
         closes, and with that destroy responses on their way.
         """
-        self._exchange.frames.clear()
+        self._pipeline.frames.clear()
         self.paused |= CLOSING
 
     # The end.
 
     def is_idle_since(self, moment: float) -> bool:
         """Return whether no byte came or left since then and no request is in flight, except for unread responses."""
-        return self.last_active_at <= moment and (not self._exchange.in_flight or self.is_write_paused)
+        return self.last_active_at <= moment and (not self._pipeline.in_flight or self.is_write_paused)
 
     def has_ended(self) -> bool:
         if not self.is_closed and self.paused and self.has_peer_closed():
@@ -414,7 +414,7 @@ class Connection(PausableProtocol, Responder):
             self._note_unfinished(0)
         self._reader.discard()  # A closed connection waits for the garbage collector.
         if self.paused & CLOSING:
-            self._exchange.frames.clear()
+            self._pipeline.frames.clear()
         self._list_again()
         self._mark_ready()
         self._transport = None

@@ -1,4 +1,4 @@
-"""Exchange: the protocol of one connection without I/O. Bytes in, requests out; responses in, bytes out.
+"""RequestPipeline: the protocol of one connection without I/O. Bytes in, requests out; responses in, bytes out.
 
 A client may pipeline. Requests are handled in their order (per plane), and a later one may be complete while an earlier
 one still waits for its future: its response then waits here for its turn.
@@ -20,7 +20,7 @@ FLUSH_BYTES: Final = 64 * 1024
 """Responses up to this size share one write. A larger response is written alone and not copied."""
 
 
-class Exchange:
+class RequestPipeline:
     """Requests of one connection that were received and not yet answered.
 
     Frames are decoded when a handler takes them, not on arrival: a flood of large frames costs other connections only

@@ -1,0 +1,263 @@
+"""The structure inside packages: no import cycles, few constructor parameters, private stays private, names differ.
+
+`STILL_TO_MEND` lists the violations that are left. An entry that is no longer needed fails, so the list only shrinks.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from tests.support.source_tree import Module, modules
+from tests.tidy.test_source import MAY_LOCK
+
+MAX_PARAMETERS = 8
+
+ROOMS: dict[str, tuple[frozenset[str], ...]] = {
+    "zk": (frozenset({"model"}), frozenset({"client", "server"})),
+    "spark": (
+        frozenset({"decode"}),
+        frozenset({"source"}),
+        frozenset({"sink"}),
+        frozenset({"query"}),
+        frozenset({"dataframes"}),
+        frozenset({"tables"}),
+        frozenset({"cluster"}),
+        frozenset({"sql"}),
+        frozenset({"pipeline"}),
+    ),
+}
+"""The rooms of a package, lowest first. A room imports lower rooms only."""
+
+THREAD_QUEUES = {
+    "klamm.local.processes": "orders for the thread that starts processes",
+    "klamm.zk.client.blocking": "connection states for a blocking caller",
+}
+MAY_SHARE_NAMES = {
+    "config": "the settings of a package",
+    "docs": "generated documents",
+    "effects": "the effects that a package without I/O yields",
+    "main": "an entry point",
+    "metrics": "the metrics of a package",
+    "zk_session": "the session and its simulated twin",
+}
+
+PRIVATE = re.compile(r"(?!_asdict$|_fields$|_make$|_replace$)_[^_](.*[^_])?")
+"""Names of private attributes. Those of named tuples, and of enums (`_missing_`), are public."""
+FOREIGN = {"KafkaError._PARTITION_EOF", "frame._jdf", "spark._jsparkSession", "spark._jvm", "sys._getframe"}
+FOREIGN |= {"os._exit", "spark.sparkContext._gateway", "task._log_destroy_pending"}
+"""Attributes of other libraries that are private by name only, or without which a feature is impossible."""
+
+STILL_TO_MEND: tuple[str, ...] = (
+    "cycle: klamm.apis",
+    "cycle: klamm.apis.api_versions",
+    "cycle: klamm.replica.append_path",
+    "cycle: klamm.replica.delayed_fetch",
+    "cycle: klamm.replica.delete_records",
+    "cycle: klamm.replica.fetch_path",
+    "cycle: klamm.replica.fetcher",
+    "cycle: klamm.replica.gauges",
+    "cycle: klamm.replica.leader_requests",
+    "cycle: klamm.replica.log_dir_moves",
+    "cycle: klamm.replica.record_checks",
+    "cycle: klamm.replica.replica_manager",
+    "cycle: klamm.replica.state_change",
+    "cycle: klamm.sim.channels",
+    "cycle: klamm.sim.checkers",
+    "cycle: klamm.sim.cluster",
+    "cycle: klamm.sim.cluster_watch",
+    "cycle: klamm.sim.forgery",
+    "cycle: klamm.sim.level1_faults",
+    "cycle: klamm.sim.missed_deletions",
+    "cycle: klamm.sim.node",
+    "cycle: klamm.sim.stray_replicas",
+    "cycle: klamm.sim.tails",
+    "cycle: klamm.sim.unclean",
+    "cycle: klamm.sim.workload",
+    "cycle: klamm.sim.world",
+    "cycle: klamm.spark.decode.formats",
+    "cycle: klamm.spark.decode.formats_avro",
+    "cycle: klamm.spark.decode.formats_json",
+    "cycle: klamm.spark.decode.formats_protobuf",
+    "cycle: klamm.spark.query.progress",
+    "cycle: klamm.spark.query.progress_sinks",
+    "cycle: klamm.spark.source.pushdown",
+    "cycle: klamm.spark.source.reader",
+    "cycle: klamm.spark.tables.delta",
+    "cycle: klamm.spark.tables.maintenance",
+    "cycle: klamm.spark.tables.read",
+    "name: klamm.apis.controlled_shutdown, klamm.server.controlled_shutdown",
+    "name: klamm.apis.delete_records, klamm.replica.delete_records",
+    "name: klamm.apis.metadata, klamm.client.metadata",
+    "name: klamm.apis.registry, klamm.metrics.registry",
+    "name: klamm.apis.topic_creation, klamm.controller.topic_creation",
+    "name: klamm.client.errors, klamm.errors",
+    "name: klamm.config.definition, klamm.spark.tables.definition",
+    "name: klamm.config.load, klamm.spark.pipeline.load",
+    "name: klamm.config.topics, klamm.controller.context.topics, klamm.controller.topics",
+    "name: klamm.controller.coordination, klamm.server.coordination",
+    "name: klamm.controller.producer_ids, klamm.replica.producer_ids",
+    "name: klamm.controller.request_queue, klamm.network.request_queue",
+    "name: klamm.controller.runner, klamm.sim.runner, klamm.spark.pipeline.runner",
+    "name: klamm.controller.wire, klamm.protocol.wire",
+    "name: klamm.coordinator.scheduler, klamm.sim.scheduler",
+    "name: klamm.local.names, klamm.log.names",
+    "name: klamm.log.environment, klamm.server.environment",
+    "name: klamm.log.files, klamm.spark.tables.files",
+    "name: klamm.metadata.snapshot, klamm.zk.server.snapshot",
+    "name: klamm.model, klamm.spark.pipeline.model",
+    "name: klamm.replica.problems, klamm.spark.pipeline.problems",
+    "name: klamm.server.missed_deletions, klamm.sim.missed_deletions",
+    "name: klamm.server.stray_replicas, klamm.sim.stray_replicas",
+    "parameters: klamm.controller.runner.ControllerRunner",
+    "parameters: klamm.replica.replica_manager.ReplicaManager",
+    "private: klamm.controller.channel_manager sender._task",
+    "private: klamm.purgatory operation._keys",
+    "private: klamm.purgatory operation._on_expire",
+    "private: klamm.purgatory operation._on_key",
+    "private: klamm.purgatory operation._timer",
+    "private: klamm.purgatory operation._try_complete",
+    "private: klamm.sim.cluster posting._RUNNING",
+    "room: klamm.spark.decode.topic_schema imports klamm.spark.source",
+    "room: klamm.spark.decode.value_format imports klamm.spark.source",
+    "room: klamm.spark.source.data_source imports klamm.spark.sink",
+    "room: klamm.spark.sql.topic_tables imports klamm.spark.pipeline",
+)
+
+
+def violations() -> set[str]:
+    return {*cyclic_modules(), *long_constructors(), *private_accesses(), *wrong_rooms(), *shared_names()}
+
+
+def cyclic_modules() -> Iterator[str]:
+    """Modules that import each other, directly or through others; imports for type checking count."""
+    graph = _import_graph()
+    reachable = {name: _reachable(graph, name) for name in graph}
+    return (f"cycle: {name}" for name in graph if name in reachable[name])
+
+
+def _import_graph() -> dict[str, set[str]]:
+    names = {module.name for module in modules()}
+    graph: dict[str, set[str]] = {}
+    for module in modules():
+        imported = {name if name in names else name.rpartition(".")[0] for name, _ in module.imports()}
+        graph[module.name] = (imported & names) - {module.name}
+    return graph
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    to_visit = list(graph[start])
+    while to_visit:
+        name = to_visit.pop()
+        if name not in found:
+            found.add(name)
+            to_visit += graph[name]
+    return found
+
+
+def long_constructors() -> Iterator[str]:
+    """Constructors that are written out; the fields of a dataclass are named at each call."""
+    for module in modules():
+        for node in _classes(module):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    arguments = method.args
+                    count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - 1
+                    if count > MAX_PARAMETERS:
+                        yield f"parameters: {module.name}.{node.name}"
+
+
+def private_accesses() -> Iterator[str]:
+    """`x._y` where x is neither self nor cls, unless the class around it declares `_y` itself."""
+    for module in modules():
+        yield from _accesses(module, module.tree, frozenset())
+
+
+def _accesses(module: Module, node: ast.AST, own: frozenset[str]) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from _accesses(module, child, _declared(child))
+            continue
+        if isinstance(child, ast.Attribute) and PRIVATE.fullmatch(child.attr) and child.attr not in own:
+            base = ast.unparse(child.value)
+            if base not in ("self", "cls", "super()") and f"{base}.{child.attr}" not in FOREIGN:
+                yield f"private: {module.name} {base}.{child.attr}"
+        yield from _accesses(module, child, own)
+
+
+@cache
+def _declared(node: ast.ClassDef) -> frozenset[str]:
+    """The private names of a class: methods, class attributes, slots, and attributes of self."""
+    names = {child.name for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)}
+    for child in ast.walk(node):
+        if isinstance(child, ast.Attribute) and ast.unparse(child.value) in ("self", "cls"):
+            names.add(child.attr)
+        elif isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
+            names.add(child.target.id)
+    return frozenset(names)
+
+
+def _classes(module: Module) -> Iterator[ast.ClassDef]:
+    return (node for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef))
+
+
+def wrong_rooms() -> Iterator[str]:
+    for package, rooms in ROOMS.items():
+        level = {room: number for number, parts in enumerate(rooms) for room in parts}
+        for module in modules():
+            parts = module.name.split(".")
+            if len(parts) < 3 or parts[1] != package:
+                continue
+            for name, _ in module.imports():
+                other = name.split(".")
+                if other[:2] != ["klamm", package] or len(other) < 3 or other[2] == parts[2]:
+                    continue
+                if level[other[2]] >= level[parts[2]]:
+                    yield f"room: {module.name} imports {'.'.join(other[:3])}"
+
+
+def shared_names() -> Iterator[str]:
+    """Files of one name. An API and its messages share theirs, and a command of the CLI is called as its noun is."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for module in modules():
+        package, _, name = module.name.rpartition(".")
+        is_message = package == "klamm.protocol.messages"
+        if module.path.name not in ("__init__.py", "__main__.py") and package != "klamm.cli" and not is_message:
+            places[name].append(module.name)
+    for name, found in places.items():
+        if len(found) > 1 and name not in MAY_SHARE_NAMES:
+            yield f"name: {', '.join(found)}"
+
+
+def test_no_new_violation() -> None:
+    new = sorted(violations() - set(STILL_TO_MEND))
+    assert not new, "\n".join(new)
+
+
+def test_the_list_only_shrinks() -> None:
+    mended = sorted(set(STILL_TO_MEND) - violations())
+    assert not mended, "remove from STILL_TO_MEND:\n" + "\n".join(mended)
+    assert list(STILL_TO_MEND) == sorted(set(STILL_TO_MEND)), "STILL_TO_MEND is sorted, each entry once"
+
+
+def test_every_room_has_a_level() -> None:
+    for package, rooms in ROOMS.items():
+        found = {parts[2] for m in modules() if len(parts := m.name.split(".")) > 2 and parts[1] == package}
+        assert found <= frozenset().union(*rooms), package
+
+
+def test_queues_between_threads_are_declared() -> None:
+    """A queue whose only item is taken and put back is a lock by another name."""
+    queue = re.compile(r"\bqueue\.(Simple|Lifo|Priority)?Queue\b|^from queue ", re.M)
+    assert {m.name for m in modules() if queue.search(m.text)} == THREAD_QUEUES.keys() | MAY_LOCK.keys()
+
+
+@pytest.mark.parametrize("name", ["threading.Barrier", "_thread.allocate_lock", "multiprocessing.Lock"])
+def test_there_are_no_rarer_locks(name: str) -> None:
+    assert not [module.place for module in modules() if name in module.text]
