@@ -1,4 +1,4 @@
-"""What the death of one broker costs the others: the requests, the partition states and the bytes sent to them.
+"""Cost of the death of one broker for the others: the requests, the partition states and the bytes sent to them.
 
 Counted in this process, without sockets: the controller's core handles the BrokerChange and encodes its requests.
 Requests are counted before a sender cuts large ones into slices. The counts do not depend on the machine.

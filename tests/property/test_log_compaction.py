@@ -21,7 +21,7 @@ CONFIG = LogConfig(
 
 
 def committed(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
-    """What a read_committed consumer sees."""
+    """The records that a read_committed consumer sees."""
     aborted = log.local.collect_aborted(0, 1 << 40)
     seen = []
     for batch in read_batches(log):
