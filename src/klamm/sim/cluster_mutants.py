@@ -136,8 +136,8 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         40,
     ),
     "strays_of_deposed_controllers_kept": Mutant(
-        "klamm.server.stray_replicas",
-        "if told_by > self._told_by and update.topics and update.is_last_slice:",
+        "klamm.replica.stray_replicas",
+        "if informed_by > self._informed_by and update.topics and update.is_last_slice:",
         "if False:",
         first=16,
     ),

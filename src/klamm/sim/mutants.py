@@ -162,7 +162,10 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "moved_replicas_forgotten": Mutant(_C + "broker_changes", "    yield from _delete_strays(ctx, ids)\n", "", 200, 70),
     "strays_of_deposed_controllers_kept": Mutant(
-        "klamm.sim.stray_replicas", "if told_by > self._told_by and update.topics:", "if False:", 200
+        "klamm.replica.stray_replicas",
+        "if informed_by > self._informed_by and update.topics and update.is_last_slice:",
+        "if False:",
+        200,
     ),
     "deletions_not_told_to_newcomers": Mutant(
         _C + "broker_changes",
@@ -172,7 +175,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         first=359,
     ),
     "deletions_missed_at_a_failover": Mutant(
-        "klamm.sim.missed_deletions",
+        "klamm.metadata.missed_deletions",
         "if update.controller_epoch > before.controller_epoch and len(before.topics):",
         "if False:",
         600,

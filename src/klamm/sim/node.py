@@ -43,15 +43,15 @@ from klamm.controller.events import (
 from klamm.controller.replies import BrokerRegistration, EventReply
 from klamm.controller.watches import event_of
 from klamm.errors import ErrorCode
+from klamm.metadata.read_steps import Answers
 from klamm.model import BrokerEndPoints, TopicPartition
 from klamm.sim.broker_model import BrokerModel, Disk
+from klamm.sim.broker_rules import BrokerRules
 from klamm.sim.channels import RETRY_MS, Channel
-from klamm.sim.missed_deletions import MissedDeletions
 from klamm.sim.scheduler import Scheduler
-from klamm.sim.stray_replicas import StrayReplicas
 from klamm.sim.transcript import show_effect, show_value
 from klamm.sim.zookeeper import ClientSession
-from klamm.zk.model.ops import SessionExpired, WatchEvent
+from klamm.zk.model.ops import ReadOp, SessionExpired, WatchEvent
 
 if TYPE_CHECKING:
     from klamm.sim.world import World
@@ -103,8 +103,7 @@ class Node:
         self.disk.broken.clear()
         has_stop_epochs = world.protocol.stop_replica_version >= 3
         self.broker = BrokerModel(self.id, self.disk, world.checkers.on_leader, stop_epochs=has_stop_epochs)
-        self.deletions = MissedDeletions(self)
-        self.strays = StrayReplicas(self)
+        self.rules = BrokerRules(self.broker, self)
         self.queue: deque[tuple[ControllerEvent, OnReply | None]] = deque()
         self.channels: dict[int, Channel] = {}
         self.asking = 0
@@ -152,6 +151,32 @@ class Node:
 
         attempt()
 
+    # --- for the rules of the broker ---------------------------------------------------------------------------------
+
+    def read(self, ops: tuple[ReadOp, ...], then: Callable[[Answers], None]) -> None:
+        """Read in the current session. An error, or the end of the process, ends the rule."""
+        generation = self.generation
+
+        def answer(value: Any, error: Exception | None) -> None:
+            if error is None and generation == self.generation:
+                self.when_awake(lambda: then(value))
+
+        if self.session is not None:
+            self.world.zookeeper.request(self.session, ZkRead(ops), answer)
+
+    def pause(self, seconds: float, then: Callable[[], None]) -> None:
+        generation = self.generation
+
+        def go_on() -> None:
+            if generation == self.generation:
+                self.when_awake(then)
+
+        self.world.later(int(seconds * 1000), go_on)
+
+    def on_stray_deleted(self, tp: TopicPartition) -> None:
+        self.world.trace(self.id, f"deletes {tp}, which was moved away")
+        self.world.faults["replicas moved away unheard"] += 1
+
     def discover_expiry(self, session: ClientSession) -> None:
         """The client library notices the session's expiry: queued requests are refused, then a new session begins."""
         if self.session is session and self.alive:
@@ -188,7 +213,7 @@ class Node:
     def _new_session(self, generation: int) -> None:
         if generation == self.generation and self.alive and self.session is None:
             self._open_session()
-            self.deletions.on_new_session()
+            self.rules.on_new_session()
             self.put(RegisterBrokerAndReelect())
 
     # --- driver ------------------------------------------------------------------------------------------------------

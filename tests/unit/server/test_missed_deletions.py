@@ -7,12 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+from klamm.metadata import missed_deletions
 from klamm.metadata.cache import MetadataCache
 from klamm.metadata.update import MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import TopicPartition
-from klamm.server import missed_deletions
 from klamm.server.missed_deletions import MissedDeletions
+from klamm.zk.model.ops import GetChildren, GetChildrenResult, GetDataResult, ReadOp, ReadResult, Stat
 from klamm.zk.model.znodes import encode_controller_epoch
+
+STAT = Stat(*[0] * 11)
 
 
 class Fixture:
@@ -20,25 +23,26 @@ class Fixture:
 
     def __init__(self, topics: list[str], epochs: list[int]) -> None:
         self.topics, self.epochs = topics, epochs
+        self.seen_epoch = 0
         self.deleted: list[TopicPartition] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.listeners: list[Any] = []
         self.cache = MetadataCache(1)
         broker: Any = SimpleNamespace(
             metadata=self.cache,
-            zk=SimpleNamespace(add_listener=self.listeners.append, read=self._read, get_children=self._children),
+            zk=SimpleNamespace(add_listener=self.listeners.append, read=self._read),
             replicas=SimpleNamespace(on_metadata_change=lambda: None),
             groups=SimpleNamespace(on_partitions_deleted=self.deleted.extend),
         )
         self.missed = MissedDeletions(broker, lambda task: self.tasks.append(asyncio.ensure_future(task)))
 
-    async def _read(self, _: object) -> Any:
-        epoch = self.epochs.pop(0) if len(self.epochs) > 1 else self.epochs[0]
-        return SimpleNamespace(data=encode_controller_epoch(epoch))
-
-    async def _children(self, _: str) -> tuple[str, ...]:
-        assert self.epochs[0] >= self.cache.snapshot.controller_epoch, "a server that lags is not believed"
-        return tuple(self.topics)
+    async def _read(self, op: ReadOp) -> ReadResult:
+        """A server that lags knows no topic: if it were believed, all would be deleted."""
+        if isinstance(op, GetChildren):
+            is_lagging = self.seen_epoch < self.cache.snapshot.controller_epoch
+            return GetChildrenResult(() if is_lagging else tuple(self.topics), STAT)
+        self.seen_epoch = self.epochs.pop(0) if len(self.epochs) > 1 else self.epochs[0]
+        return GetDataResult(encode_controller_epoch(self.seen_epoch), STAT)
 
     def told(self, epoch: int, *topics: str, broker_epoch: int = 1) -> None:
         updates = tuple(
