@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
+from klamm.controller.config import ControllerConfig, InterBrokerProtocol
 from klamm.controller.events import ControllerEvent
 from klamm.controller.request_queue import RequestQueue
 from klamm.controller.requests import ControlRequest, StopReplicaRequest
 from klamm.controller.responses import ControlResponse, response_event
 from klamm.model import EndPoint
+from klamm.sim.broker_model import BrokerModel
 from klamm.sim.coalescing import DeliveryTwins
-
-if TYPE_CHECKING:
-    from klamm.sim.world import World
+from klamm.sim.scheduler import Scheduler
 
 RETRY_MS = 100
+
+
+class Target(Protocol):
+    """The process that a channel sends to."""
+
+    alive: bool
+    paused_until_ms: int
+    config: ControllerConfig
+    broker: BrokerModel
+
+
+class ChannelWorld(Protocol):
+    """`klamm.sim.world.World`, as far as channels use it."""
+
+    protocol: InterBrokerProtocol
+    scheduler: Scheduler
+
+    @property
+    def nodes(self) -> Mapping[int, Target]: ...
+
+    def network_delay_ms(self, kind: str = ...) -> int: ...
+
+    def answer_is_lost(self) -> bool: ...
+
+    def is_held_up(self) -> bool: ...
+
+    def is_overtaken(self) -> bool: ...
+
+    def is_cut(self, source: int, target: int) -> bool: ...
+
+    def deliver(self, source: int, target: int, request: ControlRequest) -> ControlResponse: ...
 
 
 class Channel:
@@ -23,7 +54,7 @@ class Channel:
 
     def __init__(
         self,
-        world: World,
+        world: ChannelWorld,
         source: int,
         target: int,
         endpoints: tuple[EndPoint, ...],

@@ -7,23 +7,49 @@ epoch of a broker goes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from klamm.broker import Broker
 from klamm.model import TopicPartition
 from klamm.sim.checkers import require
 from klamm.sim.forgery import FOREIGN_HOST
+from klamm.sim.history import History
 from klamm.sim.loop import SimProcess
+from klamm.sim.zk_server import ZooKeeperServer
 from klamm.zk.model import paths
 from klamm.zk.model.znodes import decode_controller_epoch, decode_partition_state
 
-if TYPE_CHECKING:
-    from klamm.sim.cluster import SimCluster, SimNode
+
+class WatchedNode(Protocol):
+    """`klamm.sim.cluster.SimNode`, as far as it is used here."""
+
+    id: int
+    process: SimProcess | None
+    is_disk_broken: bool
+
+    @property
+    def broker(self) -> Broker | None: ...
+
+    @property
+    def is_suspected(self) -> bool: ...
+
+
+class WatchedCluster(Protocol):
+    """`klamm.sim.cluster.SimCluster`, as far as it is used here."""
+
+    history: History
+    zookeeper: ZooKeeperServer
+
+    @property
+    def nodes(self) -> Mapping[int, WatchedNode]: ...
+
+    @property
+    def partitions(self) -> Iterable[TopicPartition]: ...
 
 
 class ClusterWatch:
-    def __init__(self, cluster: SimCluster, min_insync_replicas: int) -> None:
+    def __init__(self, cluster: WatchedCluster, min_insync_replicas: int) -> None:
         self._cluster = cluster
         self._needed = min(min_insync_replicas, len(cluster.nodes))
         self._controller_epochs: dict[SimProcess, int] = {}
@@ -62,7 +88,7 @@ class ClusterWatch:
         znode = self._cluster.zookeeper.tree.nodes.get(paths.partition_state_path(*tp))
         return () if znode is None else decode_partition_state(tp, znode.data, 0).leader_and_isr.isr
 
-    def _end(self, node: SimNode, tp: TopicPartition) -> int | None:
+    def _end(self, node: WatchedNode, tp: TopicPartition) -> int | None:
         """Return the end of a broker's log; None if the broker or its disk is down.
 
         A broker that lost power is excluded until the controller has handled its possible loss.

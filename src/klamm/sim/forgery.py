@@ -6,8 +6,9 @@ The forger knows everything that can be discovered or guessed: broker epochs, pa
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+from klamm.broker import Broker
 from klamm.errors import ErrorCode
 from klamm.model import EPOCH_DURING_DELETE, TopicPartition
 from klamm.protocol.messages.leader_and_isr import (
@@ -29,16 +30,22 @@ from klamm.protocol.wire import Message
 from klamm.sim.checkers import Violation
 from klamm.sim.clients import Client
 
-if TYPE_CHECKING:
-    from klamm.sim.cluster import SimNode
-
 FOREIGN_HOST: Final = "forger.example"
 _NOBODY: Final = 99
 _NEVER_REACHED: Final = 1_000
 _REFUSALS: Final = (ErrorCode.STALE_CONTROLLER_EPOCH, ErrorCode.STALE_BROKER_EPOCH)
 
 
-def forge(rng: Random, node: SimNode, tp: TopicPartition, controller_id: int, epoch: int) -> tuple[Message, int]:
+class ForgedNode(Protocol):
+    """`klamm.sim.cluster.SimNode`, as far as it is used here."""
+
+    id: int
+
+    @property
+    def broker(self) -> Broker | None: ...
+
+
+def forge(rng: Random, node: ForgedNode, tp: TopicPartition, controller_id: int, epoch: int) -> tuple[Message, int]:
     """Return a control request that would take `tp` or its clients away from `node`, and its version."""
     broker = node.broker
     assert broker is not None

@@ -4,29 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from random import Random
+from typing import Final, Protocol
 
-from klamm.controller.events import ControlledShutdown, UncleanLeaderElectionEnable
+from klamm.controller.events import ControlledShutdown, ControllerEvent, UncleanLeaderElectionEnable
 from klamm.controller.replies import ControlledShutdownResult, EventReply
 from klamm.errors import ErrorCode
 from klamm.model import BrokerEndPoints
 from klamm.sim.broker_model import LOG_DIRS
 from klamm.sim.checkers import require
 from klamm.sim.node import Node
+from klamm.sim.world import World
 from klamm.zk.model import paths
 from klamm.zk.model.broker_znode import decode_broker, encode_broker
-from klamm.zk.model.ops import Create, Delete, SetData
+from klamm.zk.model.ops import Create, Delete, SetData, WriteOp
 from klamm.zk.model.znodes import encode_log_dir_event
-
-if TYPE_CHECKING:
-    from klamm.sim.workload import Workload
 
 _FALSE_EPOCH: Final = 1_000_000
 Action = Callable[[], None]
 
 
+class Work(Protocol):
+    """`klamm.sim.workload.Workload`, as far as faults use it."""
+
+    world: World
+    rng: Random
+
+    def up(self) -> list[Node]: ...
+
+    def ask(self, event: ControllerEvent, on_reply: Callable[[EventReply], None], node: Node | None = ...) -> None: ...
+
+    def tool(self, what: str, *ops: WriteOp) -> bool: ...
+
+    def leave_note(self, what: str, note: Create) -> None: ...
+
+
 class Faults:
-    def __init__(self, work: Workload) -> None:
+    def __init__(self, work: Work) -> None:
         self._work = work
         self._world = work.world
         self._rng = work.rng
@@ -44,7 +58,7 @@ class Faults:
             (5, self._controlled_stop),
             (4, self._fail_log_dir),
             (2, self._restart_elsewhere),
-            (2, self._move_in_place),
+            (2, self.move_in_place),
             (2, self._jump_clock),
             (1, self._unclean_by_default),
         ]
@@ -77,7 +91,7 @@ class Faults:
             self._world.crash(node, self._rng.randint(1, 30), self._rng.randint(5, 250))
             self._world.move(node, in_place=False)
 
-    def _move_in_place(self) -> None:
+    def move_in_place(self) -> None:
         """A broker rewrites its registration: other listeners, same incarnation."""
         world = self._world
         up = [node for node in self._work.up() if node.broker.broker_epoch >= 0]

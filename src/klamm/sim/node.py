@@ -6,11 +6,12 @@ Production drives the same core in `controller/event_manager.py`; here every wai
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+from uuid import UUID
 
 from klamm.controller.config import ControllerConfig
 from klamm.controller.controller import KafkaController
@@ -41,22 +42,60 @@ from klamm.controller.events import (
     Startup,
 )
 from klamm.controller.replies import BrokerRegistration, EventReply
+from klamm.controller.requests import ControlRequest, LeaderAndIsrPartition
 from klamm.controller.watches import event_of
 from klamm.errors import ErrorCode
 from klamm.metadata.read_steps import Answers
 from klamm.model import BrokerEndPoints, TopicPartition
 from klamm.sim.broker_model import BrokerModel, Disk
 from klamm.sim.broker_rules import BrokerRules
-from klamm.sim.channels import RETRY_MS, Channel
+from klamm.sim.channels import RETRY_MS, Channel, ChannelWorld
 from klamm.sim.scheduler import Scheduler
 from klamm.sim.transcript import show_effect, show_value
-from klamm.sim.zookeeper import ClientSession
+from klamm.sim.zookeeper import ClientSession, SimulatedZooKeeper
 from klamm.zk.model.ops import ReadOp, SessionExpired, WatchEvent
 
-if TYPE_CHECKING:
-    from klamm.sim.world import World
-
 OnReply = Callable[[EventReply], None]
+
+
+class NodeChecks(Protocol):
+    """`klamm.sim.checkers.Checkers`, as far as nodes use it."""
+
+    def on_controller(self, broker: int, epoch: int) -> None: ...
+
+    def on_leader(self, broker: int, state: LeaderAndIsrPartition, topic_id: UUID) -> None: ...
+
+    def on_send(self, controller: int, channel: Channel, request: ControlRequest) -> None: ...
+
+    def after_event(self, node: Node, event: ControllerEvent) -> None: ...
+
+
+class TailChecks(Protocol):
+    """`klamm.sim.tails.Tails`, as far as nodes use it."""
+
+    def on_log_ends_told(self, node: Node, asked: Iterable[tuple[TopicPartition, int]]) -> None: ...
+
+
+class NodeWorld(ChannelWorld, Protocol):
+    """`klamm.sim.world.World`, as far as nodes use it."""
+
+    steps: int
+    tracing: bool
+    faults: Counter[str]
+    zookeeper: SimulatedZooKeeper
+
+    @property
+    def nodes(self) -> Mapping[int, Node]: ...
+
+    @property
+    def checkers(self) -> NodeChecks: ...
+
+    @property
+    def tails(self) -> TailChecks: ...
+
+    def trace(self, who: int | str, text: str) -> None: ...
+
+    def later(self, delay_ms: int, call: Callable[[], None]) -> None: ...
 
 
 class NodeClock:
@@ -74,7 +113,7 @@ class NodeClock:
 
 
 class Node:
-    def __init__(self, world: World, config: ControllerConfig) -> None:
+    def __init__(self, world: NodeWorld, config: ControllerConfig) -> None:
         self.world = world
         self.config = config
         self.disk = Disk()

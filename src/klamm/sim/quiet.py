@@ -36,7 +36,7 @@ def check_quiet(world: World, work: Workload) -> None:
     for node in world.nodes.values():
         _check_cache(world, node, controller, states, assignments)
         _check_replicas(node, assignments, states, topics)
-        _check_logs(node, assignments, topics)
+        _check_logs(world, node, assignments, topics)
     check_context(controller.controller.context, assignments, states)
     _check_strays(world, controller.controller.context)
 
@@ -198,16 +198,16 @@ def _check_replicas(node: Node, assignments: Assignments, states: States, topics
         )
 
 
-def _check_logs(node: Node, assignments: Assignments, topics: dict[str, TopicZnode]) -> None:
+def _check_logs(world: World, node: Node, assignments: Assignments, topics: dict[str, TopicZnode]) -> None:
     """No log is left behind, except of a deleted topic whose controller was deposed too early.
 
     Logs in failed directories do not count either.
     """
-    last_epoch = max(node.world.checkers.controllers)
+    last_epoch = max(world.checkers.controllers)
     for tp, topic_id in node.disk.logs.items():
         assigned = tp in assignments and node.id in assignments[tp].replicas
         is_gone = tp.topic not in topics or topics[tp.topic].topic_id not in (None, topic_id)
-        forgotten = is_gone and node.world.checkers.left.get((tp, node.id), last_epoch) < last_epoch
+        forgotten = is_gone and world.checkers.left.get((tp, node.id), last_epoch) < last_epoch
         excused = assigned or forgotten or tp in node.broker.offline
         require(excused, f"broker {node.id} still has the log of {tp}, which was deleted or moved away")
         if assigned and tp not in node.broker.offline:

@@ -7,25 +7,35 @@ acknowledged record that a surviving member of the ISR, or any live replica, sti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 from uuid import UUID
 
+from klamm.controller.context import ControllerContext
 from klamm.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
 from klamm.sim.broker_model import Hosted, Record
+from klamm.sim.node import Node
+from klamm.sim.scheduler import Scheduler
 from klamm.sim.violation import require
-
-if TYPE_CHECKING:
-    from klamm.controller.context import ControllerContext
-    from klamm.sim.node import Node
-    from klamm.sim.world import World
 
 MOST_RECORDS = 40
 """Maximum records per log: enough, and cheap to compare."""
 
 
+class TailsWorld(Protocol):
+    """`klamm.sim.world.World`, as far as it is used here."""
+
+    calm: bool
+    faults: Counter[str]
+    scheduler: Scheduler
+
+    @property
+    def nodes(self) -> Mapping[int, Node]: ...
+
+
 class Tails:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: TailsWorld) -> None:
         self._world = world
         self._number = 0
         self.acknowledged: dict[TopicPartition, dict[Record, None]] = {}
