@@ -15,7 +15,7 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         also=(("if r in online and r not in suspects]", "if r in online]"),),
     ),
     "suspect_stays_in_the_isr": Mutant(
-        _C + "election", "if r in online and r not in suspects]", "if r in online]", 60, first=300
+        _C + "election", "if r in online and r not in suspects]", "if r in online]", 60, first=200
     ),
     "suspect_is_elected_as_preferred": Mutant(
         _C + "partition_state_machine",

@@ -150,8 +150,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _C + "broker_changes",
         "        yield AddChannel(broker)\n        yield from tell_live_brokers(ctx)\n",
         "        yield AddChannel(broker)\n",
-        300,
-        first=591,
     ),
     "new_addresses_not_used": Mutant(
         _C + "broker_changes",
@@ -182,7 +180,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         first=410,
     ),
     "ends_of_topics_lost_when_merged": Mutant(
-        _C + "request_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 1000, 686
+        _C + "request_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 200, 2900
     ),
     "stop_replica_of_any_epoch_obeyed": Mutant(
         "klamm.sim.broker_model", "if leader_epoch < mine.leader_epoch else", "if False else", 300, 678

@@ -68,13 +68,13 @@ class Workload:
         """The controller epoch of the broker that gave the current answer."""
         self._incarnations: Counter[str] = Counter()
         """Generation of a topic name: the answer to an earlier deletion says nothing about the current topic."""
-        self._faults = Faults(self)
+        self.faults = Faults(self)
 
     def tick(self) -> None:
         """One fault or one piece of work, then the next some time later."""
         if self.world.calm:
             return
-        actions = [*self._faults.actions(), *self._requests(), *self._tools()]
+        actions = [*self.faults.actions(), *self._requests(), *self._tools()]
         (action,) = self.rng.choices([a for _, a in actions], [w for w, _ in actions])
         action()
         self.world.scheduler.at(self.rng.randint(10, 150), self.tick)
