@@ -49,6 +49,8 @@ class ScriptedController:
 
     is_active = False
 
+    broker_id = 1
+
     def __init__(self, log: Log) -> None:
         self._log = log
 
@@ -215,11 +217,10 @@ async def _sent_by_production(
     monkeypatch.setattr(channel_manager, "CONTROL_REQUEST", Patience(None, backoff_ms=0))
     sender = RequestSender(
         BrokerEndPoints(2, ENDPOINTS),
-        ControllerConfig(1),
+        ControllerConfig(1, socket_timeout_ms=1_000, request_timeout_ms=1_000),
         clock=World(0, brokers=1).scheduler,
         metrics=MetricsRegistry(World(0, brokers=1).scheduler),
         on_event=lambda _: None,
-        socket_timeout_ms=1_000,
         journal=ControllerJournal(),
     )
     for step in script:

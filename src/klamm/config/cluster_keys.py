@@ -160,7 +160,9 @@ class ReplicaKeys:
 
 class ControllerKeys:
     controller_socket_timeout_ms = int32(
-        "controller.socket.timeout.ms", 30000, "How long the controller waits for a broker's answer."
+        "controller.socket.timeout.ms",
+        30000,
+        "How long the controller waits for a connection with a broker, and a broker for the controller's answer.",
     )
     auto_leader_rebalance_enable = boolean(
         "auto.leader.rebalance.enable",

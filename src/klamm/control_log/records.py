@@ -32,7 +32,10 @@ def first(items: Iterable[ListedPartition]) -> tuple[ListedPartition, ...]:
 
 @dataclass(frozen=True, slots=True)
 class EventQueued:
-    """`cause`: who put it. `number` counts the events of one controller process."""
+    """`cause` names the origin. `number` counts the events of one controller process.
+
+    `state` is the value of the `ControllerState` gauge while the event is processed, and `state_name` its name.
+    """
 
     controller_epoch: int
     event: str
@@ -41,6 +44,8 @@ class EventQueued:
     topics: tuple[str, ...]
     about_broker: int | None
     queue_size: int
+    state: int
+    state_name: str
     KIND: ClassVar = "event_queued"
 
 
@@ -50,6 +55,8 @@ class EventStarted:
     event: str
     number: int
     queue_ms: float
+    state: int
+    state_name: str
     KIND: ClassVar = "event_started"
 
 
@@ -62,6 +69,8 @@ class EventDone:
     number: int
     duration_ms: float
     outcome: str
+    state: int
+    state_name: str
     KIND: ClassVar = "event_done"
 
 

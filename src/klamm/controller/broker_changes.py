@@ -19,7 +19,7 @@ from klamm.zk.model.znodes import ZnodeFormatError
 
 
 def on_broker_change(ctx: ControllerContext) -> Steps[None]:
-    """New, dead and bounced brokers, by their epochs: a broker that came back faster than we read is another one."""
+    """Find new, dead and bounced brokers by their epochs: a broker that returned unseen has another epoch."""
     now = yield from read_brokers(watch=True)
     known = ctx.brokers.live_or_shutting_down
     new = [b for b in sorted(now) if b not in known]

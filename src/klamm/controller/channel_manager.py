@@ -1,8 +1,9 @@
 """ControllerChannelManager: a queue and a RequestSender task for every broker, so that a slow one delays nobody else.
 
-A sender has one request in flight and repeats it until it is answered or the broker is removed: order is kept, and
-epochs make repeats harmless. What waits behind it is coalesced. Answers become events of the controller. A request that
-cannot be encoded, or whose answer cannot be read, counts as answered with UNKNOWN_SERVER_ERROR: others must not wait.
+A sender has one request in flight and repeats it until it is answered or the broker is removed. This keeps the order,
+and epochs make repeats harmless. Waiting requests are merged. Answers become events of the controller. A request that
+cannot be encoded, or whose answer cannot be decoded, counts as answered with UNKNOWN_SERVER_ERROR: later requests must
+not wait for it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _GROUP, _OWN_GROUP, _TYPE = "kafka.controller", "klamm.controller", "ControllerC
 
 
 class RequestSender:
-    """The task that sends to one broker; what was RequestSendThread."""
+    """The task that sends to one broker: Kafka's RequestSendThread, and named like it."""
 
     def __init__(
         self,
@@ -45,7 +46,6 @@ class RequestSender:
         clock: Clock,
         metrics: MetricsRegistry,
         on_event: Callable[[ControllerEvent], object],
-        socket_timeout_ms: int,
         journal: ControllerJournal,
     ) -> None:
         self._broker = broker
@@ -54,7 +54,6 @@ class RequestSender:
         self._config = config
         self._clock = clock
         self._on_event = on_event
-        self._timeout_ms = socket_timeout_ms
         self._queue = RequestQueue(stop_flags=config.inter_broker_protocol.stop_replica_version >= 3)
         self._sending: QueueItem | None = None
         self._wake = asyncio.Event()
@@ -69,7 +68,8 @@ class RequestSender:
         metrics.gauge(_OWN_GROUP, _TYPE, "LastQueuedRequest", lambda: self._put_count, tags)
         metrics.gauge(_OWN_GROUP, _TYPE, "LastAcknowledgedRequest", lambda: self.last_acknowledged, tags)
         metrics.gauge(_OWN_GROUP, _TYPE, "MetadataLag", lambda: self._put_count - self.last_acknowledged, tags)
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        name = f"Controller-{config.broker_id}-to-broker-{broker.id}-send-thread"
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
 
     @property
     def queue_size(self) -> int:
@@ -118,7 +118,7 @@ class RequestSender:
             try:
                 await self._send_next()
             except Exception:
-                log.exception("sending to broker %d failed; what is queued is sent in a moment", self._broker.id)
+                log.exception("sending to broker %d failed; retrying with the next queued request", self._broker.id)
                 await asyncio.sleep(CONTROL_REQUEST.pause_s())
 
     async def _send_next(self) -> None:
@@ -127,7 +127,7 @@ class RequestSender:
             response = await self._deliver(item)
         except Exception:
             kind = type(item.request).__name__
-            log.exception("a %s for broker %d is given up: it would fail again", kind, self._broker.id)
+            log.exception("giving up a %s for broker %d: it would fail again", kind, self._broker.id)
             self._disconnect()
             response = ControlResponse(ErrorCode.UNKNOWN_SERVER_ERROR)
         finally:
@@ -169,9 +169,9 @@ class RequestSender:
             self._connection = await BrokerConnection.connect(
                 endpoint.host,
                 endpoint.port,
-                timeout_ms=self._timeout_ms,
+                timeout_ms=self._config.socket_timeout_ms,
                 client_id=f"{SLICING_CLIENT}{self._config.broker_id}",
-                request_timeout_ms=self._timeout_ms,
+                request_timeout_ms=self._config.request_timeout_ms,
             )
         return self._connection
 
@@ -181,7 +181,7 @@ class RequestSender:
         self._failures += 1
         if self._failures.bit_count() == 1:
             kind = type(request).__name__
-            log.warning("broker %d does not take a %s (attempt %d): %s", self._broker.id, kind, self._failures, error)
+            log.warning("sending %s to broker %d failed (attempt %d): %s", kind, self._broker.id, self._failures, error)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -199,14 +199,12 @@ class ControllerChannelManager:
         clock: Clock,
         metrics: MetricsRegistry,
         on_event: Callable[[ControllerEvent], object],
-        socket_timeout_ms: int = 30_000,
         journal: ControllerJournal | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._metrics = metrics
         self._on_event = on_event
-        self._socket_timeout_ms = socket_timeout_ms
         self._journal = journal or ControllerJournal()
         self._senders: dict[int, RequestSender] = {}
         self._queries: dict[int, dict[asyncio.Task[None], None]] = {}
@@ -224,7 +222,6 @@ class ControllerChannelManager:
             clock=self._clock,
             metrics=self._metrics,
             on_event=self._on_event,
-            socket_timeout_ms=self._socket_timeout_ms,
             journal=self._journal,
         )
 
@@ -244,13 +241,13 @@ class ControllerChannelManager:
     def send_request(self, broker_id: int, request: ControlRequest) -> None:
         sender = self._senders.get(broker_id)
         if sender is None:
-            log.warning("a %s for broker %d is dropped: it is offline", type(request).__name__, broker_id)
+            log.warning("dropping a %s for broker %d: the broker is offline", type(request).__name__, broker_id)
         else:
             sender.put(request)
 
     def ask_log_ends(self, broker: BrokerEndPoints, partitions: tuple[tuple[TopicPartition, int], ...]) -> None:
         """Over a connection of its own, since a broker that is starting answers control requests first."""
-        asking = ask_log_ends(broker, partitions, self._config, self._socket_timeout_ms, self._on_event)
+        asking = ask_log_ends(broker, partitions, self._config, self._on_event)
         task = asyncio.get_running_loop().create_task(asking)
         queries = self._queries.setdefault(broker.id, {})
         queries[task] = None

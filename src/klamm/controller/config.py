@@ -93,6 +93,10 @@ class ControllerConfig:
     unclean_shutdown: bool = False
     """Whether this broker's last run did not stop cleanly: its logs may have lost their unflushed tails."""
     unclean_replica_wait_ms: int = 300_000
+    socket_timeout_ms: int = 30_000
+    """`controller.socket.timeout.ms`: for a connection with a broker."""
+    request_timeout_ms: int = 30_000
+    """`request.timeout.ms`: for the answer of a broker to a control request."""
     max_topic_partitions: int = 100_000
     """More partitions than this in one request are refused: a bound on what a client can make the controller do."""
 

@@ -105,6 +105,10 @@ class KafkaController:
         self._pause_ends_s = 0.0
 
     @property
+    def broker_id(self) -> int:
+        return self.context.config.broker_id
+
+    @property
     def is_active(self) -> bool:
         return self.context.is_active
 

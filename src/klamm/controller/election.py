@@ -124,7 +124,7 @@ def elect_for_controlled_shutdown(
     online_or_shutting_down: Container[int],
     shutting_down: Container[int],
 ) -> Election | None:
-    """Leadership leaves the brokers that are shutting down, and they leave the ISR; they are told like the others."""
+    """Take leadership and ISR membership from brokers that shut down; they receive LeaderAndIsr like the others."""
     recipients = tuple(r for r in assignment.replicas if r in online_or_shutting_down)
     leader = next((r for r in recipients if r in state.isr and r not in shutting_down), None)
     if leader is None:

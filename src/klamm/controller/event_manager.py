@@ -10,7 +10,7 @@ import asyncio
 import gc
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -48,8 +48,8 @@ from klamm.errors import ErrorCode
 from klamm.model import BrokerEndPoints, TopicPartition
 from klamm.zk.model.ops import ReadOp, WriteOp, ZkError
 
-log = logging.getLogger(__name__)
-state_change_log = logging.getLogger("klamm.state_change")
+_log = logging.getLogger(__name__)
+_state_change_log = logging.getLogger("klamm.state_change")
 
 QUEUE_TIME_RESET_S = 300.0
 MAX_QUEUED_EVENTS = 10_000
@@ -58,6 +58,17 @@ MAX_WARNINGS = 1_000
 COLLECTOR_OFF_S = 10.0
 """How long an event may do without the garbage collector."""
 OnReply = Callable[[EventReply], object]
+
+
+class _Prefixed(logging.LoggerAdapter[logging.Logger]):
+    """Begins every line with Kafka's identification of the controller's thread."""
+
+    def __init__(self, logger: logging.Logger, controller_id: int) -> None:
+        super().__init__(logger)
+        self._prefix = f"[ControllerEventThread controllerId={controller_id}] "
+
+    def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+        return f"{self._prefix}{msg}", kwargs
 
 
 class Coordination(Protocol):
@@ -162,6 +173,8 @@ class ControllerEventManager:
         self._on_registered = on_registered
         self._on_controller = on_controller
         self._journal = journal or ControllerJournal()
+        self._log = _Prefixed(_log, controller.broker_id)
+        self._state_change_log = _Prefixed(_state_change_log, controller.broker_id)
         self._events = 0
         self._queue: deque[QueuedEvent] = deque()
         self._wake = asyncio.Event()
@@ -176,7 +189,7 @@ class ControllerEventManager:
     def put(
         self, event: ControllerEvent, on_reply: OnReply | None = None, *, cause: str = "this broker"
     ) -> QueuedEvent:
-        """Beyond the limit, callers are refused with a code that they may retry; the controller's own events never.
+        """Queue an event. Beyond the limit, callers get an error that they may retry; own events are always queued.
 
         `cause` is for the control log.
         """
@@ -249,9 +262,11 @@ class ControllerEventManager:
         except Exception as failure:
             outcome = "failed"
             if self._closing and isinstance(failure, ZkError):
-                log.warning("%s is given up: the broker stops and ZooKeeper is away", type(event).__name__)
+                self._log.warning(
+                    "%s was abandoned: the broker stops and ZooKeeper is unreachable", type(event).__name__
+                )
             else:
-                log.exception("%s failed: the role of controller is given up", type(event).__name__)
+                self._log.exception("%s failed: giving up the role of controller", type(event).__name__)
             await self._abandon(queued)
         finally:
             queued.reply(event.refusal(ErrorCode.UNKNOWN_SERVER_ERROR))
@@ -264,7 +279,7 @@ class ControllerEventManager:
         try:
             await self._drive(self._controller.abandon(queued.event), queued)
         except Exception:
-            log.exception("the role of controller could not be given up cleanly")
+            self._log.exception("giving up the role of controller failed")
 
     async def _drive(self, steps: Steps[None], queued: QueuedEvent) -> None:
         """Carries out effects until the event is done; errors of ZooKeeper are thrown back at the core."""
@@ -327,14 +342,14 @@ class ControllerEventManager:
 
     def _note(self, text: str, is_warning: bool) -> None:
         if not is_warning:
-            state_change_log.info("%s", text)
+            self._state_change_log.info("%s", text)
             return
         now = self._clock.monotonic()
         if now >= self._silent_until.get(text, now):
             if len(self._silent_until) >= MAX_WARNINGS:
                 self._silent_until.clear()
             self._silent_until[text] = now + WARNING_INTERVAL_S
-            state_change_log.warning("%s", text)
+            self._state_change_log.warning("%s", text)
 
     def _schedule(self, delay_ms: int, event: ControllerEvent, cause: str) -> None:
         def fire() -> None:

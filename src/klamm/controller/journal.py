@@ -36,6 +36,10 @@ from klamm.model import CONTROL_LOG_TOPIC, LEADER_DURING_DELETE, NO_CONTROLLER, 
 _MAX_LOOKED_AT: Final = 256
 
 
+def _state(event: ControllerEvent) -> tuple[int, str]:
+    return event.STATE.value, event.STATE.label
+
+
 class ControllerJournal:
     """Lives on the control loop. `epoch` is the controller's own; it is 0 where this broker is not the controller."""
 
@@ -51,16 +55,16 @@ class ControllerJournal:
         if self._log.is_enabled and (topics := topics_of(event)) != (CONTROL_LOG_TOPIC,):
             broker = getattr(event, "broker_id", None)
             name = type(event).__name__
-            self._log.record(EventQueued(self.epoch, name, number, cause, topics, broker, queue_size))
+            self._log.record(EventQueued(self.epoch, name, number, cause, topics, broker, queue_size, *_state(event)))
 
     def event_started(self, event: ControllerEvent, number: int, queue_ms: float) -> None:
         self._event, self._number = type(event).__name__, number
         if self._log.is_enabled and topics_of(event) != (CONTROL_LOG_TOPIC,):
-            self._log.record(EventStarted(self.epoch, self._event, number, queue_ms))
+            self._log.record(EventStarted(self.epoch, self._event, number, queue_ms, *_state(event)))
 
     def event_done(self, event: ControllerEvent, number: int, duration_ms: float, outcome: str) -> None:
         if self._log.is_enabled and topics_of(event) != (CONTROL_LOG_TOPIC,):
-            self._log.record(EventDone(self.epoch, type(event).__name__, number, duration_ms, outcome))
+            self._log.record(EventDone(self.epoch, type(event).__name__, number, duration_ms, outcome, *_state(event)))
 
     def controller_changed(self, controller_id: int, epoch: int) -> None:
         """Said after every reading of `/controller`; told when it is news."""

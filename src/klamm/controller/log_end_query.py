@@ -40,7 +40,6 @@ async def ask_log_ends(
     broker: BrokerEndPoints,
     partitions: tuple[tuple[TopicPartition, int], ...],
     config: ControllerConfig,
-    timeout_ms: int,
     on_event: Callable[[ControllerEvent], object],
 ) -> None:
     """Repeats until the broker has answered for all; whoever started it cancels it when the broker is gone."""
@@ -48,7 +47,7 @@ async def ask_log_ends(
     while left:
         part = dict(islice(left.items(), MAX_PARTITIONS))
         try:
-            ends = await _ask(broker, part, config, timeout_ms)
+            ends = await _ask(broker, part, config)
         except (OSError, ProtocolError) as error:
             attempt += 1
             if attempt.bit_count() == 1:
@@ -65,13 +64,17 @@ async def ask_log_ends(
 
 
 async def _ask(
-    broker: BrokerEndPoints, partitions: Mapping[TopicPartition, int], config: ControllerConfig, timeout_ms: int
+    broker: BrokerEndPoints, partitions: Mapping[TopicPartition, int], config: ControllerConfig
 ) -> dict[TopicPartition, LogEnd | None]:
     endpoint = broker.endpoint(config.inter_broker_listener)
     if endpoint is None:
         raise ConnectionError(f"it has no listener named {config.inter_broker_listener}")
     connection = await BrokerConnection.connect(
-        endpoint.host, endpoint.port, timeout_ms=timeout_ms, client_id=f"klamm-controller-{config.broker_id}"
+        endpoint.host,
+        endpoint.port,
+        timeout_ms=config.socket_timeout_ms,
+        client_id=f"klamm-controller-{config.broker_id}",
+        request_timeout_ms=config.request_timeout_ms,
     )
     try:
         response = await connection.send(build_request(partitions), VERSION)

@@ -41,7 +41,7 @@ class ControllerMetrics:
             "ReplicasToDeleteCount": self._replicas_to_delete,
             "ReplicasIneligibleToDeleteCount": self._replicas_ineligible,
             "ActiveBrokerCount": lambda: len(context().brokers.live_or_shutting_down),
-            "FencedBrokerCount": lambda: 0,
+            "FencedBrokerCount": lambda: 0,  # as in Kafka with ZooKeeper, where no broker is fenced
         }
         for name, fn in gauges.items():
             self._registry.gauge(_GROUP, "KafkaController", name, fn)

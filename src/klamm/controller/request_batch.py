@@ -9,11 +9,11 @@ live brokers; the list of live brokers is always complete.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from klamm.controller.context import ControllerContext
-from klamm.controller.effects import Effect, Send, Steps
+from klamm.controller.effects import Note, Send, Steps
 from klamm.controller.requests import (
     EncodedStates,
     LeaderAndIsrPartition,
@@ -28,6 +28,9 @@ from klamm.controller.requests import (
 )
 from klamm.frozen import dataclass
 from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, NO_EPOCH, TopicPartition
+
+MAX_NAMED: Final = 10
+"""Partitions that a log line names."""
 
 
 class TellLeaderAndIsr(NamedTuple):
@@ -48,6 +51,8 @@ class TellStopReplica:
 @dataclass(frozen=True, slots=True)
 class ControllerBrokerRequestBatch:
     sends: tuple[Send, ...]
+    without_leader: tuple[TopicPartition, ...] = ()
+    """Partitions that no UpdateMetadata can carry yet."""
 
     @classmethod
     def build(
@@ -59,19 +64,21 @@ class ControllerBrokerRequestBatch:
         update_metadata: Iterable[TopicPartition] | None = None,
         update_metadata_to: Iterable[int] | None = None,
     ) -> ControllerBrokerRequestBatch:
-        """`update_metadata`: partitions beyond those of `leader_and_isr`; an empty list still tells who is alive."""
+        """`update_metadata`: partitions beyond those of `leader_and_isr`; an empty list sends the live brokers."""
         states = list(leader_and_isr)
         tps = dict.fromkeys(tell.partition for tell in states)
         tps.update(dict.fromkeys(update_metadata or ()))
         targets = ctx.brokers.ids() if update_metadata_to is None else tuple(sorted(update_metadata_to))
         metadata = _update_metadata_sends(ctx, tps, targets) if tps or update_metadata is not None else ()
-        return cls((*_leader_and_isr_sends(ctx, states), *metadata, *_stop_replica_sends(ctx, stop_replica)))
+        sends = (*_leader_and_isr_sends(ctx, states), *metadata, *_stop_replica_sends(ctx, stop_replica))
+        return cls(sends, tuple([tp for tp in tps if tp not in ctx.states.leadership]))
 
     def send(self) -> Steps[None]:
+        if self.without_leader:
+            first = ", ".join(map(str, self.without_leader[:MAX_NAMED]))
+            count = len(self.without_leader)
+            yield Note(f"UpdateMetadata skips {count} partitions that have no leader yet: {first}")
         yield from self.sends
-
-    def effects(self) -> tuple[Effect, ...]:
-        return self.sends
 
 
 def _head(ctx: ControllerContext, broker: int) -> RequestHead:

@@ -259,7 +259,7 @@ class RequestQueue:
         return found
 
     def _drop_waiting_stop(self, tp: TopicPartition) -> None:
-        """A stop without deletion, last of what waits for the partition: the state that comes now supersedes it."""
+        """Drop the last waiting request for the partition if it only stops: the new state supersedes it."""
         for phase in reversed(self._phases):
             if tp in phase.states or tp in phase.stops:
                 stop = phase.stops.get(tp)

@@ -34,6 +34,7 @@ from klamm.zk.client.zk_session import SessionListener, ZkSession
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+THREAD_NAME: Final = "controller-event-thread"
 REGISTRATION_RETRY_S: Final = 0.1
 STALL_LIMIT_S: Final = 18.0
 """How long the control loop may stand still: events of many partitions take seconds."""
@@ -108,7 +109,6 @@ class ControllerRunner:
         loop: asyncio.AbstractEventLoop,
         on_broker_epoch: Callable[[int], None] | None = None,
         on_claim: Callable[[int, int], None] | None = None,
-        socket_timeout_ms: int = 30_000,
         control_log: ControlLog = NO_CONTROL_LOG,
     ) -> None:
         """`on_claim` receives, on the broker loop, this broker's id and the epoch of a controller's role that it won.
@@ -124,7 +124,6 @@ class ControllerRunner:
         self._broker_loop = loop
         self._on_broker_epoch = on_broker_epoch
         self._on_claim = on_claim
-        self._socket_timeout_ms = socket_timeout_ms
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._manager: ControllerEventManager | None = None
@@ -135,9 +134,7 @@ class ControllerRunner:
         """Returns when the control loop takes events; nothing happens before the first, `Startup`."""
         ready = threading.Event()
         self._finished = self._broker_loop.create_future()
-        self._thread = threading.Thread(
-            target=self._run_thread, args=(config, ready), name=f"controller-{config.broker_id}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run_thread, args=(config, ready), name=THREAD_NAME, daemon=True)
         self._thread.start()
         ready.wait()
         self.handle._put = self._put
@@ -194,7 +191,6 @@ class ControllerRunner:
             clock=self._clock,
             metrics=self._metrics,
             on_event=self._on_response,
-            socket_timeout_ms=self._socket_timeout_ms,
             journal=journal,
         )
         self._manager = ControllerEventManager(

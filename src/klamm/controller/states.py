@@ -27,22 +27,28 @@ class ControllerState(IntEnum):
     LIST_PARTITION_REASSIGNMENT = 15
     UPDATE_METADATA_RESPONSE_RECEIVED = 16
     UPDATE_FEATURES = 17
+    """Kafka's, for completeness: no event of klamm has it."""
+
+    @property
+    def label(self) -> str:
+        """Kafka's name of the state, such as `TopicChange`."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
 
     @property
     def timer_name(self) -> str | None:
-        """The timer under `kafka.controller:type=ControllerStats`; two keep their historic names, two have none."""
+        """The timer under `kafka.controller:type=ControllerStats`; two keep their historic names, three have none."""
         return _TIMER_NAMES.get(self)
 
 
-_UNTIMED: Final = frozenset({ControllerState.IDLE, ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED})
+_UNTIMED: Final = frozenset(
+    {ControllerState.IDLE, ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED, ControllerState.UPDATE_FEATURES}
+)
 _HISTORIC: Final = {
     ControllerState.BROKER_CHANGE: "LeaderElectionRateAndTimeMs",
     ControllerState.ALTER_PARTITION_REASSIGNMENT: "PartitionReassignmentRateAndTimeMs",
 }
 _TIMER_NAMES: Final = {
-    state: _HISTORIC.get(state, "".join(word.capitalize() for word in state.name.split("_")) + "RateAndTimeMs")
-    for state in ControllerState
-    if state not in _UNTIMED
+    state: _HISTORIC.get(state, f"{state.label}RateAndTimeMs") for state in ControllerState if state not in _UNTIMED
 }
 
 

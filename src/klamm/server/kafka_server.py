@@ -202,7 +202,6 @@ class KafkaServer:
             loop=loop,
             on_broker_epoch=self._on_broker_epoch,
             on_claim=guard.confirm,
-            socket_timeout_ms=config.controller_socket_timeout_ms,
             control_log=self._control_log.of_control_loop,
         )
         handle = self._controller.handle

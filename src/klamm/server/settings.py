@@ -79,6 +79,8 @@ def controller(
         leader_imbalance_check_interval_seconds=config.leader_imbalance_check_interval_seconds,
         leader_imbalance_per_broker_percentage=config.leader_imbalance_per_broker_percentage,
         unclean_shutdown=unclean_shutdown,
+        socket_timeout_ms=config.controller_socket_timeout_ms,
+        request_timeout_ms=config.request_timeout_ms,
         unclean_replica_wait_ms=config.klamm_unclean_replica_wait_ms,
     )
 

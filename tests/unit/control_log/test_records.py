@@ -39,9 +39,9 @@ REQUEST = RequestSummary("LeaderAndIsr", 3, 41, 1, LISTED)
 BEFORE, AFTER = LeaderAndIsr(-1, 4, (2, 3), 8), LeaderAndIsr(2, 5, (2, 3), 9)
 
 SAMPLES: tuple[ControlRecord, ...] = (
-    EventQueued(7, "CreateTopics", 12, "request", ("orders",), None, 0),
-    EventStarted(7, "CreateTopics", 12, 0.221),
-    EventDone(7, "CreateTopics", 12, 6.5, "done"),
+    EventQueued(7, "CreateTopics", 12, "request", ("orders",), None, 0, 3, "TopicChange"),
+    EventStarted(7, "CreateTopics", 12, 0.221, 3, "TopicChange"),
+    EventDone(7, "CreateTopics", 12, 6.5, "done", 3, "TopicChange"),
     ControllerChanged(7, 2),
     LeadershipChange(7, "BrokerChange", 15, "offline", TP, BEFORE, AFTER),
     LeadershipChange(7, "BrokerChange", 15, "", TP, LeaderAndIsr(1, 3, (1, 2, 3), 7), BEFORE),

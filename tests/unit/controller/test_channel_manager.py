@@ -179,7 +179,7 @@ def test_a_request_that_cannot_be_sent_or_whose_answer_cannot_be_read_is_given_u
             await channels.shutdown()
 
     run(scenario)
-    assert caplog.text.count("a UpdateMetadataRequest for broker 1 is given up") == 2
+    assert caplog.text.count("giving up a UpdateMetadataRequest for broker 1") == 2
 
 
 def test_a_controller_that_cannot_hear_the_answer_hears_the_next(caplog: pytest.LogCaptureFixture) -> None:
