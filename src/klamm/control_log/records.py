@@ -85,7 +85,7 @@ class ControllerChanged:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipChange:
-    """A partition's state was written by the controller, or a leader's own change was taken over.
+    """The controller wrote a partition's state, or adopted a leader's own change.
 
     An `election` when `strategy` names one, else an `isr_change` when the leader stayed, else a `leader_change` (as is
     a new epoch of the same leader). `event` and `number` are of the controller's event that did it.
@@ -131,7 +131,7 @@ class RequestQueued:
 
 @dataclass(frozen=True, slots=True)
 class RequestCoalesced:
-    """The queued request with this number is not sent on its own: its states went into what waits already."""
+    """The queued request with this number is not sent on its own: its states were merged into a waiting request."""
 
     controller_epoch: int
     number: int
@@ -164,7 +164,7 @@ class RequestAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class MetadataApplied:
-    """This broker's metadata cache has taken an UpdateMetadata over; `update_count` counts them since its start."""
+    """This broker's metadata cache has applied an UpdateMetadata; `update_count` counts them since its start."""
 
     controller_epoch: int
     controller_id: int
@@ -177,7 +177,7 @@ class MetadataApplied:
 
 @dataclass(frozen=True, slots=True)
 class RoleChanged:
-    """This broker has become leader or follower of a partition, or has stopped to be either."""
+    """This broker has become leader or follower of a partition, or is no longer either."""
 
     controller_epoch: int
     partition: TopicPartition

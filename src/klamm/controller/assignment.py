@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Rng(Protocol):
-    """What the core needs of a source of chance: `random.Random` fits."""
+    """The source of randomness that the core needs; `random.Random` fits."""
 
     def randrange(self, stop: int, /) -> int: ...
 

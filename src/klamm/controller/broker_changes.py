@@ -1,4 +1,4 @@
-"""Brokers that come, go, bounce or change their addresses, and what becomes of their replicas."""
+"""Brokers that start, die, bounce or change their addresses, and the consequences for their replicas."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def _remove(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
 
 
 def on_broker_startup(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
-    """Everybody learns of the new brokers before these are told what to lead and to follow.
+    """Announce new brokers to all others, then send the new ones their metadata and their roles.
 
-    They hear of topics that are being deleted as well: one that only lost its session may know them from before.
+    Their metadata includes topics that are being deleted: a broker that only lost its session may still know them.
     """
     for broker in ids:
         ctx.brokers.regain_all_logs(broker)
@@ -84,7 +84,7 @@ def _is_being_deleted(ctx: ControllerContext, replica: PartitionReplica) -> bool
 
 
 def _delete_strays(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
-    """Replicas that a reassignment took away, and whose broker was down or has not answered, are deleted now."""
+    """Delete replicas that a reassignment took away, if their broker was down or has not answered since."""
     stops = [
         TellStopReplica(broker, tp, delete=True)
         for broker in ids
@@ -119,13 +119,13 @@ def on_replicas_become_offline(ctx: ControllerContext, replicas: Sequence[Partit
 
 
 def on_replicas_come_back(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:
-    """Replicas on a directory that had failed can be used again: they may lead partitions that have no leader."""
+    """Replicas on a repaired log directory can be used again: they may lead partitions that have no leader."""
     yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=tps).send()
     yield from partition_state_machine.trigger_online(ctx)
 
 
 def tell_live_brokers(ctx: ControllerContext, to: Iterable[int] | None = None) -> Steps[None]:
-    """An UpdateMetadata without partitions: who is alive, and who the controller is."""
+    """Send an UpdateMetadata without partitions: the live brokers and the controller."""
     yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=(), update_metadata_to=to).send()
 
 

@@ -1,4 +1,4 @@
-"""ControllerChannelManager: a queue and a RequestSender task for every broker, so that a slow one delays nobody else.
+"""ControllerChannelManager: one queue and one RequestSender task per broker, so that a slow broker delays no other.
 
 A sender has one request in flight and repeats it until it is answered or the broker is removed. This keeps the order,
 and epochs make repeats harmless. Waiting requests are merged. Answers become events of the controller. A request that
@@ -77,13 +77,13 @@ class RequestSender:
 
     @property
     def last_acknowledged(self) -> int:
-        """Up to which of the requests that were put for it the broker has answered all: what it surely knows."""
+        """The number of the last queued request up to which the broker has answered all."""
         sending = self._sending
         oldest = self._queue.oldest_number if sending is None else sending.number
         return self._put_count if oldest is None else oldest - 1
 
     def oldest_item_age_ms(self) -> float:
-        """How long the first request that is not answered has been waiting: the age of what the broker knows."""
+        """The age of the oldest unanswered request: how far the broker's knowledge lags behind."""
         sending = self._sending
         oldest = self._queue.oldest_s if sending is None else sending.enqueue_s
         return 0.0 if oldest is None else (self._clock.monotonic() - oldest) * 1000
@@ -110,7 +110,7 @@ class RequestSender:
     # --- the task ----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """For ever: whatever goes wrong with one request, the broker must hear of what comes after it."""
+        """Send for ever: if one request fails, the broker must still receive the following ones."""
         while True:
             while not self._queue:
                 self._wake.clear()
@@ -176,7 +176,7 @@ class RequestSender:
         return self._connection
 
     def _on_failure(self, request: ControlRequest, error: Exception) -> None:
-        """Says so once in a while, and never with the whole request."""
+        """Log attempts 1, 2, 4, 8 and so on, without the whole request."""
         self._disconnect()
         self._failures += 1
         if self._failures.bit_count() == 1:
@@ -226,7 +226,7 @@ class ControllerChannelManager:
         )
 
     def remove_broker(self, broker_id: int) -> None:
-        """What is queued is dropped: the broker is gone, or will be told everything anew."""
+        """Drop queued requests: the broker is gone, or will receive the whole metadata again."""
         for query in self._queries.pop(broker_id, ()):
             query.cancel()
         sender = self._senders.pop(broker_id, None)

@@ -74,7 +74,7 @@ NEWEST: Final = InterBrokerProtocol(3, 9)
 
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
-    """Kafka's keys as attributes; `endpoints` and `rack` are what this broker registers in ZooKeeper."""
+    """Kafka's keys as attributes; this broker registers `endpoints` and `rack` in ZooKeeper."""
 
     broker_id: int
     endpoints: tuple[EndPoint, ...] = ()
@@ -98,7 +98,7 @@ class ControllerConfig:
     request_timeout_ms: int = 30_000
     """`request.timeout.ms`: for the answer of a broker to a control request."""
     max_topic_partitions: int = 100_000
-    """More partitions than this in one request are refused: a bound on what a client can make the controller do."""
+    """Maximum partitions per request: a bound on the work that a client can give the controller."""
 
     @property
     def controller_listener(self) -> str:

@@ -1,7 +1,7 @@
 """KafkaController: events in, effects out. One event runs to its end before the next begins.
 
-`process(event)` is a generator. Whoever drives it carries out what it yields and resumes it with the answers; a driver
-that stops resuming it is a crash. The core knows no clock, no chance and no socket of its own.
+`process(event)` is a generator. Its driver carries out the effects that it yields and resumes it with the answers. If
+the driver stops resuming it, that is a crash. The core has no clock, no source of randomness and no socket of its own.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ _SETTLES_SUSPECTS = (
     e.TopicUncleanLeaderElectionEnable,
     e.TopicDeletionStopReplicaResponseReceived,
 )
-"""After these a partition may have its leader that waited for replicas whose log can be relied on."""
+"""Events after which a partition may get a leader that waited for replicas with a reliable log."""
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0
-"""How long a controller that gave up its role leaves it to others: twice as long every time, up to this."""
+"""Maximum back-off before competing for the role again after an error; doubles each time."""
 
 
 class KafkaController:
@@ -113,7 +113,7 @@ class KafkaController:
         return self.context.is_active
 
     def process(self, event: e.ControllerEvent) -> Steps[None]:
-        """Every event is answered: by its own handler, or with a refusal when it was not carried out."""
+        """Handle an event. Every event is answered: by its handler, or with a refusal if it was not carried out."""
         try:
             if isinstance(event, e.UncleanLeaderElectionEnable):
                 config = replace(self.context.config, unclean_leader_election_enable=event.enabled)
@@ -157,7 +157,7 @@ class KafkaController:
             yield from self._elect()
 
     def _elect(self) -> Steps[None]:
-        """Competes, but not soon after an unexpected error: what caused it is likely there still."""
+        """Compete, but not soon after an unexpected error: its cause is probably still there."""
         if self.is_active:
             return
         pause_s = self._pause_ends_s - self.context.clock.monotonic()
@@ -168,7 +168,7 @@ class KafkaController:
             yield from failover.on_controller_failover(self.context)
 
     def _maybe_resign(self) -> Steps[None]:
-        """Reads who the controller is; resigns when this broker was it and is not any more."""
+        """Read who the controller is; resign if this broker was the controller and no longer is."""
         was_active, me = self.is_active, self.context.config.broker_id
         controller_id = yield from failover.read_role(self.context)
         if was_active and controller_id != me:
@@ -180,9 +180,9 @@ class KafkaController:
         yield ActiveControllerChanged(controller_id, self.context.epoch)
 
     def _settle(self) -> Steps[None]:
-        """The fence failed: this controller is deposed. Who is it now? If nobody, there must be an election.
+        """The fence failed: this controller is deposed. If there is no controller now, start an election.
 
-        `/controller` may have been created and deleted between two readings: the watch told of the creation only.
+        `/controller` may have been created and deleted between two reads: the watch reported the creation only.
         """
         yield from self._resign()
         try:
@@ -193,7 +193,7 @@ class KafkaController:
             yield Note("the session with ZooKeeper is over as well")
 
     def abandon(self, event: e.ControllerEvent) -> Steps[None]:
-        """After an error that nobody expected: what is cached may be wrong, so the role is given up and won anew."""
+        """Give up the role after an unexpected error: the cached state may be wrong, and a failover reads it again."""
         if self.is_active:
             self._lengthen_pause()
             context = self.context
@@ -205,7 +205,7 @@ class KafkaController:
         yield Reply(event.refusal(ErrorCode.UNKNOWN_SERVER_ERROR))
 
     def _lengthen_pause(self) -> None:
-        """Errors in a row make longer pauses; a role that was held for long begins anew."""
+        """Double the pause with consecutive errors; a role that was held for long resets it."""
         now = self.context.clock.monotonic()
         in_a_row = now < self._pause_ends_s + LONGEST_PAUSE_S
         self._pause_s = min(max(self._pause_s * 2, FIRST_PAUSE_S), LONGEST_PAUSE_S) if in_a_row else FIRST_PAUSE_S
@@ -274,7 +274,7 @@ class KafkaController:
                 assert_never(event)
 
     def _process_brokers(self, event: _BrokerEvent) -> Steps[None]:
-        """What happens to brokers, and what they say and ask."""
+        """Changes of brokers, and their answers and requests."""
         ctx = self.context
         match event:
             case e.BrokerChange():

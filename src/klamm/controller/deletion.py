@@ -1,8 +1,8 @@
-"""Topic deletion: stop and delete every replica, then remove the znodes; what cannot go on waits for its broker.
+"""Topic deletion: stop and delete every replica, then remove the znodes. A blocked deletion waits for its broker.
 
 A topic is queued from the moment its entry in `/admin/delete_topics` was seen until its znodes are gone. It is
 *ineligible* while a replica is not online or a broker failed to delete; a broker that starts makes it eligible again.
-Deletion ends a reassignment of the topic: to go on moving what is being deleted would bring deleted replicas back.
+Deletion ends a reassignment of the topic: continuing the move would bring deleted replicas back.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 
 _LOOKED_AT: Final = 1_000
-"""Partitions of a topic that are looked at to tell a person what its deletion waits for."""
+"""Maximum partitions per topic that are inspected to explain why its deletion waits."""
 
 
 def waiting_for(ctx: ControllerContext, topic: str) -> list[int]:
-    """The brokers without which the deletion of a topic cannot end: they have replicas of it and are not there."""
+    """The offline brokers with replicas of a topic: its deletion cannot end without them."""
     left = (
         replica
         for replica in ctx.topics.replicas_of(itertools.islice(ctx.topics.partitions_of(topic), _LOOKED_AT))
@@ -178,7 +178,7 @@ def _drop_entries(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
 
 
 def initialise(ctx: ControllerContext) -> Steps[None]:
-    """At failover: what is queued, and what of it must wait."""
+    """At failover: read the queued topics and find those that must wait."""
     topics = yield from topic_store.read_delete_topics(watch=True)
     if not ctx.config.delete_topic_enable:
         yield from _drop_entries(ctx, list(topics))

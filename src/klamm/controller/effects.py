@@ -1,4 +1,4 @@
-"""What the controller asks of the world: frozen values that `process` yields and its driver carries out.
+"""Effects: frozen values that the controller's `process` yields and its driver carries out.
 
 `ZkRead` and `ZkMulti` are answered with results, or an exception of `klamm.zk.model.ops` thrown at the yield
 (`MultiFailed`, `ConnectionLoss` when a multi's outcome is unknown, `SessionExpired`); `AskSessionId` with a number. A
@@ -22,14 +22,14 @@ from klamm.zk.model.ops import MultiResult, ReadOp, ReadResult, WriteOp
 
 @dataclass(frozen=True, slots=True)
 class ZkRead:
-    """Answered with one result an operation, None where the znode is not there."""
+    """Answered with one result per operation, None where the znode does not exist."""
 
     ops: tuple[ReadOp, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ZkMulti:
-    """One transaction. Answered with one result an operation."""
+    """One transaction. Answered with one result per operation."""
 
     ops: tuple[WriteOp, ...]
 
@@ -64,14 +64,14 @@ class AddChannel:
 
 @dataclass(frozen=True, slots=True)
 class CloseChannel:
-    """Stop sending to a broker and drop what is queued for it."""
+    """Stop sending to a broker and drop its queued requests."""
 
     broker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseAllChannels:
-    """Stop sending to anybody: this broker is not the controller any more."""
+    """Stop sending to all brokers: this broker is no longer the controller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class AskSessionId:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer whoever put the event that is being processed. Only the first answer to an event counts."""
+    """Answer the caller of the event that is being processed. Only the first answer to an event counts."""
 
     value: EventReply
 
@@ -115,7 +115,7 @@ class BrokerRegistered:
 
 @dataclass(frozen=True, slots=True)
 class ActiveControllerChanged:
-    """Who is the controller now, as far as this broker knows (-1: nobody)."""
+    """The current controller, as far as this broker knows (-1: none)."""
 
     controller_id: int
     controller_epoch: int

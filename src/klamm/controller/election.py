@@ -1,4 +1,4 @@
-"""Leader selection: pure functions of an assignment, the last known state and who is online.
+"""Leader selection: pure functions of an assignment, the last known state and the online replicas.
 
 Every strategy walks the assignment in order, so that the preferred replica wins whenever it may. A new state always
 costs one leader epoch. None means that no replica may lead.
@@ -17,7 +17,7 @@ from klamm.model import INITIAL_LEADER_EPOCH, NO_EPOCH, NO_LEADER, LeaderAndIsr,
 
 _UNKNOWN: Final = LogEnd(NO_EPOCH, -1)
 INITIAL: Final = "initial"
-"""What the control log calls the first choice of a leader, which follows no strategy."""
+"""The control log's name for the first choice of a leader, which follows no strategy."""
 
 
 class ElectionStrategy(Enum):
@@ -31,7 +31,7 @@ class ElectionStrategy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """The outcome: the state to write, who is told by LeaderAndIsr, and whether records may have been lost."""
+    """The outcome: the state to write, the recipients of LeaderAndIsr, and whether records may have been lost."""
 
     leader_and_isr: LeaderAndIsr
     recipients: tuple[int, ...]
@@ -143,7 +143,7 @@ def remove_from_isr(
 ) -> LeaderAndIsr | None:
     """The state without the `leaving` replicas. None: nothing to change.
 
-    When nobody who stays can lead, nothing is committed until somebody can: then all members remain, for each of them
+    If no remaining replica can lead, nothing is committed until one can: then all members remain, because each of them
     has everything. Of a topic that is being deleted the last remains, as in Kafka. Replicas `outside` the
     assignment go in any case, unless there is no other.
     """

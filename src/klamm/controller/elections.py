@@ -1,4 +1,4 @@
-"""Elections that nobody's death forces: preferred leaders, asked for or by the balance check, and unclean ones."""
+"""Elections without a dead leader: preferred leaders, on request or by the balance check, and unclean ones."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _result(tp: TopicPartition, error: ErrorCode, election_type: ElectionType) -
 
 
 def _read_election_znode() -> Steps[list[TopicPartition] | None]:
-    """What tools wrote to `/admin/preferred_replica_election`; the watch for the next time is set with the reading."""
+    """Read the partitions that tools wrote to `/admin/preferred_replica_election`, and watch for the next ones."""
     (there,) = yield from read([Exists(paths.PREFERRED_REPLICA_ELECTION, watch=True)])
     if not isinstance(there, ExistsResult) or there.stat is None:
         return None
@@ -83,7 +83,7 @@ def _read_election_znode() -> Steps[list[TopicPartition] | None]:
 def elect(
     ctx: ControllerContext, wanted: list[TopicPartition], election_type: ElectionType, trigger: ElectionTrigger
 ) -> Steps[dict[TopicPartition, ErrorCode]]:
-    """Elects where it is needed and possible; one error a partition, NONE where there is a new leader."""
+    """Elect where it is needed and possible; one error per partition, NONE where there is a new leader."""
     results = {tp: _precheck(ctx, tp, election_type) for tp in wanted}
     candidates = [tp for tp, error in results.items() if error is ErrorCode.NONE]
     if election_type is ElectionType.PREFERRED:
@@ -120,7 +120,7 @@ def _precheck(ctx: ControllerContext, tp: TopicPartition, election_type: Electio
 
 
 def on_auto_preferred_election(ctx: ControllerContext) -> Steps[None]:
-    """Gives brokers back what they should lead, where more than the allowed share of it is led by others."""
+    """Return preferred leadership to brokers that miss more than the allowed share of it."""
     yield Schedule(ctx.config.leader_imbalance_check_interval_seconds * 1000, AutoPreferredReplicaLeaderElection())
     if ctx.states.preferred_replica_imbalance_count:
         for tps in _imbalanced(ctx):
@@ -151,7 +151,7 @@ def _imbalanced(ctx: ControllerContext) -> list[list[TopicPartition]]:
 
 
 def on_unclean_allowed(ctx: ControllerContext, topic: str | None = None) -> Steps[None]:
-    """For one topic or, by the brokers' default, for all: who waits for a lost leader need not wait any longer."""
+    """Elect for partitions that wait for a lost leader: of one topic or, by the brokers' default, of all."""
     outcome = yield from partition_state_machine.trigger_online(ctx, topic)
     yield from reassignment.maybe_complete(ctx, outcome.elected)
 

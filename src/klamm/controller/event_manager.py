@@ -1,7 +1,7 @@
 """ControllerEventManager: one queue of events, one consumer, on the control loop.
 
-It drives `KafkaController.process` with `await`: what the simulator does from a heap, this does with a session, senders
-and timers. An event that is cleared, preempted or fails answers whoever put it.
+It drives `KafkaController.process` with `await`, a session, senders and timers, where the simulator uses a heap. If an
+event is cleared or preempted, or fails, its caller receives a refusal.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MAX_QUEUED_EVENTS = 10_000
 WARNING_INTERVAL_S = 60.0
 MAX_WARNINGS = 1_000
 COLLECTOR_OFF_S = 10.0
-"""How long an event may do without the garbage collector."""
+"""Maximum time that an event may run without the garbage collector."""
 OnReply = Callable[[EventReply], object]
 
 
@@ -72,7 +72,7 @@ class _Prefixed(logging.LoggerAdapter[logging.Logger]):
 
 
 class Coordination(Protocol):
-    """What the manager needs of ZooKeeper."""
+    """ZooKeeper, as far as the manager uses it."""
 
     async def read(self, ops: tuple[ReadOp, ...]) -> ReadResults: ...
 
@@ -83,7 +83,7 @@ class Coordination(Protocol):
 
 
 class Channels(Protocol):
-    """What the manager needs of the ControllerChannelManager."""
+    """The ControllerChannelManager, as far as the manager uses it."""
 
     def add_broker(self, broker: BrokerEndPoints) -> None: ...
 
@@ -136,9 +136,10 @@ class QueuedEvent:
 
 @contextmanager
 def _without_collector(is_needed: bool) -> Iterator[None]:
-    """A failover fills the memory with what stays there: to look through it again and again for garbage is in vain.
+    """Failover allocates long-lived objects; collecting garbage meanwhile only wastes time.
 
-    Clients are served meanwhile and make garbage: if it takes long, as when ZooKeeper goes away, the collector is back.
+    Serving clients meanwhile makes garbage. If the event takes long, for example because ZooKeeper is unreachable, the
+    collector is switched on again.
     """
     if not (is_needed and gc.isenabled()):
         yield
@@ -207,7 +208,7 @@ class ControllerEventManager:
         return queued
 
     def clear_and_put(self, event: ControllerEvent) -> QueuedEvent:
-        """Everything that waits is refused; then `event` is alone in the queue."""
+        """Refuse all queued events, and queue `event`."""
         dropped, self._queue = self._queue, deque()
         for queued in dropped:
             self._refuse(queued)
@@ -233,7 +234,7 @@ class ControllerEventManager:
                 return
 
     def close(self) -> None:
-        """Refuses what waits and lets `run` end after the event that is being processed."""
+        """Refuse all queued events and let `run` end after the event that is being processed."""
         self._closing = True
         self.clear_and_put(ShutdownEventThread())
 
@@ -282,7 +283,7 @@ class ControllerEventManager:
             self._log.exception("giving up the role of controller failed")
 
     async def _drive(self, steps: Steps[None], queued: QueuedEvent) -> None:
-        """Carries out effects until the event is done; errors of ZooKeeper are thrown back at the core."""
+        """Carry out effects until the event is done; errors of ZooKeeper are thrown into the core."""
         value: Any = None
         error: ZkError | None = None
         while True:

@@ -1,6 +1,6 @@
 """The controller's events: frozen values, each with the state that the controller shows while it processes it.
 
-Events carry what was asked, never what was read: znodes are read when the event is processed, so many notifications
+Events carry requests, never data that was read: znodes are read when the event is processed, so many notifications
 collapse into one reading. An `Event[R]` is answered with an R. Its `refusal` is the answer to a caller whose event was
 cleared, preempted or failed, or reached a broker that is not the controller.
 """
@@ -44,7 +44,7 @@ class ElectionTrigger(Enum):
     ADMIN_CLIENT = "admin client"
 
 
-# ---- what callers put into events ------------------------------------------------------------------------------------
+# ---- parameters of events --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class CreatableTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreatablePartitions:
-    """A topic to grow to `count` partitions; `assignments`, when given, has one replica list a new partition."""
+    """A topic to grow to `count` partitions; `assignments`, when given, has one replica list per new partition."""
 
     name: str
     count: int
@@ -81,7 +81,7 @@ class AlterPartitionItem:
     isr_broker_epochs: tuple[int, ...] = ()
 
 
-# ---- what all events have in common ----------------------------------------------------------------------------------
+# ---- base classes ----------------------------------------------------------------------------------------------------
 
 R = TypeVar("R", covariant=True)
 _NOT_REGISTERED: Final = "the broker stopped before it was registered"
@@ -179,7 +179,7 @@ class ControlledShutdown(Event[ControlledShutdownResult]):
     STATE: ClassVar = ControllerState.CONTROLLED_SHUTDOWN
 
     def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> ControlledShutdownResult:
-        """A stale controller epoch (11) is what Kafka answers if it is not the controller."""
+        """Like Kafka, a broker that is not the controller answers STALE_CONTROLLER_EPOCH (11)."""
         moved = error is ErrorCode.NOT_CONTROLLER
         return ControlledShutdownResult(ErrorCode.STALE_CONTROLLER_EPOCH if moved else error)
 

@@ -75,7 +75,7 @@ from klamm.zk.model.znodes import (
 _EPOCH_REMEDY: Final = f"Set {paths.CONTROLLER_EPOCH} to a number that is at least the last controller epoch"
 CLAIM_RETRY_MS: Final = 100
 UNREADABLE_RETRY_MS: Final = 1_000
-"""Pause before a znode that nobody can decode, or an id that another session holds, is looked at again."""
+"""Pause before a znode that cannot be decoded, or an id that another session holds, is read again."""
 _UNREADABLE: Final = -2
 """Instead of the controller's id."""
 
@@ -83,8 +83,8 @@ _UNREADABLE: Final = -2
 def register_broker(ctx: ControllerContext) -> Steps[BrokerRegistration]:
     """Creates this broker's znode; its czxid is the broker epoch. A znode of another session is left alone.
 
-    One that this session owns is ours: the answer to its creation was lost, or it was asked for twice. What tells is
-    the owner: a znode of this broker's last session looks the same, and will be gone soon.
+    A znode that this session owns is ours: the answer to its creation was lost, or it was requested twice. Only the
+    owner shows this: a znode of this broker's last session looks the same, and will be gone soon.
     """
     config = ctx.config
     path = paths.broker_path(config.broker_id)
@@ -140,8 +140,8 @@ def register_again(ctx: ControllerContext) -> Steps[None]:
 
 
 def on_own_registration_changed(ctx: ControllerContext) -> Steps[None]:
-    """The controller has taken back this broker's report of an unclean shutdown: it is not repeated, if the broker
-    registers again. The watch that told of it is spent, so it is set again."""
+    """The controller has cleared this broker's report of an unclean shutdown: the broker does not repeat it if it
+    registers again. The watch that fired is spent, so it is set again."""
     path = paths.broker_path(ctx.config.broker_id)
     (found,) = yield from store.read_data([path], watch=True)
     if found is None:
@@ -157,7 +157,7 @@ def on_own_registration_changed(ctx: ControllerContext) -> Steps[None]:
 
 
 def read_role(ctx: ControllerContext) -> Steps[int]:
-    """Who holds `/controller` now; whatever happens to that znode, or to this broker's own, is told next."""
+    """Return the holder of `/controller`; watch that znode and this broker's own."""
     own = Exists(paths.broker_path(ctx.config.broker_id), watch=True)
     _, found, there = yield from store.read([Exists(paths.CONTROLLER, watch=True), GetData(paths.CONTROLLER), own])
     if ctx.broker_epoch != UNKNOWN_BROKER_EPOCH and isinstance(there, ExistsResult) and there.stat is None:
@@ -167,7 +167,7 @@ def read_role(ctx: ControllerContext) -> Steps[int]:
 
 
 def read_controller_id() -> Steps[int]:
-    """Who holds `/controller` now, also if nobody can tell; whatever happens to that znode next is told."""
+    """Return the holder of `/controller`, or `_UNREADABLE`; watch that znode."""
     _, found = yield from store.read([Exists(paths.CONTROLLER, watch=True), GetData(paths.CONTROLLER)])
     return (yield from _controller_id(found))
 
@@ -250,7 +250,7 @@ def _verify_election(me: int, data: bytes, epoch: int) -> Steps[int]:
 
 
 def on_controller_failover(ctx: ControllerContext) -> Steps[None]:
-    """Reads the whole cluster, tells every broker who lives, elects where leaders are missing, then tells all of it."""
+    """Read the whole cluster, send the live brokers, elect where leaders are missing, then send all partitions."""
     yield from _set_up_feature(ctx)
     yield from _clear_notifications(ctx)
     returned = yield from _initialise_context(ctx)
@@ -267,11 +267,11 @@ def on_controller_failover(ctx: ControllerContext) -> Steps[None]:
 
 
 def _start_state_machines(ctx: ControllerContext, returned: frozenset[TopicPartition]) -> Steps[None]:
-    """Elects where a leader is missing or has `returned`, shrinks ISRs to what is online, tells all of it.
+    """Elect where a leader is missing or has `returned`, shrink ISRs to online replicas, and send everything.
 
-    Kafka tells everything first and again with each change. Here each broker hears of a partition once, in the state
-    that it has after all changes: with many partitions on a dead broker, which this controller's predecessor mostly
-    is, that is less than half of the work for everybody.
+    Kafka sends everything first and again with each change. Here each broker receives a partition once, in its state
+    after all changes. With many partitions on a dead broker, usually this controller's predecessor, that is less than
+    half of the work for all brokers.
     """
     offline = replica_state_machine.startup(ctx)
     first = yield from partition_state_machine.startup(ctx, returned)
@@ -312,7 +312,7 @@ def _set_up_feature(ctx: ControllerContext) -> Steps[None]:
 
 
 def _clear_notifications(ctx: ControllerContext) -> Steps[None]:
-    """What was notified before is read anyway; only what comes after counts."""
+    """Delete earlier notifications: failover reads everything anyway."""
     for parent in (paths.LOG_DIR_EVENT_NOTIFICATION, paths.ISR_CHANGE_NOTIFICATION):
         names = yield from store.read_children(parent, watch=True)
         yield from store.delete_all(ctx, [f"{parent}/{name}" for name in names])
@@ -321,7 +321,7 @@ def _clear_notifications(ctx: ControllerContext) -> Steps[None]:
 def _initialise_context(ctx: ControllerContext) -> Steps[frozenset[TopicPartition]]:
     """Returns the partitions whose leader has registered since it became that: no controller has seen it go.
 
-    What it knew when it led and had not written to its disk is gone; it must not go on in the same leader epoch.
+    Its state as a leader that was not on its disk is gone, so it must not continue in the same leader epoch.
     """
     brokers = yield from topic_store.read_brokers(watch=True)
     for registered in brokers.values():

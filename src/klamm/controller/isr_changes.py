@@ -56,7 +56,7 @@ def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[N
 def _judge(
     ctx: ControllerContext, event: AlterPartition, item: AlterPartitionItem, tp: TopicPartition
 ) -> LeaderAndIsr | ErrorCode | None:
-    """The state to write, an error, or None when what is asked for is already so."""
+    """The state to write, an error, or None if the request changes nothing."""
     if not tp.topic:
         return ErrorCode.UNKNOWN_TOPIC_ID
     cached = ctx.states.leadership.get(tp)
@@ -102,7 +102,7 @@ def _is_eligible(ctx: ControllerContext, item: AlterPartitionItem, tp: TopicPart
 
 
 def _write(ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr]) -> Steps[list[TopicPartition]]:
-    """Compare and swap at the version the leader knows; what changed meanwhile is refused, and read anew."""
+    """Compare and swap at the version the leader knows; states that changed meanwhile are refused and read again."""
 
     def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
         return wanted[tp] if state.partition_epoch == wanted[tp].partition_epoch else None
@@ -125,7 +125,7 @@ def _result(
 def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
     """Leaders of older protocol versions write the ISR themselves and then leave a note here.
 
-    One that does not know yet that a move was taken back may have let the moved replica in: it is taken out again.
+    A leader that does not know yet that a move was cancelled may have added the moved replica: it is removed again.
     """
     names = yield from store.read_children(paths.ISR_CHANGE_NOTIFICATION, watch=True)
     if not names:
@@ -151,7 +151,7 @@ def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
 
 
 def on_log_dir_event(ctx: ControllerContext) -> Steps[None]:
-    """A broker lost a log directory: all its replicas are told again, and the answers say which are gone."""
+    """A broker lost a log directory: send it all its replicas again; the answers name those that are gone."""
     names = yield from store.read_children(paths.LOG_DIR_EVENT_NOTIFICATION, watch=True)
     if not names:
         return
@@ -202,7 +202,7 @@ def on_leader_and_isr_response(ctx: ControllerContext, event: LeaderAndIsrRespon
 
 
 def _note_leaders(ctx: ControllerContext, event: LeaderAndIsrResponseReceived) -> None:
-    """Leaders that know their epoch: from now on they may commit without who is not in their ISR."""
+    """Note leaders that know their epoch: from now on they may commit without replicas outside their ISR."""
     if not ctx.suspects.left:
         return
     known = (ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH)

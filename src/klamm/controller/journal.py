@@ -1,7 +1,7 @@
-"""What the controller tells the control log. Every method is cheap, and does nothing where there is no log.
+"""The controller's records in the control log. Every method is cheap, and does nothing where there is no log.
 
-Events that concern nothing but the control log's own topic are not told: an attempt to create it must not be the reason
-for the next record. What changes because of them is told, once a change.
+Events that concern only the control log's own topic are not recorded: an attempt to create it must not cause the next
+record. Their effects are recorded, once per change.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ControllerJournal:
             self._log.record(EventDone(self.epoch, type(event).__name__, number, duration_ms, outcome, *_state(event)))
 
     def controller_changed(self, controller_id: int, epoch: int) -> None:
-        """Said after every reading of `/controller`; told when it is news."""
+        """Called after every read of `/controller`; records only changes."""
         self.epoch = epoch
         if (controller_id, epoch) != self._controller:
             self._controller = controller_id, epoch

@@ -42,7 +42,7 @@ async def ask_log_ends(
     config: ControllerConfig,
     on_event: Callable[[ControllerEvent], object],
 ) -> None:
-    """Repeats until the broker has answered for all; whoever started it cancels it when the broker is gone."""
+    """Repeat until the broker has answered for all partitions; the caller cancels the task if the broker is gone."""
     left, attempt = dict(partitions), 0
     while left:
         part = dict(islice(left.items(), MAX_PARTITIONS))
@@ -96,9 +96,9 @@ def build_request(partitions: Mapping[TopicPartition, int]) -> OffsetForLeaderEp
 
 
 def read_response(response: OffsetForLeaderEpochResponse) -> dict[TopicPartition, LogEnd | None]:
-    """Without partitions whose leader epoch the broker has yet to be told.
+    """Leave out partitions whose leader epoch the broker does not know yet.
 
-    None: it cannot tell, because of a failed log directory, or it runs Kafka, where only leaders answer.
+    None: the broker does not know, because of a failed log directory, or it runs Kafka, where only leaders answer.
     """
     ends: dict[TopicPartition, LogEnd | None] = {}
     for topic in response.topics:

@@ -39,7 +39,7 @@ def on_unclean_shutdown(ctx: ControllerContext, broker: int) -> Steps[None]:
 def leave_isrs(ctx: ControllerContext, brokers: Iterable[int]) -> Steps[None]:
     """Suspects among brokers that have just come leave ISRs whose partitions are led by others.
 
-    Mostly there are none: a broker leaves its ISRs when it goes. The others are told here, the newcomers later.
+    Usually there are none: a broker leaves its ISRs when it dies. The others are informed here, the new ones later.
     """
     leaving: dict[TopicPartition, list[int]] = {}
     for broker in brokers:
@@ -67,7 +67,7 @@ def on_log_ends(ctx: ControllerContext, event: LogEndsReceived) -> None:
 
 
 def review(ctx: ControllerContext) -> Steps[None]:
-    """Holds what must wait, asks who has not been asked, elects where nothing is to be waited for any longer."""
+    """Hold partitions that must wait, ask the replicas not yet asked, and elect where the wait is over."""
     suspects = ctx.suspects
     if not suspects.unclean:
         suspects.keep_held(())  # replicas that return later wait for the others from then on

@@ -1,7 +1,7 @@
 """The partition state machine: NonExistent, New, Online, Offline.
 
-A call moves many partitions to one state: it decides, writes what must be written in fenced transactions, then changes
-the cache, then sends one batch. Illegal transitions are noted and skipped; a partition that could not be moved keeps
+A call moves many partitions to one state: it decides, writes in fenced transactions, then changes the cache, then
+sends one batch. Illegal transitions are noted and skipped; a partition that could not be moved keeps
 its state and comes back with an error.
 """
 
@@ -32,7 +32,7 @@ from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartitio
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of each partition: its new state, or why it has none."""
+    """The result per partition: its new state, or the error."""
 
     elected: dict[TopicPartition, LeaderAndIsr] = field(default_factory=dict)
     failed: dict[TopicPartition, ErrorCode] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class Outcome:
 def startup(
     ctx: ControllerContext, returned: frozenset[TopicPartition] = frozenset()
 ) -> Steps[frozenset[TopicPartition]]:
-    """After failover: states from what was read, then an attempt to bring online what has no online leader.
+    """After failover: set the states from ZooKeeper, then try to elect where there is no online leader.
 
     Leaders of `returned` partitions went and came back unseen: they count as gone, and may be elected again. A leader
-    that is not assigned any more counts as gone as well, if somebody else can lead.
+    that is no longer assigned counts as gone as well, if another replica can lead.
 
-    Nothing is sent: the caller tells every broker everything. Returns the partitions that got their first state.
+    Nothing is sent: the caller sends everything to every broker. Returns the partitions that got their first state.
     """
     for tp in list(ctx.topics.all_partitions()):
         if tp not in ctx.states.leadership:
@@ -61,7 +61,7 @@ def startup(
 
 
 def elect_missing_leaders(ctx: ControllerContext, outcome: Outcome) -> Steps[list[TellLeaderAndIsr]]:
-    """Elect as `trigger_online` does, but send nothing: return what the caller must send with its own changes."""
+    """Elect as `trigger_online` does, but send nothing: the caller sends the result with its own changes."""
     return (yield from _bring_online(ctx, _to_bring_online(ctx), ElectionStrategy.OFFLINE, outcome))
 
 
@@ -103,7 +103,7 @@ def handle_state_changes(
 def _bring_online(
     ctx: ControllerContext, tps: list[TopicPartition], strategy: ElectionStrategy, outcome: Outcome
 ) -> Steps[list[TellLeaderAndIsr]]:
-    """Who must be told of what was decided; the caller sends it."""
+    """Decide and write; return the requests, which the caller sends."""
     new = [tp for tp in tps if ctx.states.partition_state(tp) is PartitionState.NEW]
     old = [tp for tp in tps if ctx.states.partition_state(tp) is not PartitionState.NEW]
     tells = yield from _initialise(ctx, new, outcome)

@@ -135,8 +135,8 @@ def _move_leader(
 
 
 def _remove_replicas(ctx: ControllerContext, tp: TopicPartition, removed: Iterable[int]) -> Steps[None]:
-    """Stops and deletes replicas that left the assignment. Until a broker says that it has done so, it is told again
-    whenever it starts."""
+    """Stop and delete replicas that left the assignment. Until a broker confirms, the deletion is repeated whenever
+    it starts."""
     replicas = [PartitionReplica(tp, r) for r in removed]
     led = ctx.states.leadership.get(tp)
     leader_epoch = 0 if led is None else led.leader_and_isr.leader_epoch

@@ -1,4 +1,4 @@
-"""Who asks for reassignments: the API (KIP-455) and, for old tools, the znode `/admin/reassign_partitions`."""
+"""Requests for reassignments: by the API (KIP-455) and, for old tools, by the znode `/admin/reassign_partitions`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def on_api_reassignment(ctx: ControllerContext, event: ApiPartitionReassignment)
 def _too_large(
     ctx: ControllerContext, accepted: Mapping[TopicPartition, ReplicaAssignment]
 ) -> dict[TopicPartition, PartitionResult]:
-    """Those of topics whose znode would not fit into a request to ZooKeeper any more."""
+    """The partitions of topics whose znode would no longer fit into a request to ZooKeeper."""
     by_topic: dict[str, dict[int, ReplicaAssignment]] = {}
     for tp, assignment in accepted.items():
         by_topic.setdefault(tp.topic, {})[tp.partition] = assignment
@@ -119,7 +119,7 @@ def on_list_reassignments(ctx: ControllerContext, event: ListPartitionReassignme
 
 
 def on_zk_reassignment(ctx: ControllerContext) -> Steps[None]:
-    """What a tool wrote to the znode; the watch for the next time is set with the reading."""
+    """Handle the moves that a tool wrote to the znode, and watch it for the next ones."""
     targets = yield from _read_znode()
     ctx.topics.note_zk_reassignment(bool(targets))
     refused = []
@@ -154,7 +154,7 @@ def _read_znode() -> Steps[Mapping[TopicPartition, tuple[int, ...]]]:
 
 
 def _drop_from_znode(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> Steps[None]:
-    """Rewrites the znode without `tps`; when nothing is left it goes, and the watch is set anew."""
+    """Rewrite the znode without `tps`. If nothing is left, delete it and set the watch again."""
     gone = set(tps)
     while True:
         (result,) = yield from store.read_data([paths.REASSIGN_PARTITIONS])

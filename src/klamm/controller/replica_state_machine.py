@@ -20,7 +20,7 @@ from klamm.model import NO_LEADER, LeaderAndIsr, ReplicaAssignment, TopicPartiti
 
 @dataclass(slots=True)
 class OfflineReplicas:
-    """What the brokers must learn after replicas went offline; the parts of one batch."""
+    """The requests after replicas went offline: the parts of one batch."""
 
     leader_and_isr: list[TellLeaderAndIsr] = field(default_factory=list)
     stop_replica: list[TellStopReplica] = field(default_factory=list)
@@ -43,7 +43,7 @@ def startup(ctx: ControllerContext) -> dict[TopicPartition, list[int]]:
 
 def leave_isrs(ctx: ControllerContext, offline: dict[TopicPartition, list[int]]) -> Steps[None]:
     """After failover: replicas that are not online leave the ISRs that they are still in, and so do replicas that are
-    not assigned: a move was taken back, and its controller died before it could say so. Nothing is sent."""
+    not assigned: a move was cancelled, and its controller died before it could send that. Nothing is sent."""
     leaving: dict[TopicPartition, list[int]] = {}
     for tp, state in ctx.states.leadership.items():
         gone = offline.get(tp, [])
@@ -164,10 +164,10 @@ def _is_any_in_sync(ctx: ControllerContext, tp: TopicPartition, replicas: list[i
 
 
 def shrink_isr(ctx: ControllerContext, leaving: dict[TopicPartition, list[int]]) -> Steps[None]:
-    """Removes replicas from ISRs in one write a partition. When nobody is left who can lead, the members stay.
+    """Remove replicas from ISRs in one write per partition. If no remaining replica can lead, the members stay.
 
-    Replicas that are not assigned any more leave first: were one of them the last, nobody could ever lead. A leader
-    among them stays while nobody else could lead.
+    Replicas that are no longer assigned leave first: if one of them were the last, no replica could ever lead. A leader
+    among them stays while no other replica can lead.
     """
 
     def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:

@@ -1,4 +1,4 @@
-"""What the controller answers to those who put an event: frozen values that cross from the control loop."""
+"""Answers of the controller to the callers of events: frozen values that cross from the control loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TopicResult:
 
 @dataclass(frozen=True, slots=True)
 class TopicResults:
-    """One result a topic, in the order asked. `error` is set when the whole request was refused (NOT_CONTROLLER)."""
+    """One result per topic, in the order of the request. `error` is set if the whole request was refused."""
 
     topics: tuple[TopicResult, ...] = ()
     error: ErrorCode = ErrorCode.NONE
@@ -39,7 +39,7 @@ class PartitionResult:
 
 @dataclass(frozen=True, slots=True)
 class PartitionResults:
-    """Outcome a partition of an election or a reassignment."""
+    """One outcome per partition of an election or a reassignment."""
 
     partitions: tuple[PartitionResult, ...] = ()
     error: ErrorCode = ErrorCode.NONE

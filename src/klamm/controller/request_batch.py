@@ -1,7 +1,7 @@
-"""ControllerBrokerRequestBatch: everything that one decision tells the brokers, as a value built by one expression.
+"""ControllerBrokerRequestBatch: all requests that follow from one decision, as a value built by one expression.
 
-There is no batch object to add to and to forget: a decision collects what it wants to say in plain lists, builds the
-batch and sends it, or fails before and says nothing. Sending yields LeaderAndIsr for all brokers, then UpdateMetadata
+There is no batch object with a life cycle: a decision collects its changes in plain lists, builds the batch and sends
+it, or fails before and sends nothing. Sending yields LeaderAndIsr for all brokers, then UpdateMetadata
 for all, then StopReplica for all. Every LeaderAndIsr is accompanied by an UpdateMetadata of the same partitions to all
 live brokers; the list of live brokers is always complete.
 """

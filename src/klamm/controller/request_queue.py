@@ -1,17 +1,17 @@
-"""What waits to be sent to one broker. Superseded states collapse into the newest, so a slow broker cannot back it up.
+"""Requests that wait to be sent to one broker. Newer states replace older ones, so a slow broker cannot back it up.
 
-What a broker ends up with depends only on the order of what concerns one partition, so requests that wait are merged:
+The final state of a broker depends only on the order of the requests per partition, so waiting requests are merged:
 
 - UpdateMetadata: one at most waits. The last state of a partition and the last list of live brokers win. It touches
-  the metadata cache only and may pass a StopReplica. When a topic's name comes back while its end waits to be told,
-  the end goes into a request of its own before it; of many ends of a name the first is told.
+  the metadata cache only and may pass a StopReplica. If a topic's name returns while the end of its predecessor waits
+  to be sent, the end goes into a request of its own before it; of several ends of a name the first is sent.
 - LeaderAndIsr: the last state of a partition wins (leader epochs only grow), `is_new` sticks. One that was put behind
   a waiting UpdateMetadata is sent behind it: the broker must know the leaders that it names.
-- StopReplica is a barrier for its partitions: what was put before it stays before it, what comes later stays behind.
+- StopReplica is a barrier for its partitions: earlier requests stay before it, later ones behind.
   One that deletes supersedes all that waits for its partition; one that only stops is superseded by the next state.
 
-A request of very many partitions leaves in slices, so that the broker's clients are served between them; what leaves
-together leaves before anything else.
+A request of very many partitions is sent in slices, so that the broker serves its clients between them. All slices of
+a request are sent before anything else.
 
 The oldest is sent first, so nothing starves. Of one partition a deletion, two states (before and behind a waiting
 UpdateMetadata) and a stop wait at most: the length is bounded by the size of the cluster and not by time.
@@ -117,7 +117,7 @@ class RequestQueue:
         self.oldest_number = min((first[1] for first in firsts), default=None)
 
     def put(self, request: ControlRequest, now_s: float) -> None:
-        """Another incarnation or another term is never merged with what waits."""
+        """Requests for another incarnation or of another term are never merged with waiting ones."""
         if request.head != self._head:
             while self._update is not None or self._phases:
                 self._ready.extend(self._take_oldest())
@@ -180,7 +180,7 @@ class RequestQueue:
         self._update = (number, enqueue_s, UpdateMetadataRequest(request.head, body))
 
     def _split_ends(self, request: UpdateMetadataRequest) -> None:
-        """The waiting ends of topics that `request` brings back are told before it, by themselves."""
+        """Send the waiting ends of topics that `request` brings back before it, in a request of their own."""
         assert self._update is not None
         number, enqueue_s, waiting = self._update
         ended = [state for state in waiting.body.partitions if state.leader == LEADER_DURING_DELETE]
@@ -223,7 +223,7 @@ class RequestQueue:
             phase.live_leaders.update((leader.id, leader) for leader in request.live_leaders)
 
     def _put_first_states(self, request: LeaderAndIsrRequest, ids: dict[str, UUID], now_s: float) -> None:
-        """Nothing to merge with, as mostly: what is encoded for one broker is encoded for all."""
+        """Nothing to merge with, as usual: all brokers share the encoded states."""
         phase = self._new_phase(now_s)
         phase.states = {state.partition: state for state in request.partitions}
         phase.topic_ids = {topic: topic_id for topic, topic_id in ids.items() if topic_id != ZERO_UUID}

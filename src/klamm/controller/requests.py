@@ -1,4 +1,4 @@
-"""The three control requests as logical values: what a broker must know, before any version of the wire.
+"""The three control requests as logical values: independent of any version of the wire protocol.
 
 `UpdateMetadata` bodies are shared by all brokers (and encoded once); only the head differs. The values compare equal
 when they say the same, so transcripts and the simulator can read and apply them.
@@ -16,7 +16,7 @@ from klamm.model import BrokerEndPoints, EndPoint, LeaderAndIsr, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What a control request says of its sender and of the incarnation of the broker it is meant for."""
+    """The sender of a control request, and the incarnation of the broker that it is for."""
 
     controller_id: int
     controller_epoch: int
@@ -47,7 +47,7 @@ EncodedStates: TypeAlias = dict[int, dict[tuple[TopicPartition, bool], bytes]]
 
 @dataclass(frozen=True, slots=True)
 class LeaderAndIsrRequest:
-    """`encoded` is shared by the requests of one batch: a state is encoded for the first broker that is told of it."""
+    """`encoded` is shared by the requests of one batch: a state is encoded for the first broker that receives it."""
 
     head: RequestHead
     partitions: tuple[LeaderAndIsrPartition, ...]
@@ -57,7 +57,7 @@ class LeaderAndIsrRequest:
 
 
 class UpdateMetadataPartition(NamedTuple):
-    """`leader` -2 tells a cache to forget the partition."""
+    """With `leader` -2 a cache forgets the partition."""
 
     partition: TopicPartition
     controller_epoch: int
@@ -71,7 +71,7 @@ class UpdateMetadataPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UpdateMetadataBody:
-    """What all brokers are told alike. `encoded` remembers its bytes by (version, controller, controller epoch)."""
+    """The content that all brokers share. `encoded` caches its bytes by (version, controller, controller epoch)."""
 
     partitions: tuple[UpdateMetadataPartition, ...]
     topic_ids: tuple[tuple[str, UUID], ...]

@@ -1,6 +1,6 @@
 """The control loop: a thread with an event loop of its own, where the controller's queue and its senders live.
 
-`ControllerHandle` is what the broker loop sees: `submit` crosses threads with frozen values, and its future is resolved
+The broker loop uses `ControllerHandle`: `submit` crosses threads with frozen values, and its future is resolved
 on the broker loop. Session expiry is handled here: `Expire` first, then, in the new session, registration and election.
 """
 
@@ -40,7 +40,7 @@ STALL_LIMIT_S: Final = 18.0
 """How long the control loop may stand still: events of many partitions take seconds."""
 LONGEST_REGISTRATION_RETRY_S: Final = 5.0
 MIN_TIMEOUT_MS: Final = 1_000
-"""Whoever will not wait for the outcome at all still hears at once why the controller refuses, as from Kafka."""
+"""Minimum wait for the answer: with a timeout of 0, a client still receives a refusal, as from Kafka."""
 
 
 class ControllerHandle:
@@ -76,13 +76,13 @@ class ControllerHandle:
         return future
 
     def notify(self, event: ControllerEvent) -> None:
-        """Puts an event that nobody waits for, such as a change of a dynamic default."""
+        """Put an event without waiting for its answer, such as a change of a dynamic default."""
         if self._put is not None:
             self._put(event, lambda _: None)
 
 
 def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> bool:
-    """Runs `call` on `loop`. False: the loop is closed, nobody is left to be told."""
+    """Run `call` on `loop`. Return False if the loop is closed."""
     try:
         loop.call_soon_threadsafe(call, *args)
     except RuntimeError:
@@ -92,7 +92,7 @@ def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: ob
 
 
 def registration_pause_s(attempt: int) -> float:
-    """How long to wait after a registration that failed: a moment first, then longer and longer."""
+    """The pause after a failed registration: exponential back-off."""
     return min(REGISTRATION_RETRY_S * (1 << min(attempt - 1, 16)), LONGEST_REGISTRATION_RETRY_S)
 
 
@@ -140,7 +140,7 @@ class ControllerRunner:
         self.handle._put = self._put
 
     async def stop(self) -> None:
-        """Refuses what waits, stops the senders, ends the thread. `/controller` goes with the session."""
+        """Refuse queued events, stop the senders, end the thread. `/controller` is deleted with the session."""
         self.handle._put = None
         if self._loop is None or self._manager is None or self._finished is None or self._thread is None:
             return

@@ -1,4 +1,4 @@
-"""Controlled shutdown: a broker asks to leave; what it leads is led by others before it is answered."""
+"""Controlled shutdown: other brokers take over the leadership of a broker before its request is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of the controller, of partitions and of replicas, with Kafka's values, and what may follow what."""
+"""The states of the controller, of partitions and of replicas, with Kafka's values, and the valid transitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class ControllerState(IntEnum):
-    """What the controller is busy with: the value of the `ControllerState` gauge."""
+    """The current work of the controller: the value of the `ControllerState` gauge."""
 
     IDLE = 0
     CONTROLLER_CHANGE = 1

@@ -37,9 +37,9 @@ from klamm.zk.model.ops import (
 from klamm.zk.model.znodes import ZnodeFormatError, decode_config, decode_partition_state, encode_partition_state
 
 MAX_OPS = 1000
-"""Operations a transaction: measured against a real ZooKeeper, more do not make it faster."""
+"""Maximum operations per transaction: measured against a real ZooKeeper, more do not make it faster."""
 MAX_BYTES = 800_000
-"""Bytes a transaction, well below what ZooKeeper takes."""
+"""Maximum bytes per transaction, well below ZooKeeper's limit."""
 
 
 class ControllerMoved(Exception):
@@ -83,7 +83,7 @@ def may_be_tried_again(failed: MultiFailed) -> bool:
 
 
 def delete_all(ctx: ControllerContext, doomed: Sequence[str]) -> Steps[dict[str, ZkError]]:
-    """Deletes znodes; those that are gone already are as good as deleted. Notes and returns what ZooKeeper keeps."""
+    """Delete znodes; missing ones count as deleted. Log and return those that ZooKeeper does not delete."""
     return (yield from delete_groups(ctx, {path: [path] for path in doomed}))
 
 
@@ -115,7 +115,7 @@ def delete_groups(ctx: ControllerContext, groups: Mapping[str, Sequence[str]]) -
 
 @dataclass(slots=True)
 class Updated:
-    """After `update_states`: what was written, left as it is, has no state znode, or was refused by ZooKeeper."""
+    """The result of `update_states`: states that were written, left unchanged, are missing, or were refused."""
 
     changed: dict[TopicPartition, LeaderIsrAndControllerEpoch] = field(default_factory=dict)
     unchanged: dict[TopicPartition, LeaderIsrAndControllerEpoch] = field(default_factory=dict)
@@ -247,14 +247,14 @@ def _parts(
 
 
 def state_size(tp: TopicPartition, state: LeaderAndIsr) -> int:
-    """About how many bytes the creation of a partition's first state takes: two znodes and what is above them."""
+    """The approximate bytes for the creation of a partition's first state: two znodes and their parents."""
     return 3 * (len(tp.topic) + 130) + 120 + 12 * len(state.isr)
 
 
 def state_creation_ops(
     ctx: ControllerContext, states: dict[TopicPartition, LeaderAndIsr], existing: set[str]
 ) -> list[WriteOp]:
-    """What must be created for these states below their topic znodes; `existing` paths are left out and added to."""
+    """The creations for these states below their topic znodes. Skips `existing` paths and adds to them."""
     ops: list[WriteOp] = []
     for tp, state in states.items():
         for path in (paths.topic_partitions_path(tp.topic), paths.partition_path(*tp)):
@@ -270,7 +270,7 @@ def create_states(
 ) -> Steps[dict[TopicPartition, LeaderIsrAndControllerEpoch]]:
     """Creates first states. A state that is there already (half-created topic, lost answer) is adopted as it is.
 
-    What ZooKeeper refuses for another reason is noted and left out.
+    A state that ZooKeeper refuses for another reason is logged and left out.
     """
     created: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
     for part in _parts(wanted, lambda tp: state_size(tp, wanted[tp]), MAX_OPS // 2):

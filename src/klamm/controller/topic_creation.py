@@ -57,7 +57,7 @@ Outcome = TopicResult | None
 
 @dataclass(slots=True)
 class _Plan:
-    """One topic to be: what its znodes will hold."""
+    """One topic to create: the content of its znodes."""
 
     spec: CreatableTopic
     znode: TopicZnode
@@ -149,7 +149,7 @@ def _partition_count(spec: CreatableTopic, defaults: TopicDefaults) -> int:
 
 
 def _why_refused(ctx: ControllerContext, topic: str, refused: Refused) -> str:
-    """A topic that is being deleted is in nobody's metadata: who is told that it exists should hear why."""
+    """Explain why a topic "exists" that is being deleted: no metadata shows it."""
     if refused.error != ErrorCode.TOPIC_ALREADY_EXISTS or not ctx.deletions.is_queued(topic):
         return refused.message
     absent = deletion.waiting_for(ctx, topic)
@@ -236,7 +236,7 @@ def _resolve(plan: _Plan, failed: MultiFailed) -> Steps[Refused | None]:
 
 
 def _adopt(ctx: ControllerContext, plans: Sequence[_Plan]) -> Steps[None]:
-    """The topics exist: they enter the context, one batch tells the brokers, and changes by others are watched."""
+    """Add created topics to the context, send them in one batch, and watch for changes by others."""
     tells, unfinished, changes = [], [], []
     for plan in plans:
         ctx.topics.put(plan.name, plan.znode.topic_id or ZERO_UUID)

@@ -36,7 +36,7 @@ from klamm.zk.model.ops import (
 from klamm.zk.model.znodes import TopicZnode, ZnodeFormatError, decode_topic, encode_topic
 
 DELETE_RETRIES = 3
-"""How often the znodes of a topic are listed anew while others add to them; then it waits in the queue."""
+"""How often the znodes of a topic are listed again while others add to them; then it waits in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def read_brokers(*, watch: bool = False) -> Steps[dict[int, BrokerInfo]]:
 
 
 def trust_registration(ctx: ControllerContext, broker: BrokerEndPoints) -> Steps[bool]:
-    """Takes back what a broker's registration reports of an unclean shutdown. False: try again later."""
+    """Clear the unclean shutdown in a broker's registration. Return False to try again later."""
     path = paths.broker_path(broker.id)
     while True:
         (found,) = yield from read_data([path])
@@ -188,7 +188,7 @@ def delete_topics(ctx: ControllerContext, topics: Sequence[str]) -> Steps[dict[s
 
 
 def _whole_trees(topics: Sequence[str]) -> Steps[dict[str, list[str]]]:
-    """Every znode of these topics, whoever made it, children before their parents."""
+    """Every znode of these topics, of any creator, children before their parents."""
     trees = {}
     for topic in topics:
         roots = [paths.delete_topic_path(topic), paths.config_entity_path("topics", topic), paths.topic_path(topic)]

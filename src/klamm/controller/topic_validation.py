@@ -1,4 +1,4 @@
-"""What a new topic must fulfil: names, counts, explicit assignments. Pure; the messages are those clients know.
+"""Validation of new topics: names, counts, explicit assignments. Pure; the messages are Kafka's.
 
 `plan_topic` and `plan_partitions` decide without changing anything, so they serve `validate_only` as well.
 """
@@ -18,7 +18,7 @@ from klamm.model import ReplicaAssignment
 
 MAX_NAME_LENGTH: Final = 249
 MAX_TOPIC_BYTES: Final = 900_000
-"""What a topic's znode and its config may take together: ZooKeeper takes requests of 1 MB."""
+"""Maximum size of a topic's znode and its config together: ZooKeeper accepts requests of 1 MB."""
 _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 Assignment = dict[int, tuple[int, ...]]

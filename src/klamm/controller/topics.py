@@ -51,14 +51,14 @@ def on_new_partition_creation(ctx: ControllerContext, tps: Iterable[TopicPartiti
     yield from replica_state_machine.handle_state_changes(ctx, replicas, ReplicaState.ONLINE)
 
 
-# ---- what others did -------------------------------------------------------------------------------------------------
+# ---- changes by others -----------------------------------------------------------------------------------------------
 
 
 def on_topic_change(ctx: ControllerContext) -> Steps[None]:
     """Topics whose znodes appeared or vanished. Those that vanished are forgotten: somebody else deleted them.
 
-    Mostly it is the controller's own work that is told here. A list of very many topics costs ZooKeeper and us some
-    time, so the next one waits a little: until it is read there is no watch, and nothing more is told.
+    Usually these are the controller's own changes. Listing very many topics costs ZooKeeper and this process some
+    time, so the next list waits a little: until then there is no watch, and no further notification.
     """
     now_s = ctx.clock.monotonic()
     if now_s < ctx.topics.next_list_s:
@@ -125,7 +125,7 @@ def _restore_assignment(ctx: ControllerContext, topic: str) -> Steps[None]:
     yield from topic_store.rewrite_topic(ctx, topic, lambda _: kept)
 
 
-# ---- what was asked --------------------------------------------------------------------------------------------------
+# ---- requests --------------------------------------------------------------------------------------------------------
 
 
 def on_create_partitions(ctx: ControllerContext, event: CreatePartitions) -> Steps[None]:

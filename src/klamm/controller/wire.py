@@ -110,7 +110,7 @@ def _leader_and_isr_state(state: LeaderAndIsrPartition) -> lair.LeaderAndIsrPart
 
 
 def _update_metadata(request: UpdateMetadataRequest, version: int) -> list[BytesLike]:
-    """The head for this broker, then what all brokers share."""
+    """The head for this broker, then the part that all brokers share."""
     head = request.head
     key = (version, head.controller_id, head.controller_epoch)
     tail = request.body.encoded.get(key)
@@ -212,7 +212,7 @@ def _code(value: int) -> ErrorCode:
 
 
 def decode_response(request: ControlRequest, message: Any) -> ControlResponse:
-    """What a broker answered. From version 5 on LeaderAndIsr names topics by the ids of the request."""
+    """Decode the answer of a broker. From version 5 on LeaderAndIsr names topics by the ids of the request."""
     error = _code(message.error_code)
     if isinstance(request, UpdateMetadataRequest):
         return ControlResponse(error)

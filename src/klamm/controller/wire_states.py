@@ -1,8 +1,8 @@
 """Partition states on the wire, written straight from the controller's values: after a failover there are very many.
 
-Only flexible versions are written here, those of the inter-broker protocols from 2.4 on. What comes out is byte for
-byte what the messages' own encoders write, several times faster: a partition is one `Struct.pack`, made once for all
-brokers that are told of it.
+Only flexible versions are written here, those of the inter-broker protocols from 2.4 on. The output is byte for
+byte that of the messages' own encoders, several times faster: a partition is one `Struct.pack`, made once for all
+brokers that receive it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The brokers that the controller knows: who is registered, who is shutting down, and whose log directories failed."""
+"""The brokers that the controller knows: registered ones, those shutting down, and their failed log directories."""
 
 from __future__ import annotations
 

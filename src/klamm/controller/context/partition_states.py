@@ -1,4 +1,4 @@
-"""The states of partitions and replicas, and who leads: with the indexes and counters that follow from them."""
+"""The states of partitions and replicas and their leaders, with the indexes and counters that follow from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of what the controller keeps states of."""
+"""Values that name a replica and a change of leadership."""
 
 from __future__ import annotations
 
