@@ -54,6 +54,16 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(there), f"{target}: {there.name} has no such heading"
 
 
+@pytest.mark.parametrize(
+    "page", [page for page in pages() if "docs" in page.parts], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_named_source_files_exist(page: Path) -> None:
+    """A path in code marks, such as `replica/partition.py`, is below the root or below src/klamm."""
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`", FENCE.sub("", page.read_text()))
+    places = (ROOT, ROOT / "src" / "klamm")
+    assert not [name for name in named if not any((place / name).exists() for place in places)]
+
+
 def test_the_table_has_every_event_and_its_handler() -> None:
     rows = event_table.rows()
     assert {row.event for row in rows} == {event.__name__ for event in get_args(events.ControllerEvent)}
