@@ -151,7 +151,7 @@ def test_what_produce_cannot_send(klamm: Run, klamm_topic: str) -> None:
     wrong = klamm("produce", klamm_topic, "-p", "7", stdin="a\n", fails=True)
     assert wrong.stderr == f"Error: Topic {klamm_topic} has no partition 7.\n"
     keyless = klamm("produce", klamm_topic, "-K", ":", stdin="a:1\nb:2\nc:3\nd\n", fails=True)
-    assert keyless.stderr == f"Error: Line 4 has no key: ':' is not in it. 3 records went to {klamm_topic}.\n"
+    assert keyless.stderr == f"Error: Line 4 has no key: it does not contain ':'. 3 records went to {klamm_topic}.\n"
 
 
 def test_a_tab_between_key_and_value(klamm: Run, klamm_topic: str) -> None:

@@ -62,12 +62,12 @@ def test_the_others_stay_up_until_the_last_one_is_gone(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
             log = tmp_path / f"broker-{broker_id}.log"
             if rest:
-                told = f"Warning: Broker 1 has ended by itself; see {log}. Still running: 2. To start it again: "
+                told = f"Warning: Broker 1 has exited; see {log}. Still running: 2. To start it again: "
                 assert say_next(process) == f"{told}klamm broker --config {tmp_path / 'broker-1.properties'}\n"
                 assert RawClient(ports[1]).metadata().brokers
         assert process.wait(WAIT_S) == 1
         assert process.stderr is not None
-        told = f"Broker 2 has ended by itself; see {log}. No broker that was started here is left."
+        told = f"Broker 2 has exited; see {log}. No broker of this cluster is running."
         assert process.stderr.read() == f"Stopping.\nError: {told}\n"
 
 
@@ -80,7 +80,7 @@ def test_zookeeper_stays_for_brokers_that_were_started_by_hand(tmp_path: Path) -
         with broker_by_hand(config, tmp_path / "broker-2", port.number):
             eventually(lambda: answers(port.number), "the broker that was started by hand does not answer")
             os.kill(pid, signal.SIGKILL)
-            assert "No broker that was started here is left, but ZooKeeper has other clients" in say_next(process)
+            assert "No broker of this cluster is running, but ZooKeeper has other clients" in say_next(process)
             assert RawClient(port.number).metadata().brokers
             process.send_signal(signal.SIGINT)
             assert process.wait(100) == 0
@@ -116,4 +116,4 @@ def test_without_zookeeper_nothing_goes_on(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         assert process.wait(WAIT_S) == 1
         assert process.stderr is not None
-        assert f"Error: ZooKeeper has ended by itself; see {tmp_path / 'zookeeper.log'}.\n" in process.stderr.read()
+        assert f"Error: ZooKeeper has exited; see {tmp_path / 'zookeeper.log'}.\n" in process.stderr.read()

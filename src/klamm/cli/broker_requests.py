@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from klamm.client.blocking_connection import Address, BlockingConnection, ask_once
+from klamm.client.blocking_connection import Address, BlockingConnection, ask_once, connected
 
 if TYPE_CHECKING:
     from klamm.protocol.wire import Message
@@ -22,6 +23,6 @@ def ask(address: Address, request: Message, version: int, response: type[R], tim
     return ask_once(address, request, version, response, timeout_s, client_id=CLIENT_ID)
 
 
-def connect(address: Address, timeout_s: float) -> BlockingConnection:
-    """Open a connection for several requests. Raises OSError."""
-    return BlockingConnection(address, client_id=CLIENT_ID, timeout_ms=timeout_s * 1000)
+def connect(address: Address, timeout_s: float) -> AbstractContextManager[BlockingConnection]:
+    """Open a connection for several requests. Raises the errors of `ask`."""
+    return connected(address, timeout_s, client_id=CLIENT_ID)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from klamm.cli import broker_default_configs
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, admin_client, cluster_metadata, parse_pairs, result
-from klamm.cli.output import fail, say, table
+from klamm.cli.output import fail, note, say, table, yellow
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ConfigResource
@@ -26,7 +27,7 @@ def describe(
     topic: Topic = None,
     broker: Broker = None,
     broker_defaults: BrokerDefaults = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also show defaults.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include values that are at their default.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Show the configuration of one topic or broker, and where each value comes from."""
@@ -60,14 +61,16 @@ def alter(
     topic: Topic = None,
     broker: Broker = None,
     broker_defaults: BrokerDefaults = False,
-    set_: Annotated[list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a value.")] = [],  # noqa: B006
-    delete: Annotated[list[str], typer.Option("--delete", "-d", metavar="KEY", help="Reset to the default.")] = [],  # noqa: B006
+    set_: Annotated[list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a key.")] = [],  # noqa: B006
+    delete: Annotated[
+        list[str], typer.Option("--delete", "-d", metavar="KEY", help="Reset a key to its default.")
+    ] = [],  # noqa: B006
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Change the configuration of one topic or broker while it runs."""
     kind, name = _resource(topic, broker, broker_defaults)
     if not set_ and not delete:
-        fail("Nothing to alter: give --set KEY=VALUE or --delete KEY.")
+        fail("Nothing to alter: pass --set KEY=VALUE or --delete KEY.")
     settings = parse_pairs(set_, "--set")
     admin = admin_client(bootstrap_server)
     _check_broker(admin, bootstrap_server, broker)
@@ -77,6 +80,18 @@ def alter(
     else:
         alter_resource(admin, kind, name, settings, delete)
     say(f"Changed the configuration of {kind} {name or '<default>'}.")
+    for key in settings:
+        if reason := why_no_effect(kind, key):
+            note(f"{yellow('Warning:', sys.stderr)} {key} has no effect in klamm. {reason}")
+
+
+def why_no_effect(kind: str, key: str) -> str | None:
+    """Return what the configuration reference says about a key that klamm accepts and ignores; None for other keys."""
+    from klamm.config import BROKER_KEYS, TOPIC_KEYS
+    from klamm.config.definition import Support
+
+    found = (TOPIC_KEYS if kind == "topic" else BROKER_KEYS).get(key)
+    return found.doc if found is not None and found.support is Support.NO_EFFECT else None
 
 
 def alter_resource(
@@ -103,7 +118,7 @@ def _entries(admin: AdminClient, kind: str, name: str) -> dict[str, Any]:
 
 
 def _check_keys(admin: AdminClient, kind: str, name: str, keys: Iterable[str]) -> None:
-    """Brokers take the deletion of a key that nobody knows for done; a person would not see the slip."""
+    """Reject unknown keys: brokers accept their deletion silently, which would hide a misspelling."""
     wanted = list(keys)
     known = _entries(admin, kind, name) if wanted else {}
     if unknown := [key for key in wanted if key not in known]:
@@ -111,7 +126,7 @@ def _check_keys(admin: AdminClient, kind: str, name: str, keys: Iterable[str]) -
 
 
 def _check_broker(admin: AdminClient, servers: str, broker: str | None) -> None:
-    """Looked at first: librdkafka would wait long for a broker that is not there."""
+    """Fail early: librdkafka waits for a long time for a broker that does not exist."""
     ids = _broker_ids(admin, servers) if broker is not None else []
     if broker is not None and broker not in ids:
         fail(f"There is no broker {broker}; brokers are {', '.join(ids)}.")
@@ -125,7 +140,7 @@ def _resource(topic: str | None, broker: str | None, broker_defaults: bool) -> t
     given = [("topic", topic)] * (topic is not None) + [("broker", broker)] * (broker is not None)
     given += [("broker", "")] * broker_defaults
     if len(given) != 1:
-        fail("Say whose configuration it is: exactly one of --topic NAME, --broker ID, --broker-defaults.")
+        fail("Pass exactly one of --topic NAME, --broker ID, --broker-defaults.")
     kind, name = given[0]
     return kind, name or ""
 
@@ -137,7 +152,7 @@ def _config_resource(kind: str, name: str) -> ConfigResource:
 
 
 def _source(code: int) -> str:
-    """`DYNAMIC_TOPIC_CONFIG`; librdkafka gives the bare number."""
+    """Return the name of a source, such as `DYNAMIC_TOPIC_CONFIG`; librdkafka returns the number."""
     from confluent_kafka.admin import ConfigSource
 
     return next((source.name for source in ConfigSource if source.value == code), str(code))

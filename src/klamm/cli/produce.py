@@ -1,11 +1,12 @@
-"""`klamm produce TOPIC`: a record for every line of standard input."""
+"""`klamm produce TOPIC`: one record per line of standard input."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
 import typer
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import TopicMetadata
 
 _RETRY_S: Final = 0.05
+_FLUSH_S: Final = 1.0
+_SILENT_S: Final = 5.0
+"""Without any confirmation for this long, the command says what it is waiting for."""
 
 
 class Compression(StrEnum):
@@ -47,25 +51,25 @@ class Acks(StrEnum):
 def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", help=r"Separates KEY and VALUE in each line; \t is a tab.")
+        str | None, typer.Option("--key-separator", "-K", help=r"Separates key and value in a line; \t is a tab.")
     ] = None,
     header: Annotated[
         list[str], typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header of every record.")
     ] = [],  # noqa: B006
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="Partition of every record; default: by key.")
+        int | None, typer.Option("--partition", "-p", min=0, help="Partition to write to; by default chosen by key.")
     ] = None,
     compression: Annotated[
-        Compression, typer.Option("--compression", "-z", help="How batches of records are compressed.")
+        Compression, typer.Option("--compression", "-z", help="Compression of record batches.")
     ] = Compression.NONE,
     acks: Annotated[
-        Acks, typer.Option("--acks", help="Replicas that must have a record: none, the leader, or all in-sync ones.")
+        Acks, typer.Option("--acks", help="Wait for no broker, for the leader, or for all in-sync replicas.")
     ] = Acks.ALL,
-    null_marker: Annotated[str | None, typer.Option("--null-marker", help="A value equal to this is null.")] = None,
+    null_marker: Annotated[str | None, typer.Option("--null-marker", help="Text that stands for a null value.")] = None,
     max_message_bytes: Annotated[
         int,
         typer.Option(
-            min=1000, max=1_000_000_000, help="Maximum size of a record; the topic limits it with max.message.bytes."
+            min=1000, max=1_000_000_000, help="Largest record to send; see also the topic's max.message.bytes."
         ),
     ] = 1_000_000,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
@@ -91,9 +95,10 @@ def produce(
         )
     )
     _check_topic(producer, bootstrap_server, topic, partition)
-    sender = _Sender(producer, topic, partition, headers, max_message_bytes)
+    target = _Target(bootstrap_server, topic, partition, needs_controller=acks is Acks.ALL)
+    sender = _Sender(producer, target, headers, max_message_bytes)
     if sys.stdin.isatty():
-        note(f"Every line becomes a record of {topic}; Ctrl-D ends.")
+        note(f"Each line becomes a record of {topic}; Ctrl-D ends.")
     separator = key_separator.replace("\\t", "\t") if key_separator is not None else None
     try:
         for number, (key, value) in enumerate(records(sys.stdin.buffer, separator, null_marker), 1):
@@ -104,7 +109,7 @@ def produce(
 
 
 def _check_topic(producer: Producer, servers: str, topic: str, partition: int | None) -> None:
-    """That the topic, which the broker may just be creating, is there and has the partition."""
+    """Fail unless the topic, which the broker may be creating, exists and has the partition."""
     found = cluster_metadata(producer, servers, topic).topics[topic]
     deadline = time.monotonic() + TIMEOUT_S
     while not found.partitions and (partition is not None or _is_awaited(found)) and time.monotonic() < deadline:
@@ -117,14 +122,14 @@ def _check_topic(producer: Producer, servers: str, topic: str, partition: int | 
 
 
 def _is_awaited(found: TopicMetadata) -> bool:
-    """The errors of brokers for a topic that is being created, or deleted and created again."""
+    """Whether the topic is being created, or is being deleted and was requested again."""
     from confluent_kafka import KafkaError
 
     return found.error is not None and found.error.code() == KafkaError.LEADER_NOT_AVAILABLE
 
 
 def _why_not_there(servers: str, topic: str) -> str:
-    """The controller's word, which tells of a deletion that waits for a broker."""
+    """Return the controller's reason, such as a deletion that waits for a broker."""
     from confluent_kafka.admin import NewTopic
 
     admin = admin_client(servers)
@@ -138,7 +143,7 @@ def _why_not_there(servers: str, topic: str) -> str:
 def records(
     lines: BinaryIO, key_separator: str | None, null_marker: str | None
 ) -> Iterator[tuple[bytes | None, bytes | None]]:
-    """Key and value of each line; a line without the separator is a mistake."""
+    """Yield key and value of each line. A line without the separator is an error."""
     separator = key_separator.encode() if key_separator is not None else None
     null = null_marker.encode() if null_marker is not None else None
     for number, line in enumerate(lines, 1):
@@ -148,28 +153,28 @@ def records(
         if separator is not None:
             key, found, value = text.partition(separator)
             if not found:
-                fail(f"Line {number} has no key: {key_separator!r} is not in it.")
+                fail(f"Line {number} has no key: it does not contain {key_separator!r}.")
         yield key, None if null is not None and value == null else value
 
 
 class _Sender:
-    """Hands records to librdkafka, waits when its queue is full, counts what was delivered."""
+    """Passes records to librdkafka, waits while its queue is full, and counts the delivered records."""
 
-    def __init__(
-        self, producer: Any, topic: str, partition: int | None, headers: list[tuple[str, bytes]], limit: int
-    ) -> None:
+    def __init__(self, producer: Any, target: _Target, headers: list[tuple[str, bytes]], limit: int) -> None:
         self._producer = producer
-        self._topic = topic
-        self._options = {"partition": partition} if partition is not None else {}
+        self._target = target
+        self._options = {"partition": target.partition} if target.partition is not None else {}
         self._headers = headers
         self._limit = limit
         self._delivered = 0
         self._problem: str | None = None
+        self._progress_s = time.monotonic()
 
     def send(self, number: int, key: bytes | None, value: bytes | None) -> None:
         while not self._queued(number, key, value):
-            self._producer.poll(0.1)
-        self._producer.poll(0)
+            self._call(self._producer.poll, 0.1)
+            self._report_silence()
+        self._call(self._producer.poll, 0)
         self._check()
 
     def _queued(self, number: int, key: bytes | None, value: bytes | None) -> bool:
@@ -177,8 +182,11 @@ class _Sender:
 
         headers = list(self._headers)
         try:
-            self._producer.produce(
-                self._topic, value, key, headers=headers, on_delivery=self._on_delivery, **self._options
+            self._call(
+                partial(self._producer.produce, self._target.topic, headers=headers, on_delivery=self._on_delivery),
+                value,
+                key,
+                **self._options,
             )
         except BufferError:
             return False
@@ -187,26 +195,49 @@ class _Sender:
                 raise Failure(f"Line {number} was not sent: {explain(error.args[0])}") from None
             size = len(key or b"") + len(value or b"")
             raise Failure(
-                f"Line {number} has {size} bytes; the limit is {self._limit} with everything that goes with it. "
-                "Raise it with --max-message-bytes, and the topic's max.message.bytes."
+                f"Line {number} has {size} bytes; the limit is {self._limit}, which includes the overhead of a record. "
+                "Raise --max-message-bytes and the topic's max.message.bytes."
             ) from None
         return True
 
     def finish(self) -> None:
-        self._producer.flush()
+        self._flush()
         if self._problem is not None:
-            fail(f"{self._refused()} {self.account()}")
+            fail(f"{self._rejected()} {self.account()}")
         note(self._counted("to"))
 
     def account(self) -> str:
-        """How many records are in the topic, after everything handed over has been answered."""
-        self._producer.flush()
+        """Return how many records were delivered, after librdkafka has finished with all of them."""
+        self._flush()
         return self._counted("went to")
 
+    def _flush(self) -> None:
+        while self._call(self._producer.flush, _FLUSH_S) > 0:
+            self._report_silence()
+
+    def _call(self, action: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call librdkafka. After a fatal error of the producer, confluent-kafka raises SystemError."""
+        try:
+            return action(*arguments, **options)
+        except SystemError as error:
+            why = explain(error.__cause__.args[0]) if _is_kafka_exception(error.__cause__) else f"{error}."
+            raise Failure(
+                f"The producer failed and cannot continue: {why} {self._counted('went to')} "
+                "Records without confirmation may be missing."
+            ) from None
+
+    def _report_silence(self) -> None:
+        if time.monotonic() - self._progress_s >= _SILENT_S:
+            self._progress_s = time.monotonic()
+            count = len(self._producer)
+            records = f"{count} record{'' if count == 1 else 's'}"
+            note(f"Waiting for the confirmation of {records}: {self._target.why_waiting()}")
+
     def _counted(self, verb: str) -> str:
-        return f"{self._delivered} record{'' if self._delivered == 1 else 's'} {verb} {self._topic}."
+        return f"{self._delivered} record{'' if self._delivered == 1 else 's'} {verb} {self._target.topic}."
 
     def _on_delivery(self, error: Any, message: Any) -> None:
+        self._progress_s = time.monotonic()
         if error is None:
             self._delivered += 1
         elif self._problem is None:
@@ -214,7 +245,44 @@ class _Sender:
 
     def _check(self) -> None:
         if self._problem is not None:
-            fail(self._refused())
+            fail(self._rejected())
 
-    def _refused(self) -> str:
+    def _rejected(self) -> str:
         return f"A record was not accepted: {self._problem}"
+
+
+class _Target:
+    """The topic that is written to, and why writing to it may take long."""
+
+    def __init__(self, servers: str, topic: str, partition: int | None, *, needs_controller: bool) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._servers = servers
+        self._needs_controller = needs_controller
+
+    def why_waiting(self) -> str:
+        """Return the reason that the cluster shows: no broker, no controller or no leader."""
+        from klamm.cli.cluster_control import find_controller
+        from klamm.cli.controller import metadata
+
+        try:
+            _, view = metadata(self._servers, [self.topic])
+        except Failure as failure:
+            return str(failure)
+        partitions = [each for topic in view.topics for each in topic.partitions]
+        leaderless = sorted(each.partition_index for each in partitions if each.leader_id < 0)
+        if leaderless:
+            return f"partition {leaderless[0]} of {self.topic} has no leader."
+        control = find_controller(view, {view.controller_id: view}, TIMEOUT_S)
+        if self._needs_controller and control.problem is not None:
+            return (
+                "the cluster has no controller that answers, and a producer with --acks all needs one for its "
+                "producer id."
+            )
+        return "the brokers have not answered yet."
+
+
+def _is_kafka_exception(error: BaseException | None) -> bool:
+    from confluent_kafka import KafkaException
+
+    return isinstance(error, KafkaException)

@@ -28,7 +28,9 @@ UP_DEFAULTS: Final[dict[str, object]] = {
     "zookeeper.session.timeout.ms": 6000,
     "group.initial.rebalance.delay.ms": 0,
     "controlled.shutdown.retry.backoff.ms": 200,
+    "klamm.metrics.port": 0,
 }
+CONTROL_PLANE: Final[dict[str, object]] = {"control.plane.listener.name": "CONTROLLER"}
 
 _OWN_KEYS: Final = {
     "broker.id": ": brokers count from 1",
@@ -41,7 +43,7 @@ _ZOOKEEPER_WAIT_S: Final = 5.0
 _SLOW_STOP_S: Final = 2.0
 _POLL_S: Final = 0.5
 _SURE_POLLS: Final = 3
-"""A broker that has just died is a client for a moment more, and one that lost its connection is none for a moment."""
+"""Consecutive polls that must agree: a broker that has just died still counts as a client for a moment."""
 _SESSION: Final = re.compile(rb"\(session=(0x[0-9a-f]+)\)")
 _LOG_TAIL_BYTES: Final = 65_536
 _PARTITION: Final = re.compile(r".+-\d+")
@@ -50,7 +52,7 @@ _PARTITION: Final = re.compile(r".+-\d+")
 
 def up(
     brokers: Annotated[int, typer.Option("--brokers", "-n", min=1, max=100, help="Number of brokers.")] = 1,
-    data_dir: Annotated[Path, typer.Option("--data-dir", "-d", help="Directory of all data.")] = Path("klamm-data"),
+    data_dir: Annotated[Path, typer.Option("--data-dir", "-d", help="Directory for all data.")] = Path("klamm-data"),
     port: Annotated[
         int,
         typer.Option(
@@ -64,18 +66,23 @@ def up(
     zookeeper: Annotated[
         str | None,
         typer.Option(
-            "--zookeeper", metavar="HOST:PORT/CHROOT", help="Real ensemble to use instead of the embedded server."
+            "--zookeeper", metavar="HOST:PORT/CHROOT", help="ZooKeeper ensemble to use instead of the embedded server."
         ),
     ] = None,
     config: Annotated[
-        list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="Broker setting for all brokers.")
+        list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="Setting for all brokers.")
     ] = [],  # noqa: B006
+    control_plane: Annotated[
+        bool, typer.Option("--control-plane", help="Give every broker a second listener for the controller's requests.")
+    ] = False,
 ) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C.
 
-    A broker that has ended is not started again: do it with `klamm broker --config DATA_DIR/broker-1.properties`, in
-    another terminal. When all brokers that were started here have ended, so does the rest, unless ZooKeeper still has
-    clients, such as brokers that were started by hand.
+    Every broker serves /metrics on a free port of the loopback interface; --config klamm.metrics.port=-1 disables it.
+
+    A broker that exits is not restarted. To restart it, run `klamm broker --config DATA_DIR/broker-1.properties` in
+    another terminal. When all brokers have exited, ZooKeeper stops too, unless it still has clients, such as brokers
+    that were started by hand.
     """
     from klamm.config import KafkaConfig
     from klamm.local.local_cluster import LocalCluster
@@ -96,7 +103,7 @@ def up(
             zookeeper=zookeeper,
             ports=[port + i for i in range(brokers)] if port else (),
             defaults=UP_DEFAULTS | ({} if zookeeper is None else {"zookeeper.connection.timeout.ms": 18_000}),
-            broker_configs=settings,
+            broker_configs=(CONTROL_PLANE if control_plane else {}) | settings,
         )
         started = time.monotonic()
         cluster.start_all()
@@ -115,7 +122,7 @@ def _refuse_own_keys(settings: Mapping[str, str]) -> None:
 
 
 def _must_answer(zookeeper: str) -> None:
-    """One server of the ensemble has to take a connection, or nothing is started."""
+    """Fail unless one server of the ensemble accepts a connection."""
     import socket
 
     for server in zookeeper.partition("/")[0].split(","):
@@ -131,27 +138,30 @@ def _announce(cluster: LocalCluster, seconds: float) -> None:
     count = len(cluster.broker_ids)
     note(f"{count} broker{'' if count == 1 else 's'} up in {seconds:.1f} s; data in {cluster.data_dir}; Ctrl-C stops.")
     say(f"{bold('bootstrap servers')} {cluster.bootstrap_servers}")
+    addresses = [cluster.metrics_address(broker_id) for broker_id in cluster.broker_ids]
+    if served := " ".join(f"http://{address}/metrics" for address in addresses if address is not None):
+        say(f"{bold('metrics')} {served}")
 
 
 def _watch(cluster: LocalCluster, signals: _Signals, *, has_own_zookeeper: bool) -> None:
-    """Wait for a signal, or until ZooKeeper or the last broker has ended. The other brokers continue without one."""
+    """Wait for a signal. Fail if ZooKeeper or the last broker exits; report the exit of any other broker."""
     running = list(cluster.broker_ids)
     while not signals.wait(_POLL_S):
         _refuse_lost_zookeeper(cluster)
         for broker_id in [each for each in running if not cluster.is_running(each)]:
             running.remove(broker_id)
-            sentence = f"Broker {broker_id} has ended by itself; see {cluster.logs(broker_id)}."
+            sentence = f"Broker {broker_id} has exited; see {cluster.logs(broker_id)}."
             if running:
                 again = f"klamm broker --config {cluster.data_dir / f'broker-{broker_id}.properties'}"
                 _warn(f"{sentence} Still running: {', '.join(map(str, running))}. To start it again: {again}")
         if not running:
             if has_own_zookeeper and _go_on_for_others(cluster, signals, sentence):
                 return
-            fail(f"{sentence} No broker that was started here is left.")
+            fail(f"{sentence} No broker of this cluster is running.")
 
 
 def _go_on_for_others(cluster: LocalCluster, signals: _Signals, sentence: str) -> bool:
-    """While ZooKeeper has clients, though none of them is a broker of ours; whether a signal ended it."""
+    """Keep ZooKeeper running while it has clients that are not brokers of ours; return whether a signal ended it."""
     seen = deque([True], _SURE_POLLS)
     has_told = False
     while any(seen):
@@ -162,15 +172,15 @@ def _go_on_for_others(cluster: LocalCluster, signals: _Signals, sentence: str) -
         if not has_told and len(seen) == _SURE_POLLS and all(seen):
             has_told = True
             _warn(
-                f"{sentence} No broker that was started here is left, but ZooKeeper has other clients, and goes on "
-                "while it has any. Ctrl-C stops it."
+                f"{sentence} No broker of this cluster is running, but ZooKeeper has other clients and keeps running "
+                "for them. Ctrl-C stops it."
             )
     return False
 
 
 def _refuse_lost_zookeeper(cluster: LocalCluster) -> None:
     if cluster.has_lost_zookeeper:
-        fail(f"ZooKeeper has ended by itself; see {cluster.data_dir / 'zookeeper.log'}.")
+        fail(f"ZooKeeper has exited; see {cluster.data_dir / 'zookeeper.log'}.")
 
 
 def zookeeper_clients(address: str) -> int:
@@ -192,7 +202,7 @@ def _warn(sentence: str) -> None:
 
 
 def _warn_of_absent_brokers(data_dir: Path, brokers: int) -> None:
-    """Data of brokers that this start leaves out: their replicas are missed."""
+    """Warn of data of brokers that are not started now."""
     absent = {}
     for path in data_dir.glob("broker-*/"):
         name = path.name.removeprefix("broker-")
@@ -202,17 +212,17 @@ def _warn_of_absent_brokers(data_dir: Path, brokers: int) -> None:
         if partitions:
             _warn(
                 f"broker {broker_id} is not started, but {data_dir} holds "
-                f"{partitions} partition{'' if partitions == 1 else 's'} of it: they are under-replicated, and those "
-                f"that nobody else has in sync are offline. --brokers {max(absent)} starts it, too."
+                f"{partitions} partition{'' if partitions == 1 else 's'} of it: they are under-replicated, or offline "
+                f"if no other replica is in sync. To start it, pass --brokers {max(absent)}."
             )
 
 
 def _stop(cluster: LocalCluster) -> None:
-    """One broker after the other, so that the next one takes over; says what it waits for when that takes long."""
+    """Stop the brokers one after another, so that the next one takes over; report a slow stop."""
     note("Stopping.")
     problems = []
     for broker_id in [each for each in cluster.broker_ids if cluster.is_running(each)]:
-        waits = threading.Timer(_SLOW_STOP_S, _tell_of_slow_stop, (broker_id, cluster.logs(broker_id)))
+        waits = threading.Timer(_SLOW_STOP_S, _report_slow_stop, (broker_id, cluster.logs(broker_id)))
         waits.daemon = True
         waits.start()
         try:
@@ -226,10 +236,10 @@ def _stop(cluster: LocalCluster) -> None:
         fail("\n".join(problems))
 
 
-def _tell_of_slow_stop(broker_id: int, log_path: Path) -> None:
-    said = _last_warning(log_path)
-    more = f" It says: {said}" if said else ""
-    note(f"Waiting for broker {broker_id} to hand over what it leads; see {log_path}.{more}")
+def _report_slow_stop(broker_id: int, log_path: Path) -> None:
+    last = _last_warning(log_path)
+    more = f" Its last warning: {last}" if last else ""
+    note(f"Waiting for broker {broker_id} to hand over its leaderships; see {log_path}.{more}")
 
 
 def _last_warning(log_path: Path) -> str | None:
@@ -241,7 +251,7 @@ def _last_warning(log_path: Path) -> str | None:
 
 
 class _Signals:
-    """SIGINT and SIGTERM as a condition to wait for; the first one ends the wait, whenever it came."""
+    """SIGINT and SIGTERM as a condition to wait for; one that arrived earlier ends the wait at once."""
 
     def __init__(self) -> None:
         self._reader, writer = os.pipe()
@@ -260,9 +270,9 @@ class _Signals:
 
 
 class DirectoryLock:
-    """A data directory has one owner. The lock goes with the process, however it ends.
+    """Makes this process the only user of a data directory until it ends.
 
-    A directory that was made for the lock and holds nothing else afterwards goes too.
+    A directory that was created for the lock and holds nothing else afterwards is removed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -305,9 +315,9 @@ class DirectoryLock:
 
 
 def broker(
-    config: Annotated[Path, typer.Option("--config", "-c", help="Kafka's keys, in TOML or .properties.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="File with Kafka's keys, TOML or .properties.")],
     override: Annotated[
-        list[str], typer.Option("--override", "-o", metavar="KEY=VALUE", help="Overrides the file.")
+        list[str], typer.Option("--override", "-o", metavar="KEY=VALUE", help="Setting that overrides the file.")
     ] = [],  # noqa: B006
 ) -> None:
     """Run one broker in the foreground; SIGTERM stops it cleanly."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final, TypeVar, cast
 
@@ -164,6 +165,20 @@ class BlockingConnection:
             room = room[count:]
 
 
+@contextlib.contextmanager
+def connected(address: Address, timeout_s: float, *, client_id: str = "klamm") -> Iterator[BlockingConnection]:
+    """Connect for several requests.
+
+    Raises OSError if the broker is unreachable or does not answer in time, and KlammError if the peer does not speak
+    Kafka's protocol.
+    """
+    with BlockingConnection(address, client_id=client_id, timeout_ms=timeout_s * 1000) as connection:
+        try:
+            yield connection
+        except NotKafkaError as error:
+            raise KlammError(f"{error}.") from error
+
+
 def ask_once(
     address: Address,
     request: Message,
@@ -173,13 +188,6 @@ def ask_once(
     *,
     client_id: str = "klamm",
 ) -> M:
-    """Send one request over a connection of its own and return the response.
-
-    Raises OSError if the broker is unreachable or does not answer in time, and KlammError if the peer does not speak
-    Kafka's protocol.
-    """
-    with BlockingConnection(address, client_id=client_id, timeout_ms=timeout_s * 1000) as connection:
-        try:
-            return connection.ask(request, response, version)
-        except NotKafkaError as error:
-            raise KlammError(f"{error}.") from error
+    """Send one request over a connection of its own and return the response. Raises the errors of `connected`."""
+    with connected(address, timeout_s, client_id=client_id) as connection:
+        return connection.ask(request, response, version)

@@ -182,8 +182,8 @@ def test_many_topics_are_asked_for_over_one_connection(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        (pack(">iib", 5, -7, 0), "The broker at 127.0.0.1:{port} answered another request than ours."),
-        (pack(">ih", 2, 0), "What answers at 127.0.0.1:{port} does not speak Kafka's protocol: "),
+        (pack(">iib", 5, -7, 0), "127.0.0.1:{port} does not speak Kafka's protocol: response -7 arrived, expected 0."),
+        (pack(">ih", 2, 0), "127.0.0.1:{port} does not speak Kafka's protocol: "),
     ],
 )
 def test_an_answer_that_is_none_is_told_in_a_sentence(said: bytes, told: str) -> None:

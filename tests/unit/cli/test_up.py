@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.cli.up import DirectoryLock, _tell_of_slow_stop, _warn_of_absent_brokers
+from klamm.cli.up import DirectoryLock, _report_slow_stop, _warn_of_absent_brokers
 from klamm.local.ports import ReservedPort
 
 
@@ -66,8 +66,8 @@ def test_data_of_brokers_that_are_not_started(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "broker-9").touch()
     _warn_of_absent_brokers(tmp_path, 2)
     assert capsys.readouterr().err == (
-        f"Warning: broker 3 is not started, but {tmp_path} holds 2 partitions of it: they are under-replicated, and "
-        "those that nobody else has in sync are offline. --brokers 4 starts it, too.\n"
+        f"Warning: broker 3 is not started, but {tmp_path} holds 2 partitions of it: they are under-replicated, or "
+        "offline if no other replica is in sync. To start it, pass --brokers 4.\n"
     )
     _warn_of_absent_brokers(tmp_path, 3)
     assert capsys.readouterr().err == ""
@@ -76,8 +76,9 @@ def test_data_of_brokers_that_are_not_started(tmp_path: Path, capsys: pytest.Cap
 def test_what_a_slow_stop_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "broker-1.log"
     log.write_text("[now] INFO all is well (klamm)\n[now] WARNING nobody can lead t-0 (klamm)\n[now] INFO on (klamm)\n")
-    _tell_of_slow_stop(1, log)
-    told = f"Waiting for broker 1 to hand over what it leads; see {log}. It says: [now] WARNING nobody can lead t-0"
-    assert capsys.readouterr().err == f"{told} (klamm)\n"
-    _tell_of_slow_stop(2, tmp_path / "none.log")
+    _report_slow_stop(1, log)
+    last = "[now] WARNING nobody can lead t-0 (klamm)"
+    told = f"Waiting for broker 1 to hand over its leaderships; see {log}. Its last warning: {last}\n"
+    assert capsys.readouterr().err == told
+    _report_slow_stop(2, tmp_path / "none.log")
     assert capsys.readouterr().err.endswith("none.log.\n")

@@ -1,0 +1,72 @@
+"""`klamm produce` when the producer fails or nothing is confirmed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from klamm.cli import produce
+from klamm.cli.output import Failure
+
+
+class FatalProducer:
+    """What confluent-kafka does after a fatal error: a SystemError whose cause is the error."""
+
+    def produce(self, *_: Any, on_delivery: Any, **__: Any) -> None:
+        on_delivery(None, None)
+
+    def poll(self, _: float) -> int:
+        raise SystemError("returned a result with an exception set") from KafkaException(
+            KafkaError(KafkaError._FATAL, "Producer fenced by newer epoch", fatal=True)
+        )
+
+
+class SilentProducer:
+    """Confirms its records at the third flush."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Any] = []
+        self._flushes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def produce(self, *_: Any, on_delivery: Any, **__: Any) -> None:
+        self._waiting.append(on_delivery)
+
+    def poll(self, _: float) -> int:
+        return 0
+
+    def flush(self, _: float) -> int:
+        self._flushes += 1
+        if self._flushes > 2:
+            while self._waiting:
+                self._waiting.pop()(None, None)
+        return len(self._waiting)
+
+
+def target() -> produce._Target:
+    """At an address where nobody listens."""
+    return produce._Target("127.0.0.1:1", "orders", None, needs_controller=True)
+
+
+def test_a_fatal_error_of_the_producer_is_one_sentence() -> None:
+    sender = produce._Sender(FatalProducer(), target(), [], 1000)
+    with pytest.raises(Failure) as raised:
+        sender.send(1, None, b"v")
+    assert str(raised.value) == (
+        "The producer failed and cannot continue: Producer fenced by newer epoch. 1 record went to orders. "
+        "Records without confirmation may be missing."
+    )
+
+
+def test_a_long_wait_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(produce, "_SILENT_S", 0.0)
+    sender = produce._Sender(SilentProducer(), target(), [], 1000)
+    sender.send(1, None, b"v")
+    sender.finish()
+    told = capsys.readouterr().err
+    assert told.startswith("Waiting for the confirmation of 1 record: No broker answers at 127.0.0.1:1.")
+    assert told.endswith("1 record to orders.\n")
