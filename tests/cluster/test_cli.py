@@ -144,7 +144,7 @@ def test_a_group_reads_one_partition(klamm: Run) -> None:
 
 def test_what_produce_cannot_send(klamm: Run, klamm_topic: str) -> None:
     big = klamm("produce", klamm_topic, stdin="small\n" + "x" * 2_000_000 + "\n", fails=True)
-    assert big.stderr.startswith("Error: Line 2 has 2000000 bytes; the limit is 1000000 ")
+    assert big.stderr.startswith("Error: Line 2 has 2000000 bytes; the limit is 1000000, ")
     assert big.stderr.endswith(f" 1 record went to {klamm_topic}.\n") and big.stderr.count("\n") == 1
     klamm("config", "alter", "--topic", klamm_topic, "--set", "max.message.bytes=3000000")
     klamm("produce", klamm_topic, "--max-message-bytes", "3000000", stdin="x" * 2_000_000 + "\n")

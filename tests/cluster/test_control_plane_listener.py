@@ -7,6 +7,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 
 from klamm.cli.up import CONTROL_PLANE
 from klamm.local.ports import LOOPBACK
@@ -31,6 +32,10 @@ def metrics(cluster: LocalCluster, broker_id: int) -> Metrics:
 
 def queued_data(values: Metrics) -> float:
     return values["kafka_network_requestchannel_requestqueuesize"]
+
+
+def is_full(cluster: LocalCluster, broker_id: int) -> bool:
+    return queued_data(metrics(cluster, broker_id)) >= QUEUED
 
 
 def leader_and_isrs(values: Metrics) -> float:
@@ -88,7 +93,7 @@ def test_controller_requests_pass_a_full_data_plane() -> None:
         before = {broker_id: metrics(cluster, broker_id) for broker_id in SURVIVORS}
         with saturated([cluster.port(broker_id) for broker_id in SURVIVORS]):
             for broker_id in SURVIVORS:
-                eventually(lambda b=broker_id: queued_data(metrics(cluster, b)) >= QUEUED, "the data plane is not full")
+                eventually(partial(is_full, cluster, broker_id), "the data plane is not full")
             cluster.stop(VICTIM)
             for broker_id in SURVIVORS:
 

@@ -40,7 +40,7 @@ def move(cluster: LocalCluster, topic: str, partition: int, replicas: str, *more
 def test_moves_that_end_and_elections(cluster: LocalCluster, tmp_path: Path) -> None:
     cluster.create_topic("orders", partitions=2, replication_factor=2)
     done = move(cluster, "orders", 0, "3,1", "--wait")
-    assert done.stdout == "Partition orders-0 goes to 3,1.\nNothing of it is under way any more.\n"
+    assert done.stdout == "Partition orders-0 goes to 3,1.\nAll moves have finished.\n"
     wait_for_isr(cluster, "orders", 0, [1, 3])
     path = tmp_path / "moves.json"
     moves = [{"topic": "orders", "partition": p, "replicas": [1, 2, 3]} for p in (0, 1)]

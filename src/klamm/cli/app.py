@@ -22,7 +22,7 @@ from klamm.cli.up import broker, up
 
 
 class _Commands(TyperGroup):
-    """Tells that the reader of the output has gone in a way of its own: Typer would make an error of it."""
+    """Marks that the reader of the output is gone. Typer would report the original exception as an error."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _output_gone():
@@ -61,7 +61,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """An event-streaming cluster that speaks Kafka's protocol."""

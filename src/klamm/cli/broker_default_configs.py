@@ -1,4 +1,4 @@
-"""The dynamic defaults of all brokers, which librdkafka cannot name: asked for over Kafka's protocol directly."""
+"""The dynamic defaults of all brokers, over Kafka's protocol: librdkafka cannot name this resource."""
 
 from __future__ import annotations
 
@@ -63,4 +63,4 @@ def _ask(servers: str, request: Message, version: int, answer: type[R]) -> R:
 
 def _check(code: int, message: str | None, what: str) -> None:
     if code != ErrorCode.NONE:
-        fail(f"{what}: {ErrorCode(code).name}: {message or 'the broker gives no reason.'}")
+        fail(f"{what}: {ErrorCode(code).name}: {message or 'the broker returned no reason.'}")

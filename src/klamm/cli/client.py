@@ -1,4 +1,4 @@
-"""The commands' way to a cluster: confluent-kafka, with its errors turned into sentences."""
+"""Access of the commands to a cluster: confluent-kafka, with its errors as sentences."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ BootstrapServer = Annotated[
         "-b",
         envvar=BOOTSTRAP_VARIABLE,
         metavar="HOST:PORT,...",
-        help="Brokers to connect to first.",
+        help="Initial brokers to contact.",
     ),
 ]
 
 
 def client_config(servers: str, **settings: object) -> dict[str, Any]:
-    """librdkafka's settings; it stays silent, because errors reach the person as sentences."""
+    """Return librdkafka's settings. Its own log is off, because the commands report errors as sentences."""
     return {
         "bootstrap.servers": servers,
         "client.id": "klamm-cli",
@@ -48,7 +48,7 @@ def client_config(servers: str, **settings: object) -> dict[str, Any]:
 
 
 def admin_client(servers: str) -> AdminClient:
-    """An AdminClient that has already reached a broker."""
+    """Return an AdminClient that has reached a broker."""
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient(client_config(servers))
@@ -72,7 +72,7 @@ def cluster_metadata(admin: Any, servers: str, topic: str | None = None) -> Clus
 
 
 def _accepts_connections(server: str) -> bool:
-    """Looked at first: librdkafka would try for a long time where nobody listens."""
+    """Check first: librdkafka retries for a long time if nothing listens."""
     host, _, port = server.strip().rpartition("://")[2].rpartition(":")
     if not port.isdecimal():
         fail(f"{server.strip()!r} is not a broker's address: expected host:port.")
@@ -91,7 +91,7 @@ def unreachable(servers: str) -> str:
 
 
 def result(future: Future[T], what: str = "") -> T:
-    """The result of an admin call; a broker's error becomes `what: the error`."""
+    """Return the result of an admin call. A broker's error becomes `what: the error`."""
     from confluent_kafka import KafkaException
 
     try:
@@ -104,7 +104,7 @@ def result(future: Future[T], what: str = "") -> T:
 
 
 def results(futures: Mapping[str, Future[Any]], what: Callable[[str], str], success: str = "") -> dict[str, Any]:
-    """Return all results by name. Print `success` or the failure per name; one failure fails the command."""
+    """Return all results by name. Prints `success` with each name, and fails with all failures."""
     done: dict[str, Any] = {}
     problems: list[str] = []
     for name, future in futures.items():
@@ -128,7 +128,7 @@ def explain(error: KafkaError) -> str:
 
 
 def sentence(error: Exception) -> str | None:
-    """Return the message for an error that ended a command; None if the error is a bug of klamm."""
+    """Return the message for an error that left a command; None if it can only be a bug in klamm."""
     from confluent_kafka import KafkaException
 
     if isinstance(error, KlammError):
@@ -144,12 +144,12 @@ def sentence(error: Exception) -> str | None:
 
 
 def _is_local(error: KafkaError) -> bool:
-    """Whether librdkafka says so itself, and no broker."""
+    """Whether the error is librdkafka's own, not a broker's."""
     return int(error.code()) < -1
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
-    """`key=value` options; a value may hold an equals sign."""
+    """Parse `key=value` options. A value may contain an equals sign."""
     parsed: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

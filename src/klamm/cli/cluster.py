@@ -1,4 +1,4 @@
-"""`klamm cluster status`: who is there, who is the controller, what is not well, and who lags behind."""
+"""`klamm cluster status`: brokers, controller, unhealthy partitions, and brokers whose metadata lags."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from klamm.model import TopicPartition
 if TYPE_CHECKING:
     from klamm.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
 
-app = typer.Typer(help="Show the state of a cluster.", no_args_is_help=True)
+app = typer.Typer(help="Inspect a cluster as a whole.", no_args_is_help=True)
 
 _LAG: Final = "klamm_controller_controllerchannelmanager_metadatalag"
 _AGE: Final = "kafka_controller_controllerchannelmanager_oldestitemagems"
@@ -110,7 +110,7 @@ class ClusterStatus:
 
 @app.callback()
 def root() -> None:
-    """Show the state of a cluster."""
+    """Inspect a cluster as a whole."""
 
 
 @app.command()
@@ -120,11 +120,11 @@ def status(
         typer.Option(
             "--metrics",
             metavar="BROKER=HOST:PORT",
-            help="Address of a broker's metrics; default: the address that the broker reports.",
+            help="Address of a broker's metrics; by default the broker reports it.",
         ),
     ] = [],  # noqa: B006
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a broker has to answer.")] = 3.0,
-    format_: Annotated[Format, typer.Option("--format", "-f", help="How to print it.")] = Format.TEXT,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for each broker.")] = 3.0,
+    format_: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = Format.TEXT,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Show the brokers, the controller, unhealthy partitions, and how far each broker's metadata lags.
@@ -164,7 +164,7 @@ def status(
 
 
 def look(bootstrap: Iterable[Address], metrics: Mapping[int, Address], timeout_s: float) -> ClusterStatus | None:
-    """None when none of the first brokers answers."""
+    """Return None if no initial broker answers."""
     first = next((answer for address in bootstrap if (answer := _ask(address, timeout_s)) is not None), None)
     if first is None:
         return None
@@ -253,7 +253,7 @@ def _ask(address: Address, timeout_s: float) -> MetadataResponse | None:
 def _read_metrics(
     node: MetadataResponseBroker, addresses: Mapping[int, Address], timeout_s: float
 ) -> Mapping[str, float]:
-    """By name and tags, as the exposition writes them; nothing when there is no endpoint, or it does not answer."""
+    """Return metrics by name and tags; none if there is no endpoint or it does not answer."""
     address = addresses.get(node.node_id) or _metrics_address(node, timeout_s)
     if address is None:
         return {}
@@ -268,7 +268,7 @@ def _read_metrics(
 
 
 def _metrics_address(node: MetadataResponseBroker, timeout_s: float) -> Address | None:
-    """Return the address that the broker reports, including a free port that it picked."""
+    """Return the address that the broker reports, which includes a free port that it chose."""
     from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,

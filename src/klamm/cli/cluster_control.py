@@ -1,4 +1,4 @@
-"""Whether anything can be decided in a cluster: is its controller there, and does ZooKeeper answer?"""
+"""Whether a cluster can make decisions: the state of its controller and of ZooKeeper."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def find_controller(first: MetadataResponse, views: Mapping[int, MetadataRespons
         if answer is None:
             problems.append("does not answer")
         elif answer.error_code == ErrorCode.NOT_CONTROLLER:
-            problems.append("says that it is not the controller")
+            problems.append("reports that it is not the controller")
         else:
             return Control(broker_id, None, _adding(answer))
     return Control(next(iter(named)), problems[0]) if named else Control(NO_CONTROLLER, "is not known")

@@ -1,4 +1,4 @@
-"""Which partitions are not well, and which brokers they miss."""
+"""Unhealthy partitions, and the brokers that they miss."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PartitionStatus:
         return self.states != [MOVING]
 
     def badness(self) -> tuple[object, ...]:
-        """The least is the worst: how much is left until writes are refused, then how many replicas are left."""
+        """Return a sort key; the lowest is the worst: the margin until writes are rejected, then the replicas left."""
         expected = len(self.replicas) - len(self.adding)
         left = len(self.isr) - (1 if self.min_isr is None else self.min_isr)
         return STATES.index(self.states[0]), left, len(self.isr) / max(expected, 1), self.topic, self.partition
@@ -67,7 +67,7 @@ class MissingBroker:
 def notable_partitions(
     view: MetadataResponse, min_isrs: Mapping[str, int], adding: Mapping[TopicPartition, frozenset[int]] = NOTHING_MOVES
 ) -> list[PartitionStatus]:
-    """Those that are not well, the worst first, and then those that are only being moved: the keys of `adding`."""
+    """Return unhealthy partitions, worst first, then those that are only being moved: the keys of `adding`."""
     found = []
     for topic in view.topics:
         name = str(topic.name)
@@ -120,7 +120,7 @@ def missing_brokers(view: MetadataResponse) -> list[MissingBroker]:
 
 
 def ask_min_isrs(address: tuple[str, int], topics: Iterable[str], timeout_s: float) -> dict[str, int]:
-    """`min.insync.replicas` of each topic, over one connection; without those that the broker does not tell."""
+    """Return `min.insync.replicas` by topic, over one connection; without topics that the broker does not report."""
     from klamm.cli.broker_requests import connect
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,

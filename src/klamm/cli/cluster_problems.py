@@ -1,4 +1,4 @@
-"""Problems of a cluster that no partition shows: internal topics that cannot be created, znodes nobody can decode."""
+"""Problems of a cluster that no partition shows: internal topics that cannot be created, undecodable znodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Address = tuple[str, int]
 def find_problems(
     address: Address, broker_id: int, view: MetadataResponse, unwell: Iterable[TopicPartition], timeout_s: float
 ) -> list[str]:
-    """One sentence per problem, with its remedy. Asks the broker at `address`, and ZooKeeper if it can be reached."""
+    """Return one sentence per problem, with its remedy, from the broker at `address` and from ZooKeeper."""
     configs = _broker_configs(address, broker_id, timeout_s)
     found = _internal_topics(configs.get(_FACTOR, ""), view)
     if hosts := configs.get(_ZOOKEEPER):
@@ -58,7 +58,7 @@ def _internal_topics(factor: str, view: MetadataResponse) -> list[str]:
 
 
 def _znodes(hosts: str, topics: list[str], unwell: list[TopicPartition], timeout_s: float) -> list[str]:
-    """The control znodes, those of all topics, and the states of the partitions that are not well."""
+    """Check the control znodes, those of all topics, and the states of unhealthy partitions."""
     from klamm.zk.client.blocking import BlockingSession
     from klamm.zk.model import paths, znodes
     from klamm.zk.model.ops import ZkError

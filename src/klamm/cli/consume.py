@@ -1,4 +1,4 @@
-"""`klamm consume TOPIC`: prints records as they come."""
+"""`klamm consume TOPIC`: prints records as they arrive."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Isolation(StrEnum):
 
 def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start with the first record.")] = False,
+    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start at the first record.")] = False,
     group: Annotated[str | None, typer.Option("--group", "-g", help="Join this group and commit offsets.")] = None,
     max_messages: Annotated[
         int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after this many records.")
     ] = None,
     timeout_ms: Annotated[
-        int | None, typer.Option("--timeout-ms", min=0, help="Stop if no record arrives for this time.")
+        int | None, typer.Option("--timeout-ms", min=0, help="Stop after this long without records.")
     ] = None,
     exit_at_end: Annotated[
-        bool, typer.Option("--exit-at-end", "-e", help="Stop after the last existing record.")
+        bool, typer.Option("--exit-at-end", "-e", help="Stop at the current end of the topic.")
     ] = False,
     partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
     format_: Annotated[
@@ -52,11 +52,11 @@ def consume(
         ),
     ] = "value",
     isolation: Annotated[
-        Isolation, typer.Option("--isolation-level", help="Whether records of open or aborted transactions are shown.")
+        Isolation, typer.Option("--isolation-level", help="Whether to show records of open or aborted transactions.")
     ] = Isolation.READ_COMMITTED,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Print the records of a topic. SIGTERM ends it as Ctrl-C does: the group has its offsets, and is left."""
+    """Print the records of a topic. On SIGTERM or Ctrl-C it commits its offsets and leaves the group."""
     if group == "":
         fail("--group cannot be empty.")
     consumer = _consumer(bootstrap_server, group, from_beginning, isolation)
@@ -136,7 +136,7 @@ def _start_group(consumer: Consumer, partitions: list[TopicPartition], from_begi
 
 
 def _messages(consumer: Consumer, timeout_ms: int | None, exit_at_end: bool) -> Iterator[Message]:
-    """Records until `timeout_ms` of silence or, if asked, until every assigned partition was at its end."""
+    """Yield records until `timeout_ms` without one or, if requested, until the end of every assigned partition."""
     from confluent_kafka import KafkaError
 
     ended: set[tuple[str, int]] = set()

@@ -1,4 +1,4 @@
-"""Requests that only the controller answers and librdkafka does not know: over klamm's own codec."""
+"""Requests to the controller that librdkafka does not support, over klamm's own client."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Message)
 ANSWER_S: Final = 60.0
 SEARCH_S: Final = 30.0
-"""For a controller. One that dies is replaced when its session has ended, by default after 18 s."""
-_SENT: Final = " The request was sent to one that did not answer: it may still be carried out."
+"""Time to find a controller. A dead one is replaced when its session ends, by default after 18 s."""
+_SENT: Final = " The request was sent to a controller that did not answer, so it may still take effect."
 _LIST_MOVES: Final = 46
 """ListPartitionReassignments changes nothing."""
 _PAUSE_S: Final = 0.2
@@ -31,17 +31,17 @@ _SILENT_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Told(Generic[R]):
-    """`is_repeat`: the request was sent before, and may have been carried out then although nobody said so."""
+    """`is_repeat`: the request was sent before and may have taken effect without a response."""
 
     answer: R
     is_repeat: bool
 
 
 class ControllerClient:
-    """Whoever is the controller. One that moves or is elected just now is looked for again, within `timeout_s`."""
+    """The current controller. If it moves or is being elected, it is looked up again within `timeout_s`."""
 
     def __init__(self, servers: str, timeout_s: float = SEARCH_S, answer_s: float | None = None) -> None:
-        """One answer may take `answer_s`: by default a while longer than the search, at most a minute."""
+        """A response may take `answer_s`, by default longer than the search, at most a minute."""
         self.servers = servers
         self._search_s = min(max(timeout_s, 0.0), SEARCH_S)
         self._answer_s = min(ANSWER_S, max(timeout_s, 0.0) + TIMEOUT_S) if answer_s is None else answer_s
@@ -49,7 +49,7 @@ class ControllerClient:
     def ask(
         self, request: Message, version: int, answer: type[R], is_refused: Callable[[R], bool] | None = None
     ) -> Told[R]:
-        """`is_refused`: whether the answer says that another broker has to be asked."""
+        """`is_refused` returns whether the response says that another broker is the controller."""
         started = time.monotonic()
         is_repeat = has_told = False
         refused = is_refused or _says_not_controller
@@ -77,7 +77,7 @@ class ControllerClient:
         return next(((node.host, node.port) for node in view.brokers if node.node_id == view.controller_id), None)
 
     def _exchange(self, address: Address, request: Message, version: int, answer: type[R]) -> tuple[R | None, bool]:
-        """The answer, if there is one, and whether the request may have arrived."""
+        """Return the response, if there is one, and whether the request may have arrived."""
         from klamm.cli.broker_requests import connect
 
         was_sent = False
@@ -94,7 +94,7 @@ def _says_not_controller(told: Message) -> bool:
 
 
 def metadata(servers: str, topics: Iterable[str]) -> tuple[Address, MetadataResponse]:
-    """The first broker that answers, and what it knows of these topics and of the cluster."""
+    """Return the first broker that answers, and its metadata of these topics and of the cluster."""
     from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
@@ -110,13 +110,13 @@ def metadata(servers: str, topics: Iterable[str]) -> tuple[Address, MetadataResp
 
 
 def partitions_of(servers: str, topic: str) -> dict[int, list[int]]:
-    """The replicas of each partition. A topic that is not there is a failure."""
+    """Return the replicas of each partition. Fails if the topic does not exist."""
     _, found = replicas_of(servers, [topic])
     return found[topic]
 
 
 def replicas_of(servers: str, topics: Iterable[str]) -> tuple[Address, dict[str, dict[int, list[int]]]]:
-    """The replicas of the topics' partitions, and which broker says so."""
+    """Return the replicas of the topics' partitions, and the broker that reported them."""
     address, view = metadata(servers, topics)
     found: dict[str, dict[int, list[int]]] = {}
     for topic in view.topics:

@@ -1,4 +1,4 @@
-"""`klamm demo`: the main job from end to end, with a real client, told as it goes."""
+"""`klamm demo`: the main job from end to end, with a real client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`klamm doctor`: is this machine fit, and what to do where it is not."""
+"""`klamm doctor`: checks whether this machine can run klamm, with remedies."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ class Finding:
 
 
 def doctor(
-    data_dir: Annotated[Path, typer.Option("--data-dir", "-d", help="Where a cluster would keep its data.")] = Path(
-        "klamm-data"
-    ),
-    port: Annotated[int, typer.Option("--port", "-p", help="The port a broker would listen on.")] = 9092,
+    data_dir: Annotated[Path, typer.Option("--data-dir", "-d", help="Data directory to check.")] = Path("klamm-data"),
+    port: Annotated[int, typer.Option("--port", "-p", help="Port to check.")] = 9092,
 ) -> None:
     """Check whether this machine has what klamm needs."""
     findings = [*check_python(), *check_packages(), check_java(), check_port(port), check_disk(data_dir), check_files()]
@@ -108,7 +106,7 @@ def check_disk(directory: Path) -> Finding:
         return Finding("disk", State.FAILED, f"{existing} {problem}", "Choose another --data-dir.")
     free = shutil.disk_usage(existing).free
     good = free >= _GIB
-    advice = "" if good else "Make room, or choose another --data-dir."
+    advice = "" if good else "Free some space, or choose another --data-dir."
     return Finding("disk", State.OK if good else State.WARNING, f"{free / _GIB:.1f} GiB free for {directory}", advice)
 
 

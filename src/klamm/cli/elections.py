@@ -11,7 +11,7 @@ from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLead
 
 
 def elect_leaders(servers: str, topic: str | None, partition: int | None, *, unclean: bool, timeout_s: float) -> None:
-    """Tells what came of it; a partition without a result is a failure."""
+    """Report the results; fail if an election failed."""
     asked = None
     if topic is not None:
         wanted = [partition] if partition is not None else sorted(partitions_of(servers, topic))
@@ -41,6 +41,6 @@ def elect_leaders(servers: str, topic: str | None, partition: int | None, *, unc
 
 
 def _says_not_controller(told: ElectLeadersResponse) -> bool:
-    """Apache Kafka's brokers say it of every partition, not of the request."""
+    """Apache Kafka's brokers report this error per partition, not for the request."""
     codes = {each.error_code for answer in told.replica_election_results for each in answer.partition_result}
     return ErrorCode.NOT_CONTROLLER in {told.error_code, *codes}

@@ -45,7 +45,9 @@ def list_(bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
 
 @app.command()
 def describe(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[GROUP]...", help="Without a name: all groups.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[GROUP]...", help="Groups to describe; by default all.")
+    ] = None,
     state: Annotated[bool, typer.Option("--state", help="Coordinator, assignor, state and number of members.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
@@ -91,7 +93,7 @@ def _show(admin: AdminClient, servers: str, name: str, group: Any, is_named: boo
 
 
 def _all_partitions(admin: AdminClient, servers: str, used: set[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Also the partitions, of the topics a group uses, that it has not come to yet."""
+    """Include partitions of the group's topics for which it has no offset yet."""
     known = cluster_metadata(admin, servers).topics
     topics = {topic for topic, _ in used} & known.keys()
     return sorted(used | {(topic, number) for topic in topics for number in known[topic].partitions})
@@ -112,7 +114,7 @@ def _committed(admin: AdminClient, group: str) -> Offsets:
 
 
 def _list_offsets(admin: AdminClient, partitions: list[tuple[str, int]], spec: OffsetSpec | None = None) -> Offsets:
-    """Offsets by specification, the log end by default; partitions that are gone are left out."""
+    """Return offsets by specification, by default the log end; without partitions that no longer exist."""
     from confluent_kafka import KafkaException, TopicPartition
     from confluent_kafka.admin import OffsetSpec
 
@@ -130,7 +132,7 @@ def _list_offsets(admin: AdminClient, partitions: list[tuple[str, int]], spec: O
 
 
 def _known(offsets: Offsets) -> Offsets:
-    """Without those of partitions that have no leader: librdkafka gives -1001, not an error."""
+    """Leave out partitions without a leader: librdkafka returns -1001 instead of an error."""
     return {tp: offset for tp, offset in offsets.items() if offset >= 0}
 
 
@@ -140,36 +142,40 @@ def reset(
     topic: Annotated[
         list[str], typer.Option("--topic", "-t", metavar="TOPIC[:PARTITION,...]", help="Topic or partitions to reset.")
     ] = [],  # noqa: B006
-    all_topics: Annotated[bool, typer.Option("--all-topics", help="Every topic the group has committed.")] = False,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="All topics with committed offsets of the group.")
+    ] = False,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end of the log.")] = False,
     to_offset: Annotated[
-        int | None, typer.Option("--to-offset", min=0, help="To this offset, or the nearest existing one.")
+        int | None, typer.Option("--to-offset", min=0, help="To this offset, or the nearest valid one.")
     ] = None,
     to_datetime: Annotated[
-        datetime | None, typer.Option("--to-datetime", help="The first record at or after it.")
+        datetime | None, typer.Option("--to-datetime", help="To the first record at or after this time.")
     ] = None,
-    shift_by: Annotated[int | None, typer.Option("--shift-by", help="Forward, or back when negative.")] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Apply the new offsets; default: only show them.")] = False,
+    shift_by: Annotated[
+        int | None, typer.Option("--shift-by", help="By this many records; negative moves back.")
+    ] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Apply the change; otherwise it is only shown.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Set the committed offsets of a group without members."""
     targets = [to_earliest, to_latest, to_offset is not None, to_datetime is not None, shift_by is not None]
     if sum(targets) != 1:
-        fail("Say where to: exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, --shift-by.")
+        fail("Pass exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, --shift-by.")
     if bool(topic) == all_topics:
-        fail("Say what to reset: --topic TOPIC[:PARTITION,...] or --all-topics.")
+        fail("Pass --topic TOPIC[:PARTITION,...] or --all-topics.")
     admin = admin_client(bootstrap_server)
     committed = _committed(admin, name)
     _check_resettable(admin, name, committed, execute)
     partitions = sorted(committed) if all_topics else _partitions(admin, bootstrap_server, topic)
     goals = _goals(admin, partitions, committed, (to_earliest, to_latest, to_offset, to_datetime, shift_by))
     for topic_name, partition in (tp for tp in partitions if tp not in goals):
-        note(f"{topic_name}-{partition}: its leader does not tell its offsets; left as it is.")
+        note(f"{topic_name}-{partition}: its leader does not return offsets; not changed.")
     if execute:
         _commit(admin, name, goals)
     else:
-        note("Nothing was changed. Add --execute to do it.")
+        note("Nothing was changed. To apply it, pass --execute.")
     table(("GROUP", "TOPIC", "PARTITION", "NEW-OFFSET"), [(name, *tp, offset) for tp, offset in goals.items()])
 
 
@@ -207,7 +213,7 @@ def _goals(
     committed: Offsets,
     target: tuple[bool, bool, int | None, datetime | None, int | None],
 ) -> Offsets:
-    """New offsets, never before the first record nor behind the last one."""
+    """Return new offsets, limited to the range of the log."""
     from confluent_kafka.admin import OffsetSpec
 
     to_earliest, to_latest, to_offset, to_datetime, shift_by = target

@@ -1,4 +1,4 @@
-"""`klamm log dump FILE`: what is in a segment file."""
+"""`klamm log dump FILE`: the contents of a segment file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def log() -> None:
 @app.command()
 def dump(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A segment, such as 00000000000000000000.log.")],
-    records: Annotated[bool, typer.Option("--records", "-r", help="Also every record.")] = False,
+    records: Annotated[bool, typer.Option("--records", "-r", help="Print every record too.")] = False,
 ) -> None:
     """Print the record batches of a segment file, and where it is damaged."""
     import mmap

@@ -1,4 +1,4 @@
-"""`log_dirs` of a reassignment file: which directory of its broker a replica goes to."""
+"""`log_dirs` of a reassignment file: the target directory of each replica."""
 
 from __future__ import annotations
 

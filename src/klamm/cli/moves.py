@@ -1,4 +1,4 @@
-"""Moves of partitions: request, cancel, list, wait."""
+"""Moves of partitions: request, cancel, list and wait."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from klamm.protocol.messages.list_partition_reassignments import (
 
 POLL_S: Final = 0.5
 SETTLE_S: Final = 10.0
-"""A move ends at the controller; the broker that is asked for the replicas learns of it a little later."""
+"""A move ends at the controller; the broker that reports the replicas learns of it a little later."""
 SHOWN: Final = 10
 Moves = dict[TopicPartition, "list[int] | None"]
-"""Where each partition goes; None: back to where it was."""
+"""The target replicas of each partition; None cancels its move."""
 
 
 class Move(NamedTuple):
@@ -81,7 +81,7 @@ def start(controller: ControllerClient, moves: Moves, moving: Mapping[TopicParti
             tp = TopicPartition(answer.name, each.partition_index)
             target = moves[tp]
             if each.error_code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS and target is None and told.is_repeat:
-                say(f"Partition {tp} is not being moved any more.")
+                say(f"Partition {tp} is no longer being moved.")
             elif each.error_code:
                 note(f"Partition {tp} is left where it is: {reason(each.error_code, each.error_message)}")
                 continue
@@ -103,7 +103,7 @@ def _back(move: Move | None) -> str:
 
 
 def wait(servers: str, moves: Moves, timeout_s: float) -> None:
-    """A move that somebody else took back or replaced has not ended well."""
+    """Report moves that another client cancelled or replaced."""
     deadline = time.monotonic() + timeout_s
     seen = _SeenInMotion(servers)
     replaced: dict[TopicPartition, str] = {}
@@ -123,8 +123,8 @@ def wait(servers: str, moves: Moves, timeout_s: float) -> None:
         time.sleep(POLL_S)
     elsewhere = seen.settle({tp: target for tp, target in moves.items() if tp not in replaced})
     if others := [*replaced.values(), *elsewhere]:
-        fail("Somebody else took back or replaced moves: " + "; ".join(others[:SHOWN]) + ".")
-    say("Nothing of it is under way any more.")
+        fail("Another client cancelled or replaced moves: " + "; ".join(others[:SHOWN]) + ".")
+    say("All moves have finished.")
 
 
 class _SeenInMotion:
@@ -148,7 +148,7 @@ class _SeenInMotion:
                 self._shown[tp] = broker, replicas[tp]
 
     def settle(self, moves: Moves) -> list[str]:
-        """Return the partitions that have not reached their target and no longer will."""
+        """Return partitions that did not reach their target and no longer will."""
         targets = {tp: target for tp, target in moves.items() if target is not None}
         settled_by = time.monotonic() + SETTLE_S
         while targets:

@@ -1,4 +1,4 @@
-"""How the commands speak: columns to standard output, sentences to standard error, colour on a terminal only."""
+"""Output of the commands: columns to standard output, sentences to standard error, colour on a terminal only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _BOLD, _DIM, _RED, _GREEN, _YELLOW, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "
 
 
 class Failure(KlammError):
-    """The message, one sentence, with which a command ends with exit code 1."""
+    """The message of a command that fails with exit code 1: one sentence."""
 
 
 class OutputGone(Exception):
-    """The reader of the output has gone, as in `klamm topic list | head -1`."""
+    """The reader of the output is gone, as in `klamm topic list | head -1`."""
 
 
 def fail(sentence: str) -> NoReturn:
@@ -28,7 +28,7 @@ def say(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """For the person, not for a pipe."""
+    """Print a sentence to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 

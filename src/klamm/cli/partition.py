@@ -1,4 +1,4 @@
-"""`klamm partition reassign|elect`: what kafka-reassign-partitions.sh and kafka-leader-election.sh do."""
+"""`klamm partition reassign|elect`, like kafka-reassign-partitions.sh and kafka-leader-election.sh."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def reassign(
     topic: Topic = None,
     partition: Partition = None,
     replicas: Annotated[
-        str | None, typer.Option(metavar="ID,...", help="New replicas, the preferred leader first.")
+        str | None, typer.Option(metavar="ID,...", help="Target brokers, the preferred leader first.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Moves in the JSON format of kafka-reassign-partitions.sh.")
+        Path | None,
+        typer.Option("--file", "-f", help="File with many moves: the JSON of kafka-reassign-partitions.sh."),
     ] = None,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Cancel the moves of --file, of a partition, or of all of --topic.")
+        bool, typer.Option("--cancel", help="Cancel moves: those of --file, of a partition, or of --topic.")
     ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Print the moves in progress.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the moves in progress.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the moves have finished.")] = False,
     timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds for --wait, and to find a controller, at most.")
+        float, typer.Option(min=0, help="Maximum seconds for --wait and for finding a controller.")
     ] = 3600.0,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Move partitions to other replicas, cancel such moves, or list them.
+    """Move partitions to other replicas, or cancel or list such moves.
 
-    Old replicas are deleted when all new ones are in sync. The exit code is 1 if a move was rejected or did not finish
-    in time.
+    Old replicas are deleted when all new ones are in sync. Exit code 1: a move was rejected or did not finish in time.
     """
     _refuse_contradictions(topic, partition, replicas, file, cancel=cancel, list_=list_, wait=wait)
     from klamm.cli.controller import ControllerClient
@@ -71,7 +71,7 @@ def reassign(
 
 
 def _has_refused_dirs(bootstrap_server: str, file: Path) -> bool:
-    """Directories are named first: a replica that is yet to be made is then made there."""
+    """Set the directories first, so that a new replica is created in its directory."""
     log_dirs = read_log_dirs(file)
     if not log_dirs:
         return False
@@ -90,19 +90,19 @@ def _refuse_contradictions(
     list_: bool,
     wait: bool,
 ) -> None:
-    """Options that would be ignored beside the others, and those that are missing."""
+    """Reject options that would be ignored, and report missing ones."""
     if list_ and (replicas is not None or file is not None or cancel or wait):
-        fail("--list only looks: leave out --replicas, --file, --cancel and --wait.")
+        fail("--list cannot be combined with --replicas, --file, --cancel or --wait.")
     if file is not None and (topic is not None or partition is not None or replicas is not None):
-        fail("--file names the partitions: leave out --topic, --partition and --replicas.")
+        fail("--file cannot be combined with --topic, --partition or --replicas.")
     if cancel and replicas is not None:
-        fail("--cancel brings a partition back to where it was: leave out --replicas.")
+        fail("--cancel cannot be combined with --replicas.")
     if partition is not None and topic is None:
-        fail("--partition is of a topic: name it with --topic.")
+        fail("--partition requires --topic.")
     if list_ or file is not None or (cancel and topic is not None):
         return
     if topic is None or (not cancel and (partition is None or replicas is None)):
-        fail("Say what to move: --topic, --partition and --replicas, or --file; or --list, or --cancel with --topic.")
+        fail("Pass --topic, --partition and --replicas, or --file, or --list, or --cancel with --topic.")
 
 
 def _moves(
@@ -135,7 +135,7 @@ def _list(controller: ControllerClient, topic: str | None, partition: int | None
 
 
 def _nothing_moves(servers: str, topic: str | None, partition: int | None) -> None:
-    """A failure when what was asked for does not exist: its name may be wrong."""
+    """Fail if the topic or partition does not exist: its name may be wrong."""
     from klamm.cli.controller import partitions_of
 
     if topic is not None and partition not in (None, *partitions_of(servers, topic)):
@@ -147,28 +147,30 @@ def _nothing_moves(servers: str, topic: str | None, partition: int | None) -> No
 def elect(
     preferred: Annotated[bool, typer.Option("--preferred", help="Elect the first replica if it is in sync.")] = False,
     unclean: Annotated[
-        bool, typer.Option("--unclean", help="Elect any replica if none is in sync: records may be lost.")
+        bool, typer.Option("--unclean", help="Elect any replica if none is in sync; records may be lost.")
     ] = False,
     topic: Topic = None,
     partition: Partition = None,
     all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="Elect for all topics; required for --unclean without --topic.")
+        bool, typer.Option("--all-topics", help="All topics; --unclean requires this or --topic.")
     ] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to elect, and to find a controller, at most.")] = 30.0,
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Maximum seconds for the election and for finding a controller.")
+    ] = 30.0,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Elect leaders of a partition, of a topic, or of all topics.
 
-    Partitions that need no election do not change. The exit code is 1 if an election failed.
+    Partitions that need no election are left as they are. Exit code 1: an election failed.
     """
     if preferred == unclean:
-        fail("Say which election: --preferred or --unclean.")
+        fail("Pass --preferred or --unclean.")
     if partition is not None and topic is None:
-        fail("--partition is of a topic: name it with --topic.")
+        fail("--partition requires --topic.")
     if topic is not None and all_topics:
-        fail("Say --topic or --all-topics, not both.")
+        fail("Pass either --topic or --all-topics, not both.")
     if unclean and topic is None and not all_topics:
-        fail("An unclean election may lose records: name the --topic, or say --all-topics.")
+        fail("An unclean election may lose records: pass --topic, or --all-topics for every topic.")
     from klamm.cli.elections import elect_leaders
 
     elect_leaders(bootstrap_server, topic, partition, unclean=unclean, timeout_s=timeout)

@@ -44,14 +44,17 @@ STOP_TIMEOUT_S: Final = 120.0
 def run(
     file: File,
     master: Master = "local[*]",
-    once: Annotated[bool, typer.Option("--once", help="Process the available records, then end.")] = False,
-    every: Annotated[str | None, typer.Option("--every", metavar="5s", help="Interval between batches.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Process the available records, then stop.")] = False,
+    every: Annotated[str | None, typer.Option("--every", metavar="5s", help="Start a batch this often.")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the progress of every query.")] = False,
     progress_file: Annotated[
-        Path | None, typer.Option("--progress-file", help="Append one JSON object per batch.")
+        Path | None, typer.Option("--progress-file", help="Append one JSON object per batch to this file.")
     ] = None,
     prometheus_port: Annotated[
-        int | None, typer.Option("--prometheus-port", min=0, max=65535, help="Serve metrics on loopback; 0: any port.")
+        int | None,
+        typer.Option(
+            "--prometheus-port", min=0, max=65535, help="Serve metrics on this loopback port; 0 picks a free port."
+        ),
     ] = None,
     conf: Conf = [],  # noqa: B006
     ship: Ship = False,
@@ -62,11 +65,11 @@ def run(
             "--bootstrap-server",
             "-b",
             metavar="HOST:PORT,...",
-            help="Brokers to connect to first; overrides the file, which overrides KLAMM_BOOTSTRAP_SERVERS.",
+            help="Initial brokers; overrides the file, which overrides KLAMM_BOOTSTRAP_SERVERS.",
         ),
     ] = None,
 ) -> None:
-    """Run a pipeline until it is stopped. A query that fails is started again; Ctrl-C stops after the running batch."""
+    """Run a pipeline until it is stopped. A failed query is restarted. Ctrl-C stops after the current batch."""
     spec = _loaded(file)
     trigger = _trigger(spec, once, every)
     require_spark()
@@ -110,7 +113,7 @@ def _trigger(spec: PipelineSpec, once: bool, every: str | None) -> Trigger:
 
 
 def _check_topics(spec: PipelineSpec, servers: str) -> None:
-    """Report missing topics, with their lines, before Spark starts."""
+    """Report missing topics with their lines before Spark starts."""
     from klamm.spark.pipeline.problems import PipelineError, Problem
 
     known = set(cluster_metadata(admin_client(servers), servers).topics)
@@ -126,7 +129,7 @@ def _check_topics(spec: PipelineSpec, servers: str) -> None:
 
 
 def missing_topic(name: str, known: Iterable[str]) -> str:
-    """Return the remedy: use the name of an existing topic, or create it."""
+    """Return the remedy: a similar name, or the command that creates the topic."""
     from klamm.spark.pipeline.problems import suggestion
 
     close = suggestion(name, [other for other in known if not other.startswith("__")])
@@ -134,7 +137,7 @@ def missing_topic(name: str, known: Iterable[str]) -> str:
 
 
 class _Lines:
-    """Progress where there is no terminal to draw a table on: a line a batch."""
+    """Print progress without a terminal: one line per batch."""
 
     def progress(self, progress: Progress) -> None:
         line = f"{progress.name}: batch {progress.batch_id}, {progress.input_rows} rows"
@@ -184,8 +187,8 @@ def validate(file: File) -> None:
 
 @app.command()
 def status(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME|FILE]", help="Without it: all pipelines.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything that is known, as JSON.")] = False,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME|FILE]", help="Pipeline to show; by default all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all details as JSON.")] = False,
 ) -> None:
     """Show the running pipelines of this machine, and the result of the last run of the others."""
     from klamm.spark.query.checkpoint_locations import local_path
@@ -232,9 +235,9 @@ def _runs(name: str | None) -> Iterator[dict[str, Any]]:
 @app.command()
 def stop(
     name: Annotated[str, typer.Argument(metavar="NAME|FILE")],
-    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait for its end.")] = STOP_TIMEOUT_S,
+    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Maximum seconds to wait.")] = STOP_TIMEOUT_S,
 ) -> None:
-    """Stop a running pipeline after the batch it is in, and wait for its end."""
+    """Stop a running pipeline after its current batch, and wait until it has ended."""
     from klamm.spark.pipeline.state import holder
 
     running = [run_ for run_ in _runs(name) if run_["alive"]]
@@ -297,7 +300,7 @@ def reset(
         targets = ", ".join(item.target for item in spec.sinks if item.name in chosen)
         note(f"The next run reads everything again and writes it a second time to: {targets}.")
         if not sys.stdin.isatty() or not typer.confirm(f"Delete the checkpoints of {', '.join(chosen)}?", err=True):
-            fail("Nothing was deleted; --yes does not ask.")
+            fail("Nothing was deleted. Pass --yes to skip the question.")
     for name in chosen:
         shutil.rmtree(root / name, ignore_errors=True)
     for item in spec.sinks:

@@ -74,7 +74,7 @@ def produce(
     ] = 1_000_000,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Send every line of standard input as a record."""
+    """Send each line of standard input as one record."""
     from confluent_kafka import Producer
 
     from klamm.replica.topic_names import is_valid_topic_name
@@ -220,7 +220,7 @@ class _Sender:
         try:
             return action(*arguments, **options)
         except SystemError as error:
-            why = explain(error.__cause__.args[0]) if _is_kafka_exception(error.__cause__) else f"{error}."
+            why = _fatal_reason(error)
             raise Failure(
                 f"The producer failed and cannot continue: {why} {self._counted('went to')} "
                 "Records without confirmation may be missing."
@@ -282,7 +282,8 @@ class _Target:
         return "the brokers have not answered yet."
 
 
-def _is_kafka_exception(error: BaseException | None) -> bool:
+def _fatal_reason(error: SystemError) -> str:
     from confluent_kafka import KafkaException
 
-    return isinstance(error, KafkaException)
+    cause = error.__cause__
+    return explain(cause.args[0]) if isinstance(cause, KafkaException) else f"{error}."

@@ -15,7 +15,7 @@ _ANY = "any"
 
 
 def read_targets(path: Path) -> dict[TopicPartition, list[int]]:
-    """Where each partition is to go. Whatever is not as Kafka writes it is a failure that names it."""
+    """Return the target replicas of each partition. Fails with the place of a format error."""
     targets: dict[TopicPartition, list[int]] = {}
     for entry in _entries(path):
         tp, replicas = _entry(path, entry)
@@ -28,7 +28,7 @@ def read_targets(path: Path) -> dict[TopicPartition, list[int]]:
 
 
 def read_log_dirs(path: Path) -> dict[tuple[TopicPartition, int], str]:
-    """The directories that replicas are to go to, by partition and broker; those for any directory are left out."""
+    """Return the target directories by partition and broker; without replicas that may use any directory."""
     found = {}
     for entry in _entries(path):
         tp, replicas = _entry(path, entry)

@@ -1,4 +1,4 @@
-"""Replicas that a person has to look at, as the brokers' metrics name them, and what to do about them."""
+"""Replicas that need manual repair, as the brokers' metrics report them, with remedies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROBLEM_METRIC: Final = "klamm_server_replicamanager_replicaproblem"
 _TAG: Final = re.compile(r'(\w+)="([^"]*)"')
 _REMEDIES: Final = {
     "inconsistent topic id": "stop the broker, move the partition's directory away, start the broker",
-    "damaged log": "restore the partition from a copy, or go on without the offsets that the broker's log names",
+    "damaged log": "restore the partition from a copy, or continue without the offsets that the broker's log names",
 }
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Infer the schema of a topic's values.", no_args_is_help=True)
 
 SAMPLE: Final = 1000
-Sample = Annotated[int, typer.Option("--sample", "-n", min=1, max=1_000_000, help="How many of the newest records.")]
+Sample = Annotated[
+    int, typer.Option("--sample", "-n", min=1, max=1_000_000, help="Number of the newest records to sample.")
+]
 
 
 @app.command()
@@ -43,7 +45,7 @@ def infer(
 
 
 def require_schemas() -> None:
-    """Ends with one sentence where the extra is not installed."""
+    """Fail with one sentence if the extra is not installed."""
     try:
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
@@ -52,7 +54,7 @@ def require_schemas() -> None:
 
 
 def infer_topic(servers: str, topic: str, sample: int) -> Inferred:
-    """Return the schema of the newest records, and print the size of the sample."""
+    """Return the schema of the newest records, and report the sample."""
     from klamm.spark.decode.schema_inference import infer_json
 
     values = sample_values(servers, topic, sample)

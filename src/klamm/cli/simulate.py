@@ -11,7 +11,7 @@ from klamm.cli.output import fail
 
 def simulate(
     seeds: Annotated[
-        int | None, typer.Option("--seeds", "-n", min=1, help="Number of seeds (default 200; 50 at level 2).")
+        int | None, typer.Option("--seeds", "-n", min=1, help="Number of seeds (200; level 2: 50).")
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", "-s", min=0, help="Run only this seed; report a failure in full.")
@@ -25,16 +25,16 @@ def simulate(
     mutant: Annotated[
         str | None,
         typer.Option(
-            "--mutant", help="Build in this bug, which must be found; an unknown name lists the bugs of the level."
+            "--mutant", help="Insert this bug, which must be found; an unknown name lists the mutants of the level."
         ),
     ] = None,
     transcript: Annotated[
-        bool, typer.Option("--transcript", help="With --seed: print the transcript even if nothing fails.")
+        bool, typer.Option("--transcript", help="Print the transcript of --seed, even if nothing fails.")
     ] = False,
 ) -> None:
     """Try to break the control plane, or whole brokers with clients. A seed repeats its run exactly.
 
-    A failing seed prints the events that led to the failure and the command that replays it; the exit code is 1.
+    A failing seed prints its history and the command that replays it. Exit code 1: a seed failed.
     """
     from klamm.sim import command
 
@@ -57,13 +57,13 @@ def _refuse_contradictions(
     jobs: int | None,
     transcript: bool,
 ) -> None:
-    """Options that would be ignored beside the others."""
+    """Reject options that would be ignored."""
     if seed is not None:
         for option, value in (("--seeds", seeds), ("--first", first), ("--jobs", jobs)):
             if value is not None:
-                fail(f"--seed runs one seed: leave out {option}, or --seed.")
+                fail(f"--seed runs one seed and cannot be combined with {option}, or --seed.")
     elif transcript:
-        fail("--transcript is of one seed: name it with --seed.")
+        fail("--transcript requires --seed.")
     if level == 2 and jobs is not None:
         fail("--jobs is for --level 1 only: a run of level 2 is one process.")
     if mutant is not None and jobs is not None:

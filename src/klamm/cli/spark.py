@@ -19,13 +19,13 @@ app = typer.Typer(help="Spark with klamm's settings: check, shell, submit, clust
 cluster = typer.Typer(help="A standalone Spark cluster on this machine.", no_args_is_help=True)
 app.add_typer(cluster, name="cluster")
 
-Directory = Annotated[Path, typer.Option("--dir", "-d", help="Where the cluster keeps logs and work.")]
+Directory = Annotated[Path, typer.Option("--dir", "-d", help="Directory for logs and work files.")]
 DEFAULT_DIRECTORY: Final = Path("klamm-spark")
 
 
 @app.command()
 def doctor(master: Master = "local[*]") -> None:
-    """Look whether Spark can run here, and tell what klamm sets and why."""
+    """Check whether Spark can run here, and show klamm's settings with reasons."""
     from klamm.spark.cluster import doctor as checks
 
     colour: dict[str, Callable[[str], str]] = {"ok": green, "warning": yellow, "failed": red}
@@ -47,7 +47,7 @@ def doctor(master: Master = "local[*]") -> None:
 
 @app.command()
 def shell(master: Master = "local[*]", conf: Conf = []) -> None:  # noqa: B006
-    """A Python prompt with `spark` and `ks` (klamm.spark) at hand."""
+    """Open a Python prompt with `spark` and `ks` (klamm.spark)."""
     import code
 
     with spark_session(master, "klamm shell", parse_pairs(conf, "--conf")) as spark:
@@ -106,10 +106,12 @@ def warmup(
 
 @cluster.command("up")
 def cluster_up(
-    workers: Annotated[int, typer.Option("--workers", "-w", min=1, max=64, help="How many workers.")] = 2,
+    workers: Annotated[int, typer.Option("--workers", "-w", min=1, max=64, help="Number of workers.")] = 2,
     cores: Annotated[int, typer.Option("--cores", min=1, help="Of each worker.")] = 1,
     memory: Annotated[str, typer.Option("--memory", help="Of each worker.")] = "2g",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the master; 0: a free one.")] = 7077,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port of the master; 0 picks a free port.")
+    ] = 7077,
     directory: Directory = DEFAULT_DIRECTORY,
 ) -> None:
     """Start a master and workers in the background, on loopback."""

@@ -29,7 +29,7 @@ Master = Annotated[
     typer.Option("--master", "-m", envvar="KLAMM_SPARK_MASTER", help="local[*], local-cluster[2,1,1024], spark://..."),
 ]
 Conf = Annotated[
-    list[str], typer.Option("--conf", "-c", metavar="KEY=VALUE", help="Spark setting; overrides klamm's own.")
+    list[str], typer.Option("--conf", "-c", metavar="KEY=VALUE", help="Setting of Spark; overrides klamm's own.")
 ]
 Ship = Annotated[
     bool, typer.Option("--ship", help="Send klamm's own source to executors that do not have it installed.")
@@ -56,7 +56,7 @@ def shipped() -> dict[str, str]:
 
 
 def require_spark() -> None:
-    """Ends with one sentence where Spark cannot run: the extra or Java is missing."""
+    """Fail with one sentence if Spark cannot run because the extra or Java is missing."""
     try:
         import pyspark  # noqa: F401
     except ImportError:
@@ -68,7 +68,7 @@ def require_spark() -> None:
 
 @contextmanager
 def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A session for one command. On a terminal, a note announces that the start takes a moment."""
+    """Return a session for one command. On a terminal, report that the start takes a moment."""
     require_spark()
     waiting(f"Starting Spark on {master} ...")
     silence_py4j()

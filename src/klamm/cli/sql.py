@@ -33,9 +33,10 @@ class Format(StrEnum):
 
 def sql(
     query: Annotated[
-        str | None, typer.Argument(metavar="[QUERY]", help="Without it: a prompt, or queries from standard input.")
+        str | None,
+        typer.Argument(metavar="[QUERY]", help="Query to run; by default a prompt, or queries from standard input."),
     ] = None,
-    format_: Annotated[Format, typer.Option("--format", "-f", help="How rows are printed.")] = Format.TABLE,
+    format_: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = Format.TABLE,
     max_rows: Annotated[
         int | None, typer.Option("--max-rows", "-n", min=1, help=f"Print no more; a table ends after {TABLE_ROWS}.")
     ] = None,
@@ -67,7 +68,7 @@ def sql(
 
 
 def _check_first(query: str, topics: Callable[[], list[str]]) -> None:
-    """Report names that cannot be topics before Spark starts, unless the text creates its own views."""
+    """Report names that cannot be topics before Spark starts, unless the text creates views."""
     from klamm.spark.sql.table_names import SqlTextError, relations, tokens
     from klamm.spark.sql.topic_tables import refuse_files_of_tables, unknown_topic
     from klamm.spark.tables.read import open_table
@@ -103,7 +104,7 @@ def _statements(text: str) -> list[str]:
 
 
 class _Shell:
-    """Answers statements. At a prompt, an error is printed and the next statement is awaited."""
+    """Run statements; at a prompt, report an error and wait for the next statement."""
 
     def __init__(
         self,

@@ -93,10 +93,13 @@ def _tell_columns(path: Path, definition: TableDefinition, added: list[str], exi
 def sync(
     path: Place,
     every: Annotated[
-        str | None, typer.Option("--every", help="Continue until stopped, with a batch every 10s or 1m; default: once.")
+        str | None,
+        typer.Option(
+            "--every", help="Run until stopped, with one batch per interval such as 10s or 1m; by default once."
+        ),
     ] = None,
     max_offsets: Annotated[
-        int | None, typer.Option("--max-offsets-per-trigger", min=1, help="Maximum number of records per batch.")
+        int | None, typer.Option("--max-offsets-per-trigger", min=1, help="Maximum records per batch.")
     ] = None,
     bootstrap_server: Annotated[
         str | None,
@@ -216,7 +219,7 @@ def compact(
     from klamm.spark.tables.maintenance import compact
 
     done = compact(path, target_size * 1_000_000 if target_size is not None else None)
-    say(f"{done.removed} files became {done.added}." if done.removed else "There was nothing to merge.")
+    say(f"{done.removed} files became {done.added}." if done.removed else "There were no files to merge.")
 
 
 @app.command()
@@ -225,8 +228,10 @@ def vacuum(
     retention_hours: Annotated[
         int, typer.Option("--retention-hours", min=0, help="Keep what versions younger than this need.")
     ] = 168,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also with less than 168 hours, when nobody uses it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Allow less than 168 hours; only safe if nobody uses the table.")
+    ] = False,
 ) -> None:
     """Remove files that no version needs, and files of killed tasks."""
     _require_tables()
@@ -242,7 +247,7 @@ def vacuum(
 @app.command()
 def history(
     path: Place,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The newest so many commits.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of the newest commits.")] = 20,
 ) -> None:
     """Show the commits of a table, the newest first."""
     _require_tables()
@@ -264,7 +269,7 @@ def history(
 
 
 def _require_tables() -> None:
-    """Ends with one sentence where the extra is not installed."""
+    """Fail with one sentence if the extra is not installed."""
     try:
         import deltalake  # noqa: F401
         import pyarrow  # noqa: F401

@@ -26,13 +26,16 @@ def create(
     names: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
     partitions: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_PARTITIONS, help="Number of partitions; default: the broker's num.partitions."),
+        typer.Option(min=1, max=MAX_PARTITIONS, help="Number of partitions; by default the broker's num.partitions."),
     ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option(min=1, max=32767, help="Number of replicas; default: default.replication.factor.")
+        int | None,
+        typer.Option(
+            min=1, max=32767, help="Replicas per partition; by default the broker's default.replication.factor."
+        ),
     ] = None,
     config: Config = [],  # noqa: B006
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Ignore existing topics.")] = False,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic exists.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Create topics."""
@@ -50,7 +53,9 @@ def create(
 
 @app.command("list")
 def list_(
-    internal: Annotated[bool, typer.Option("--internal/--exclude-internal", help="Also __consumer_offsets.")] = True,
+    internal: Annotated[
+        bool, typer.Option("--internal/--exclude-internal", help="Include internal topics such as __consumer_offsets.")
+    ] = True,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print the names of all topics."""
@@ -62,7 +67,9 @@ def list_(
 
 @app.command()
 def describe(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Without a name: all topics.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Topics to describe; by default all.")
+    ] = None,
     under_replicated: Annotated[
         bool, typer.Option("--under-replicated-partitions", help="Only partitions with replicas out of sync.")
     ] = False,
@@ -89,7 +96,7 @@ def _descriptions(admin: AdminClient, names: list[str]) -> dict[str, Any]:
 
 
 def _overrides(admin: AdminClient, names: list[str]) -> dict[str, dict[str, str]]:
-    """Return the overrides of each topic, without the broker's defaults."""
+    """Return each topic's own settings, without the broker's defaults."""
     from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType
 
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
@@ -103,7 +110,7 @@ def _overrides(admin: AdminClient, names: list[str]) -> dict[str, dict[str, str]
 
 
 def _adding(servers: str) -> Adding:
-    """The replicas that moves add; nothing when no controller tells."""
+    """Return the replicas that moves add; none if no controller answers."""
     from klamm.cli.controller import ControllerClient
     from klamm.cli.moves import under_way
 
@@ -114,7 +121,7 @@ def _adding(servers: str) -> Adding:
 
 
 def under_replicated_partitions(name: str, partitions: list[Any], adding: Adding) -> list[Any]:
-    """As in Kafka without replicas that a move adds: they have never been in sync."""
+    """As in Kafka, replicas that a move adds do not count: they have never been in sync."""
     return [
         partition
         for partition in partitions
@@ -123,7 +130,7 @@ def under_replicated_partitions(name: str, partitions: list[Any], adding: Adding
 
 
 def _show(name: str, topic: Any, overrides: dict[str, str], adding: Adding | None) -> None:
-    """`adding`: show only partitions that are under-replicated beside these."""
+    """With `adding`, show only partitions that are under-replicated without these replicas."""
     partitions = sorted(topic.partitions, key=lambda partition: partition.id)
     if adding is not None:
         partitions = under_replicated_partitions(name, partitions, adding)
@@ -156,10 +163,10 @@ def _ids(nodes: Any) -> str:
 def alter(
     name: Annotated[str, typer.Argument(metavar="TOPIC")],
     partitions: Annotated[
-        int | None, typer.Option(min=1, max=MAX_PARTITIONS, help="The new, greater number of partitions.")
+        int | None, typer.Option(min=1, max=MAX_PARTITIONS, help="New number of partitions; it can only grow.")
     ] = None,
     config: Config = [],  # noqa: B006
-    delete_config: Annotated[list[str], typer.Option(metavar="KEY", help="Reset to the broker's default.")] = [],  # noqa: B006
+    delete_config: Annotated[list[str], typer.Option(metavar="KEY", help="Reset a key to the broker's default.")] = [],  # noqa: B006
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Add partitions to a topic, or change its configuration."""
@@ -168,7 +175,7 @@ def alter(
     from klamm.cli.config import alter_resource
 
     if not partitions and not config and not delete_config:
-        fail("Nothing to alter: give --partitions, --config or --delete-config.")
+        fail("Nothing to alter: pass --partitions, --config or --delete-config.")
     admin = admin_client(bootstrap_server)
     if partitions:
         results(
@@ -183,7 +190,7 @@ def alter(
 @app.command()
 def delete(
     names: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="Ignore missing topics.")] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed if the topic does not exist.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Delete topics with all their records."""

@@ -44,10 +44,11 @@ shorter times for tests, which `broker_configs` overrides: `zookeeper.session.ti
 
 ## Metrics
 
-A broker with a metrics port serves Prometheus metrics:
+`klamm up` serves metrics for Prometheus on a free loopback port per broker and prints the addresses. A broker that is
+started otherwise serves them if `klamm.metrics.port` is set:
 
 ```
-klamm up --config klamm.metrics.port=9404          # every broker needs its own port: with -n 3, use 0
+klamm up --config klamm.metrics.port=9404          # a fixed port; with several brokers each needs its own: use 0
 curl http://127.0.0.1:9404/metrics
 ```
 

@@ -1,4 +1,4 @@
-"""Ending a broker's ZooKeeper session from outside, as ZooKeeper does after a silence that was too long."""
+"""Ends a broker's ZooKeeper session from outside, as ZooKeeper does when a session times out."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from klamm.zk.model.ops import ConnectionLoss
 
 
 def expire_session(hosts: str, log_dirs: Iterable[Path], timeout_s: float) -> bool:
-    """Ends the session that a broker has noted in one of its directories; True when it was there and has ended.
+    """End the session that a broker has saved in one of its directories; return whether it existed.
 
-    False when none is noted, or ZooKeeper no longer knew it: a broker notes a new session a moment after it has it.
+    Returns False if none is saved or ZooKeeper no longer knows it: a broker saves a new session with a small delay.
     """
     noted = [found for path in log_dirs if (found := predecessor.load(path / SESSION_FILE)) is not None]
     existed = False
-    # once more after it was ended: the broker may have taken its session back in the same moment
+    # repeat after success: the broker may have resumed its session at the same moment
     while noted and _take_and_close(hosts, noted[0], timeout_s):
         existed = True
     return existed
 
 
 def _take_and_close(hosts: str, credentials: SessionCredentials, timeout_s: float) -> bool:
-    """Goes on with the session in the broker's place and closes it; False when ZooKeeper did not know it."""
+    """Resume the session in the broker's place and close it; return whether ZooKeeper knew it."""
     try:
         with BlockingSession(hosts, timeout_s, credentials) as session:
             return session.is_known

@@ -1,6 +1,6 @@
 """`python -m klamm.local.child MODULE ARGUMENT...`: runs a module in a process that ends with its parent.
 
-On Linux the kernel sees to it (also while the process is stopped); elsewhere a thread looks after the parent.
+On Linux the kernel ensures it, even while the process is stopped; elsewhere a thread watches the parent.
 """
 
 from __future__ import annotations

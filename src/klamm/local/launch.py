@@ -1,4 +1,4 @@
-"""How the processes of a local cluster are started, and how one sees that they answer."""
+"""Starts the processes of a local cluster and checks that they answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from klamm.local.processes import ChildProcess
 
 
 def zookeeper_process(data_dir: Path, port: int, *, is_temporary: bool) -> ChildProcess:
-    """The embedded server; data that goes with the cluster need not be forced to the disk."""
+    """Return the embedded server. Data that is removed with the cluster is not forced to disk."""
     arguments = ["--data-dir", str(data_dir / "zookeeper"), "--host", LOOPBACK, "--port", str(port)]
     arguments += ["--min-session-timeout-ms", "200", *(["--no-fsync"] if is_temporary else [])]
     log_path = data_dir / "zookeeper.log"
@@ -27,7 +27,7 @@ def broker_process(broker_id: int, config_file: Path, ready_file: Path, log_path
 
 @contextlib.contextmanager
 def nothing_left_of(process: ChildProcess) -> Iterator[None]:
-    """A process that does not start as it should is ended."""
+    """End the process if the block fails."""
     try:
         yield
     except BaseException:
@@ -42,7 +42,7 @@ def _accepts_connections(port: int) -> bool:
 
 
 def _is_json(path: Path) -> bool:
-    """Whether the file is there and written to its end."""
+    """Whether the file exists and is complete."""
     with contextlib.suppress(OSError, ValueError):
         json.loads(path.read_text())
         return True

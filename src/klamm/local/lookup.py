@@ -1,4 +1,4 @@
-"""What ZooKeeper says of a topic that no broker knows: whether it is worth waiting for."""
+"""Looks up in ZooKeeper whether a topic that no broker knows may still appear."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMEOUT_S: Final = 5.0
 
 
 def why_unknown(hosts: str, topic: str, partition: int) -> str | None:
-    """Why a partition will not come by itself; None when it is on its way, or nobody can say."""
+    """Return why a partition will not appear; None if it may, or if ZooKeeper does not answer."""
     if not is_valid_topic_name(topic):
         return f"{topic!r} is not a topic's name"
     try:

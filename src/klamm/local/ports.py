@@ -1,6 +1,6 @@
-"""Ports that are ours before anybody listens on them.
+"""Ports that are reserved before a process listens on them.
 
-A socket that is bound but does not listen keeps its port: the system gives it to nobody else, neither to a socket that
+A socket that is bound but does not listen keeps its port: the system assigns it to no other socket, neither one that
 asks for any port nor to an outgoing connection. A server that binds exactly this port with SO_REUSEADDR may still have
 it. So all addresses of a cluster are known before its first process starts, and a killed broker finds its port free.
 """

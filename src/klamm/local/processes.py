@@ -1,4 +1,4 @@
-"""Broker and ZooKeeper processes: started, watched until they are ready, stopped, and never left behind."""
+"""ChildProcess: a broker or ZooKeeper process that is started, watched, stopped and never left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TAIL_LINES: Final = 25
 
 
 def open_private(path: str, flags: int) -> int:
-    """Opens a file that only its user may read, also one that an earlier version created readable by everyone."""
+    """Open a file that only its owner may read, even if it exists with other permissions."""
     fd = os.open(path, flags, 0o600)
     with contextlib.suppress(PermissionError):
         os.fchmod(fd, 0o600)
@@ -59,7 +59,7 @@ _SPAWNER: Final = _Spawner()
 
 
 class ChildProcess:
-    """A klamm process. `ready` says whether it answers; its output goes to `log_path`."""
+    """A klamm process. `ready` returns whether it answers; its output goes to `log_path`."""
 
     def __init__(
         self, name: str, module: str, arguments: Sequence[str], log_path: Path, ready: Callable[[], bool]
@@ -87,7 +87,7 @@ class ChildProcess:
 
     @property
     def has_crashed(self) -> bool:
-        """Whether it ended although nobody stopped or killed it."""
+        """Whether it has exited without being stopped or killed."""
         return self._process is not None and self._process.poll() is not None
 
     def spawn(self) -> None:
@@ -113,7 +113,7 @@ class ChildProcess:
         self._paused = False
 
     def wait_ready(self, deadline: float, needed: ChildProcess | None = None) -> None:
-        """Raises KlammError if it, or a process that it needs, ends or the time is over."""
+        """Wait until it is ready. Raises KlammError if it, or a process that it needs, exits, or at the deadline."""
         while not self._ready():
             if needed is not None:
                 needed.must_not_have_ended()
@@ -135,13 +135,13 @@ class ChildProcess:
         return "\n".join([f"The end of {self.log_path}:", *(f"  {line}" for line in lines[-_TAIL_LINES:])])
 
     def kill(self) -> None:
-        """SIGKILL: nothing is flushed, nothing is said."""
+        """Send SIGKILL: the process flushes nothing."""
         self.must_run()
         self._signal(signal.SIGKILL)
         self._reap(timeout_s=None)
 
     def stop(self, timeout_s: float) -> None:
-        """SIGTERM: a controlled shutdown. A process that does not end in time is killed, and that is an error."""
+        """Send SIGTERM for a controlled shutdown. Kill the process and raise KlammError if it does not end in time."""
         if not self.is_running:
             self._reap(timeout_s=None)
             return
@@ -155,20 +155,20 @@ class ChildProcess:
             raise KlammError(f"{self.name} did not stop within {timeout_s:g} s.\n{self.log_tail()}") from None
 
     def discard(self) -> None:
-        """Nothing is left of it, whatever its state."""
+        """Kill it, whatever its state."""
         if self.is_running:
             self._signal(signal.SIGKILL)
         self._reap(timeout_s=None)
 
     def must_run(self) -> None:
-        """Raises KlammError when it does not."""
+        """Raise KlammError unless it is running."""
         if self.has_crashed:
             raise KlammError(f"{self.name} is not running: it has exited on its own.\n{self.log_tail()}")
         if not self.is_running:
             raise KlammError(f"{self.name} is not running.")
 
     def pause(self) -> None:
-        """SIGSTOP; returns when the process really stands still. A paused process stays paused."""
+        """Send SIGSTOP; return when the process has stopped. A paused process stays paused."""
         self.must_run()
         if self._paused:
             return
@@ -178,7 +178,7 @@ class ChildProcess:
             time.sleep(_POLL_S)
 
     def resume(self) -> None:
-        """SIGCONT, for a paused process only."""
+        """Send SIGCONT to a paused process."""
         self.must_run()
         if not self._paused:
             raise KlammError(f"{self.name} is not paused.")
@@ -197,9 +197,9 @@ class ChildProcess:
 
 
 def _with_bytecode_cache(env: Mapping[str, str]) -> dict[str, str]:
-    """Where bytecode may not be written beside the source, it goes to the user's cache directory.
+    """Send bytecode to the user's cache directory if it may not be written beside the source.
 
-    Without any, a broker compiles all of klamm at every start, which is most of its starting time.
+    Without a cache, a broker compiles all of klamm at every start, which takes most of its starting time.
     """
     if "PYTHONDONTWRITEBYTECODE" not in env or "PYTHONPYCACHEPREFIX" in env:
         return dict(env)

@@ -1,4 +1,4 @@
-"""For tests of software that uses Kafka: a cluster of real broker processes in one line, and pytest fixtures."""
+"""Test support for software that uses Kafka: a cluster of real broker processes in one line, and pytest fixtures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["LocalCluster"]
 
 
 def __getattr__(name: str) -> object:
-    """Imported at the first use: every broker process passes through this package and should not pay for it."""
+    """Import LocalCluster on first use: pytest loads this package in every test session."""
     if name == "LocalCluster":
         from klamm.local.local_cluster import LocalCluster
 

@@ -1,6 +1,6 @@
 """pytest fixtures, active wherever klamm is installed.
 
-`klamm_cluster` is a cluster of real broker processes that the tests of one module share. A module that wants more than
+`klamm_cluster` is a cluster of real broker processes that the tests of one module share. A module that needs more than
 one broker, or other settings, says so:
 
     KLAMM_CLUSTER = {"brokers": 3, "broker_configs": {"min.insync.replicas": 2}}

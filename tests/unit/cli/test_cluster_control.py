@@ -116,7 +116,7 @@ def test_a_controller_that_answers_nothing_but_metadata(broker: Script) -> None:
 def test_a_controller_that_is_none_any_more(broker: Script) -> None:
     broker.is_controller = False
     text = broker.status(code=4).stdout
-    assert "Controller  broker 1, which says that it is not the controller (" in text
+    assert "Controller  broker 1, which reports that it is not the controller: " in text
     assert "1 under-replicated" in text, "nobody tells that the replica is a new one"
 
 

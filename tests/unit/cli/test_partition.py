@@ -13,7 +13,7 @@ from klamm.cli.output import Failure
 from klamm.cli.reassignment_file import read_log_dirs, read_targets
 from klamm.model import TopicPartition
 
-SAY_WHAT = "Say what to move: --topic, --partition and --replicas, or --file; or --list, or --cancel with --topic."
+SAY_WHAT = "Pass --topic, --partition and --replicas, or --file, or --list, or --cancel with --topic."
 
 
 @pytest.mark.parametrize(
@@ -24,19 +24,19 @@ SAY_WHAT = "Say what to move: --topic, --partition and --replicas, or --file; or
         ("reassign --topic t --replicas 1", SAY_WHAT),
         ("reassign --cancel", SAY_WHAT),
         ("reassign --wait", SAY_WHAT),
-        ("reassign --partition 0 --replicas 1", "--partition is of a topic: name it with --topic."),
-        ("reassign --file f --topic t", "--file names the partitions: leave out --topic, --partition and --replicas."),
-        ("reassign --list --wait", "--list only looks: leave out --replicas, --file, --cancel and --wait."),
+        ("reassign --partition 0 --replicas 1", "--partition requires --topic."),
+        ("reassign --file f --topic t", "--file cannot be combined with --topic, --partition or --replicas."),
+        ("reassign --list --wait", "--list cannot be combined with --replicas, --file, --cancel or --wait."),
         (
             "reassign -t t -p 0 --cancel --replicas 1",
-            "--cancel brings a partition back to where it was: leave out --replicas.",
+            "--cancel cannot be combined with --replicas.",
         ),
         ("reassign -t t -p 0 --replicas 1,x", "--replicas '1,x': expected the numbers of brokers, as in 1,2,3."),
-        ("elect", "Say which election: --preferred or --unclean."),
-        ("elect --preferred --unclean", "Say which election: --preferred or --unclean."),
-        ("elect --preferred --partition 1", "--partition is of a topic: name it with --topic."),
-        ("elect --unclean", "An unclean election may lose records: name the --topic, or say --all-topics."),
-        ("elect --preferred --topic t --all-topics", "Say --topic or --all-topics, not both."),
+        ("elect", "Pass --preferred or --unclean."),
+        ("elect --preferred --unclean", "Pass --preferred or --unclean."),
+        ("elect --preferred --partition 1", "--partition requires --topic."),
+        ("elect --unclean", "An unclean election may lose records: pass --topic, or --all-topics for every topic."),
+        ("elect --preferred --topic t --all-topics", "Pass either --topic or --all-topics, not both."),
     ],
 )
 def test_what_is_refused(options: str, told: str) -> None:

@@ -117,7 +117,7 @@ def test_a_broker_that_hears_late_of_the_end_is_asked_again(broker: Script, paus
     broker.say(AlterPartitionReassignmentsRequest, altered())
     broker.say(ListPartitionReassignmentsRequest, listed())
     broker.replicas = [(1,), (2, 1), (2,)]
-    assert broker.klamm(*MOVE, "--wait").stdout.endswith("Nothing of it is under way any more.\n")
+    assert broker.klamm(*MOVE, "--wait").stdout.endswith("All moves have finished.\n")
     assert len(pauses) == 2
 
 
@@ -126,7 +126,7 @@ def test_a_move_that_was_seen_and_taken_back_is_told_at_once(broker: Script, pau
     broker.say(ListPartitionReassignmentsRequest, listed(Move([2, 1], [2], [1])), listed())
     broker.replicas = [(2, 1), (1,)]
     told = str(broker.klamm(*MOVE, "--wait", code=1).exception)
-    assert told == "Somebody else took back or replaced moves: t-0 is on 1 and not on 2."
+    assert told == "Another client cancelled or replaced moves: t-0 is on 1 and not on 2."
     assert len(pauses) == 1
 
 
@@ -134,7 +134,7 @@ def test_a_move_that_was_replaced_is_told_at_once(broker: Script, pauses: list[f
     broker.say(AlterPartitionReassignmentsRequest, altered())
     broker.say(ListPartitionReassignmentsRequest, listed(Move([3, 1], [3], [1])))
     told = str(broker.klamm(*MOVE, "--wait", code=1).exception)
-    assert told == "Somebody else took back or replaced moves: t-0 goes to 3 and not to 2."
+    assert told == "Another client cancelled or replaced moves: t-0 goes to 3 and not to 2."
     assert not pauses
 
 
@@ -162,7 +162,7 @@ def test_what_was_sent_may_still_happen(
     broker.say(request_class, None)
     told = str(broker.klamm(*command, "--timeout", "0", code=1).exception)
     assert " has no controller that answers" in told
-    assert told.endswith("it may still be carried out.") is may_happen
+    assert told.endswith("so it may still take effect.") is may_happen
 
 
 def test_a_search_is_not_silent(broker: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_a_search_is_not_silent(broker: Script, monkeypatch: pytest.MonkeyPatch)
 def test_a_cancel_whose_answer_was_lost_is_not_refused(broker: Script) -> None:
     broker.say(ListPartitionReassignmentsRequest, listed(Move([2, 1], [2], [1])))
     broker.say(AlterPartitionReassignmentsRequest, None, altered(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS))
-    assert broker.klamm(*CANCEL).stdout == "Partition t-0 is not being moved any more.\n"
+    assert broker.klamm(*CANCEL).stdout == "Partition t-0 is no longer being moved.\n"
 
 
 def test_a_cancel_of_nothing_is_refused(broker: Script) -> None:

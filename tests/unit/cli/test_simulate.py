@@ -13,10 +13,10 @@ from klamm.sim import cluster_runner
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--transcript", "--transcript is of one seed: name it with --seed."),
-        ("-s 1 -n 5", "--seed runs one seed: leave out --seeds, or --seed."),
-        ("-s 1 --first 5", "--seed runs one seed: leave out --first, or --seed."),
-        ("-s 1 -j 2", "--seed runs one seed: leave out --jobs, or --seed."),
+        ("--transcript", "--transcript requires --seed."),
+        ("-s 1 -n 5", "--seed runs one seed and cannot be combined with --seeds, or --seed."),
+        ("-s 1 --first 5", "--seed runs one seed and cannot be combined with --first, or --seed."),
+        ("-s 1 -j 2", "--seed runs one seed and cannot be combined with --jobs, or --seed."),
         ("--level 2 -j 2", "--jobs is for --level 1 only: a run of level 2 is one process."),
         ("--mutant no_controller_fence -j 2", "--jobs cannot be used with --mutant: a mutant lives in one process."),
         ("--mutant foo", "There is no mutant 'foo' of level 1. There are: "),
