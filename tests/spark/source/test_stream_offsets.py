@@ -14,6 +14,7 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
+from klamm.client.patience import Polling
 from klamm.spark.source import planner as plan
 from klamm.spark.source.data_loss import DataLossError
 from klamm.spark.source.data_source import KlammDataSource
@@ -301,7 +302,7 @@ def test_records_after_a_cut_are_all_read(cluster: LocalCluster, topic: TopicFac
 
 
 def test_a_deleted_topic_is_told(cluster: LocalCluster, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_MISSING_WAIT_S", 0.01)
+    monkeypatch.setattr(plan, "MISSING_PARTITION", Polling(tries=25, every_ms=10))
     kept, name = topic("gone-kept"), topic("gone-deleted")
     cluster.delete_topic(name)
     start = {kept: {"0": 0}, name: {"0": 7}}
