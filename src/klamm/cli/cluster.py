@@ -46,9 +46,10 @@ EXIT_UNDECIDED: Final = 4
 SHOWN_PARTITIONS: Final = 20
 _UNREAD_METRICS: Final = (
     "No metrics of broker{}: damaged logs and replicas of another topic are not shown. "
-    "Set klamm.metrics.port, 0 for any free port."
+    "Set klamm.metrics.port; 0 picks a free port."
 )
-_ZOOKEEPER: Final = {True: "answers", False: "does not answer (no elections or topic changes meanwhile)", None: "-"}
+_UNTIL_ELECTED: Final = "no elections or topic changes until one is elected"
+_ZOOKEEPER: Final = {True: "answers", False: "does not answer (no elections or topic changes until it does)", None: "-"}
 
 PartitionView: TypeAlias = dict[tuple[str, int], tuple[int, int, frozenset[int]]]
 """Leader, leader epoch and ISR of every partition, as one broker knows them."""
@@ -61,10 +62,10 @@ class Format(StrEnum):
 
 @dataclass(slots=True)
 class BrokerStatus:
-    """What is not known is None. `partitions_behind` counts what this broker knows otherwise than the controller's.
+    """One broker. Unknown values are None.
 
-    `unacknowledged_requests` and `oldest_request_ms` are the controller's word: what it wants to tell this broker and
-    the broker has not answered, and for how long.
+    `partitions_behind` counts partitions whose state differs from the controller's. `unacknowledged_requests` and
+    `oldest_request_ms` are the controller's requests to this broker without a response, and the age of the oldest.
     """
 
     id: int
@@ -81,9 +82,11 @@ class BrokerStatus:
 
 @dataclass(slots=True)
 class ClusterStatus:
-    """`controller_problem` is None when the controller says that it is the controller; `zookeeper_answers` when nobody
-    tells. `problems` are sentences about what no partition shows, with the remedy. What is only being moved is not
-    among the partitions that are not well.
+    """The whole cluster.
+
+    `controller_problem` is None if the controller claims the role. `zookeeper_answers` is None if no broker reports it.
+    `problems` are sentences about problems that no partition shows, with remedies. Partitions that are only being moved
+    are not among the unhealthy ones.
     """
 
     cluster_id: str | None = None
@@ -127,28 +130,28 @@ def status(
     format_: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = Format.TEXT,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Show the brokers, the controller, unhealthy partitions, and how far each broker's metadata lags.
+    """Show brokers, controller, unhealthy partitions, and how far each broker's metadata lags.
 
-    Exit codes: 3 if partitions are offline; 4 if the controller or ZooKeeper does not answer, so that no leader can be
-    elected and no topic changed; 1 if no broker answers.
+    Exit code 3: partitions are offline. 4: no elections or topic changes are possible, because the controller or
+    ZooKeeper does not answer. 1: no broker answers.
 
     \b
     PROBLEM         a znode that cannot be decoded, an internal topic that
                     cannot be created; with the remedy
     MISSING         brokers that have replicas and are not alive
     ANSWERS         whether the broker answered within --timeout
-    CONTROLLER      the controller that this broker knows
-    EPOCH           the controller epoch of its metadata (*)
+    CONTROLLER      the controller in this broker's metadata
+    EPOCH           the controller epoch of this broker's metadata (*)
     BEHIND          partitions whose state differs from the controller's
-    UNACKNOWLEDGED  requests of the controller without an answer (*)
+    UNACKNOWLEDGED  requests of the controller without a response (*)
     OLDEST MS       age of the oldest unacknowledged request (*)
-    STATE           offline: no leader. under min ISR: fewer replicas in
-                    sync than min.insync.replicas, acks=all is rejected.
-                    under-replicated: replicas are not in sync, without
+    STATE           offline: no leader. under min ISR: fewer in-sync replicas
+                    than min.insync.replicas; acks=all is rejected.
+                    under-replicated: not all replicas are in sync, without
                     those that a move adds. moving: a move is in progress
 
-    (*) from the brokers' metrics: `-` for brokers without klamm.metrics.port. Replicas with a damaged log or with the
-    id of another topic are also shown only for brokers with metrics.
+    (*) from the brokers' metrics; `-` for brokers without klamm.metrics.port. Replicas with a damaged log or another
+    topic's id are known from metrics too, and are not shown for such brokers.
     """
     found = look(_addresses(bootstrap_server.split(",")), _metrics_addresses(metrics), timeout)
     if found is None:
@@ -340,10 +343,9 @@ def _show(found: ClusterStatus) -> None:
 
 def _controller(found: ClusterStatus) -> str:
     if found.controller_id < 0:
-        return "none (no elections or topic changes until one is elected)"
+        return f"none ({_UNTIL_ELECTED})"
     if found.controller_problem is not None:
-        who = f"broker {found.controller_id}, which {found.controller_problem}"
-        return f"{who} (no elections or topic changes meanwhile)"
+        return f"broker {found.controller_id}, which {found.controller_problem} ({_UNTIL_ELECTED})"
     return f"broker {found.controller_id}" + (
         "" if found.controller_epoch is None else f", epoch {found.controller_epoch}"
     )

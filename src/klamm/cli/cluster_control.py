@@ -19,9 +19,9 @@ _BROKER: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """`problem` is what the brokers' controller lacks: None when it says itself that it is the controller.
+    """The controller that the brokers name. `problem` is None if it claims the role itself.
 
-    `adding` has the partitions that are being moved, and which of their replicas are new.
+    `adding` has the partitions that are being moved, with their new replicas.
     """
 
     controller_id: int
@@ -30,10 +30,10 @@ class Control:
 
 
 def find_controller(first: MetadataResponse, views: Mapping[int, MetadataResponse], timeout_s: float) -> Control:
-    """`first` is what the bootstrap server knows, `views` what each broker that answers does.
+    """Find the controller from the bootstrap server's metadata and the metadata of each broker that answers.
 
-    Brokers name a controller that is dead until there is another, so whom they name is asked for what only the
-    controller knows: its moves.
+    Brokers name a dead controller until another one is elected. So the named broker is asked for the moves, which only
+    the controller knows.
     """
     told = (first, *views.values())
     nodes = {node.node_id: (node.host, node.port) for view in reversed(told) for node in view.brokers}
@@ -78,10 +78,10 @@ def _adding(told: ListPartitionReassignmentsResponse) -> dict[TopicPartition, fr
 
 
 def zookeeper_answers(broker: Address, timeout_s: float) -> bool | None:
-    """Whether ZooKeeper answers this broker; None when the broker does not tell.
+    """Return whether ZooKeeper answers this broker; None if the broker does not report it.
 
-    Asked for is the check of a change of nothing in the brokers' defaults: to check it the broker has to read them
-    from ZooKeeper, and nothing is written. Metadata and metrics are served without ZooKeeper and do not tell.
+    The request validates an empty change of the brokers' defaults: the broker has to read them from ZooKeeper, and
+    writes nothing. Metadata and metrics are served without ZooKeeper, so they do not show it.
     """
     from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.incremental_alter_configs import (

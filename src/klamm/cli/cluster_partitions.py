@@ -31,9 +31,9 @@ _TOPICS_ASKED_AT_ONCE: Final = 500
 
 @dataclass(slots=True)
 class PartitionStatus:
-    """`states` begins with the worst. `min_isr` is None when nobody told the topic's min.insync.replicas.
+    """An unhealthy or moving partition. `states` begins with the worst.
 
-    `adding` are those of the replicas that are new, in a move that has not ended.
+    `min_isr` is None if no broker reported the topic's min.insync.replicas. `adding` are the new replicas of a move.
     """
 
     topic: str
@@ -90,7 +90,7 @@ def notable_partitions(
 
 
 def _states(partition: MetadataResponsePartition, min_isr: int | None, adding: frozenset[int] | None) -> list[str]:
-    """As in Kafka a replica that is being added is not missed: it has never been in sync.
+    """Return the states. As in Kafka, a replica that is being added is not missed: it has never been in sync.
 
     A topic with fewer replicas than `min.insync.replicas` needs all of them.
     """

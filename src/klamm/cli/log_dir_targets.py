@@ -18,13 +18,13 @@ from klamm.protocol.messages.alter_replica_log_dirs import (
 
 TIMEOUT_S: Final = 30.0
 LogDirTargets = dict[tuple[TopicPartition, int], str]
-"""By partition and broker; replicas that may be in any directory are not in it."""
+"""By partition and broker; without replicas that may be in any directory."""
 
 
 def place(servers: str, targets: LogDirTargets) -> list[TopicPartition]:
-    """Tells every broker where its replicas go, and returns the partitions that were refused.
+    """Send every broker the directories of its replicas; return the partitions that were rejected.
 
-    A replica that is yet to be made is not available: the broker remembers the directory for it.
+    A broker answers REPLICA_NOT_AVAILABLE for a future replica and remembers the directory.
     """
     _, view = metadata(servers, {tp.topic for tp, _ in targets})
     addresses = {broker.node_id: (broker.host, broker.port) for broker in view.brokers}

@@ -30,7 +30,7 @@ Moves = dict[TopicPartition, "list[int] | None"]
 
 
 class Move(NamedTuple):
-    """A move under way: the replicas of now, those of them that are added, those that will go."""
+    """A move in progress: the current replicas, those being added, and those being removed."""
 
     replicas: list[int]
     adding: list[int]

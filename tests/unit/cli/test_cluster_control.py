@@ -1,4 +1,4 @@
-"""`klamm cluster status` notices that no election is possible: brokers that follow a script."""
+"""Whether `klamm cluster status` notices that no decision is possible: brokers that follow a script."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_controller_that_is_dead(broker: Script) -> None:
     with ReservedPort() as nobody:
         broker.others, broker.controller = {2: (nobody.host, nobody.number)}, 2
         text = broker.status(code=4).stdout
-    assert "Controller  broker 2, which does not answer (no elections or topic changes meanwhile)\n" in text
+    assert "Controller  broker 2, which does not answer (no elections or topic changes until one is elected)\n" in text
     assert "ZooKeeper   answers\n" in text, "another broker is asked"
 
 
@@ -116,7 +116,7 @@ def test_a_controller_that_answers_nothing_but_metadata(broker: Script) -> None:
 def test_a_controller_that_is_none_any_more(broker: Script) -> None:
     broker.is_controller = False
     text = broker.status(code=4).stdout
-    assert "Controller  broker 1, which reports that it is not the controller: " in text
+    assert "Controller  broker 1, which reports that it is not the controller (" in text
     assert "1 under-replicated" in text, "nobody tells that the replica is a new one"
 
 
@@ -139,7 +139,7 @@ def test_brokers_that_name_different_controllers(broker: Script) -> None:
 @pytest.mark.parametrize(
     ("said", "shown", "code"),
     [
-        (ErrorCode.REQUEST_TIMED_OUT, "does not answer (no elections or topic changes meanwhile)", 4),
+        (ErrorCode.REQUEST_TIMED_OUT, "does not answer (no elections or topic changes until it does)", 4),
         (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "-", 0),
     ],
 )
