@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,3 +118,18 @@ def test_without_zookeeper_nothing_goes_on(tmp_path: Path) -> None:
         assert process.wait(WAIT_S) == 1
         assert process.stderr is not None
         assert f"Error: ZooKeeper has exited; see {tmp_path / 'zookeeper.log'}.\n" in process.stderr.read()
+
+
+def test_metrics_and_the_control_plane(tmp_path: Path) -> None:
+    """/metrics is served by default, and the line after the bootstrap servers says where."""
+    with klamm_up("-n", "2", "-d", str(tmp_path), "--control-plane") as process:
+        servers(process)
+        assert process.stdout is not None
+        name, *urls = process.stdout.readline().split()
+        assert name == "metrics" and len(urls) == 2 and all(url.startswith("http://127.0.0.1:") for url in urls)
+        for url in urls:
+            with urllib.request.urlopen(url, timeout=WAIT_S) as response:
+                text = response.read().decode()
+            connected = 'socket_server_metrics_connection_count{listener="CONTROLLER",networkProcessor="1"} 1'
+            assert connected in text, "the controller's connection"
+        assert "control.plane.listener.name=CONTROLLER\n" in (tmp_path / "broker-1.properties").read_text()
