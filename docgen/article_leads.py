@@ -103,7 +103,7 @@ EVENT_MANAGER: Final = Article(
         ),
         Lead(
             "preempt: clear the queue when the role ends",
-            (("refusal", "controller"),),
+            (("QueuedEvent", "controller"),),
             (),
             ("event_done",),
             remarks="Callers of discarded events receive a refusal; the record has the outcome `refused`.",
