@@ -61,7 +61,7 @@ def test_break_a_cluster(tmp_path: Path) -> None:
         process_by_hand.__exit__(None, None, None)
     everything = "".join(outputs)
     assert "before the crash" in everything and "after the crash" in everything
-    assert "Missing" in everything and '"kind"' in everything
+    assert "Missing" in everything and '"kind":"election"' in everything
 
 
 @contextmanager
