@@ -40,7 +40,7 @@ class Controller(Protocol):
 class Broker:
     """`broker_epoch` is the czxid of the broker's znode, set when it has registered.
 
-    `replica_changes` is the last change of hosted replicas that waits for its turn. `topics` waits for topics to appear
+    `topics` waits for topics to appear
     in or vanish from the metadata, `elections` for new leaders. `topics_in_creation` are those the controller was asked
     to create because a client named them, and has not answered. `offsets_topic_reminder` is the time of the monotonic
     clock before which the log does not say again that the offsets topic cannot be created.
@@ -67,7 +67,6 @@ class Broker:
     zk: Any = None
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
     control_log: ControlLog = NO_CONTROL_LOG
-    replica_changes: asyncio.Future[Any] | None = None
     ask_controller_to_create: Callable[[tuple[CreatableTopic, ...]], asyncio.Future[TopicResults]] | None = None
     """Creates topics through another broker that is the controller; None where there is no other."""
 

@@ -15,7 +15,7 @@ from klamm.errors import ErrorCode
 from klamm.log.memory_files import MemoryFiles
 from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import FetchRequest, ForgottenTopic
-from klamm.replica.fetch_path import FetchPath
+from klamm.replica import delayed_fetch, fetch_path
 from klamm.replica.fetch_session import FetchSessionCache, size_bytes_of
 from tests.support.one_broker import OneBroker, batch
 from tests.unit.apis.test_fetch import ID, only, request, values
@@ -48,13 +48,14 @@ class TestLargeRequests:
         self, one: OneBroker, version: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         read_per_step: list[int] = []
-        real = FetchPath.read_all
+        real = fetch_path.read_all
 
-        def count(path: FetchPath, params: Any, partitions: Any, limit: Any = None) -> Any:
+        def count(replicas: Any, params: Any, partitions: Any, limit: Any = None) -> Any:
             read_per_step.append(len(partitions))
-            return real(path, params, partitions, limit)
+            return real(replicas, params, partitions, limit)
 
-        monkeypatch.setattr(FetchPath, "read_all", count)
+        for module in (fetch, delayed_fetch):
+            monkeypatch.setattr(module, "read_all", count)
         append(one, 1)
         waiting = one.dispatch(fetch.API, many(max_wait_ms=60_000), version)
         assert isinstance(waiting, asyncio.Future)

@@ -25,6 +25,7 @@ from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic, ReplicaState
 from klamm.protocol.record_batch import batches
 from klamm.replica.alter_partition_manager import after_isr_change
+from klamm.replica.delete_records import delete_records
 from klamm.replica.partition import Partition
 from klamm.replica.replica_selector import select_in_rack
 from tests.support.one_broker import OneBroker, batch
@@ -203,7 +204,7 @@ class Readers:
             partition = side.partition(index)
             if partition is not None and partition.log is not None:
                 offset = min(partition.log.log_start_offset + amount % 3, partition.log.high_watermark)
-                side.one.broker.replicas.delete_records({partition.topic_partition: offset}, 0)
+                delete_records(side.one.broker.replicas, {partition.topic_partition: offset}, 0)
 
     def retention(self, index: int, amount: int) -> None:
         for side in self.sides:

@@ -6,7 +6,7 @@ from tests.support.source_tree import modules
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"frozen", "model", "errors", "clock", "config", "metrics", "control_log"}),
-    frozenset({"protocol", "purgatory"}),
+    frozenset({"protocol", "purgatory", "waiting"}),
     frozenset({"zk", "log", "network", "client"}),
     frozenset({"metadata", "config_changes"}),
     frozenset({"controller", "replica", "coordinator"}),

@@ -1,11 +1,11 @@
-"""What the control APIs have in common: fencing of senders, and one order for all changes of replicas."""
+"""What the control APIs share: fencing of the sender, and an answer in any case."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from klamm.apis.registry import Broker, then
 from klamm.errors import ErrorCode
@@ -89,33 +89,3 @@ def answered(
 
     result.add_done_callback(settle)
     return outer
-
-
-def in_order(
-    broker: Broker, wait_for: asyncio.Future[None] | None, change: Callable[[], R | asyncio.Future[R]]
-) -> R | asyncio.Future[R]:
-    """Runs `change` after every change that came before it has been completed, and after `wait_for`.
-
-    A LeaderAndIsr may have to read a topic's configuration first, and takes several turns of the loop when it is long;
-    a StopReplica that comes meanwhile, over another connection, must not overtake it. Without anything to wait for,
-    `change` runs at once.
-    """
-    earlier = broker.replica_changes
-    if wait_for is None and (earlier is None or earlier.done()):
-        mine = change()
-    else:
-        waits = [future for future in (earlier, wait_for) if future is not None and not future.done()]
-        turn: asyncio.Future[Any] = asyncio.gather(*waits, return_exceptions=True)
-        mine = then(turn, lambda _: change())
-    if isinstance(mine, asyncio.Future):
-        broker.replica_changes = mine
-    return mine
-
-
-def undisturbed(broker: Broker, handle: Callable[[], R]) -> R | asyncio.Future[R]:
-    """Runs `handle` now, or as soon as no LeaderAndIsr is half applied."""
-    changing = broker.replicas.changing
-    if changing is None or changing.done():
-        return handle()
-    turn: asyncio.Future[Any] = asyncio.gather(changing, return_exceptions=True)
-    return then(turn, lambda _: undisturbed(broker, handle))

@@ -23,7 +23,7 @@ from klamm.protocol.messages.delete_records import (
     DeleteRecordsTopic,
     DeleteRecordsTopicResult,
 )
-from klamm.replica.delete_records import DeletedRecords, DeletedRecordsResult
+from klamm.replica.delete_records import DeletedRecords, DeletedRecordsResult, delete_records
 
 
 def handle(
@@ -54,7 +54,7 @@ def _delete(broker: Broker, req: DeleteRecordsRequest) -> Steps[Any]:
     while some := dict(islice(rest, LOGS)):
         if moved or waiting:
             yield
-        answer = broker.replicas.delete_records(some, deadline.remaining_ms)
+        answer = delete_records(broker.replicas, some, deadline.remaining_ms)
         if isinstance(answer, asyncio.Future):
             waiting.append(answer)
         else:

@@ -35,8 +35,8 @@ from klamm.protocol.messages.fetch import (
     NodeEndpoint,
     PartitionData,
 )
-from klamm.replica.delayed_fetch import DelayedFetch
-from klamm.replica.fetch_path import FetchParams, ReadLimit, Reads
+from klamm.replica.delayed_fetch import DelayedFetch, fetch_messages, park
+from klamm.replica.fetch_path import FetchParams, ReadLimit, Reads, answer, bytes_to_wait_for, read_all, settle
 from klamm.replica.fetch_session import FetchSession, SessionPartition
 from klamm.replica.partition_reader import Isolation, PartitionRead
 from klamm.replica.replica_selector import ClientMetadata
@@ -80,7 +80,7 @@ def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResp
     refused, asked = _sort_out(broker, looked_at, ctx.api_version)
     if refused:
         params.max_wait_ms = 0
-    reads = broker.replicas.fetch_path.fetch_messages(params, context.session, asked)
+    reads = fetch_messages(broker.replicas, params, context.session, asked)
     if isinstance(reads, asyncio.Future):
         return then(reads, lambda done: _respond(broker, ctx, params, context, refused + done))
     return _respond(broker, ctx, params, context, refused + reads)
@@ -116,17 +116,17 @@ async def _fetch_in_slices(
     looked_at: list[SessionPartition],
 ) -> FetchResponse:
     """The first answer of a session comes at once, so that the next request can wait for many partitions cheaply."""
-    path, session = broker.replicas.fetch_path, context.session
+    replicas, session = broker.replicas, context.session
     if session.id and context.is_full:
         params.max_wait_ms = 0
-    delayed = DelayedFetch(path, params, session, is_large=True)
+    delayed = DelayedFetch(replicas, params, session, is_large=True)
     try:
         results = await _read_in_slices(broker, ctx, params, looked_at, delayed)
     finally:
         delayed.close()
     response = FetchResponse(session_id=session.id, responses=[])
     for part in consume(results):
-        _add(broker, ctx, params, context, path.answered(params, part), response)
+        _add(broker, ctx, params, context, answer(replicas, params, part), response)
         delayed.release(part)
         await asyncio.sleep(0)
     return response
@@ -139,21 +139,21 @@ async def _read_in_slices(
     looked_at: list[SessionPartition],
     delayed: DelayedFetch,
 ) -> Reads:
-    path = broker.replicas.fetch_path
+    replicas = broker.replicas
     refused: Reads = []
     reads: Reads = []
     missing = params.min_bytes if params.max_wait_ms > 0 else 0
     limit = ReadLimit(params)
     for part in consume(looked_at, _READS):
         more_refused, asked = _sort_out(broker, part, ctx.api_version)
-        more = path.read_all(params, asked, limit)
+        more = read_all(replicas, params, asked, limit)
         delayed.add(more)
         refused += more_refused
         reads += more
-        missing = path.bytes_to_wait_for(params, more, missing) if missing and not refused else 0
+        missing = bytes_to_wait_for(replicas, params, more, missing) if missing and not refused else 0
         await asyncio.sleep(0)
     if missing:
-        done = path.park(params, delayed)
+        done = park(replicas, params, delayed)
         reads = await done if isinstance(done, asyncio.Future) else done
     return refused + reads
 
@@ -237,7 +237,7 @@ def _add(
             topics.append(FetchableTopicResponse(topic=name, topic_id=partition.topic_id, partitions=[data]))
             last = topic
     if isinstance(context.session, FetchSession):
-        broker.replicas.fetch_path.settle(params, context.session, results)
+        settle(broker.replicas, params, context.session, results)
     if hints is not None and hints.endpoints:
         known = {node.node_id for node in response.node_endpoints}
         new = [node for node in hints.node_endpoints(NodeEndpoint) if node.node_id not in known]
@@ -248,7 +248,7 @@ def _for_old_client(broker: Broker, partition: SessionPartition, read: Partition
     """The answer for a client that does not know topics of zstd or failed disks."""
     if read.error == ErrorCode.KAFKA_STORAGE_ERROR and version < _FIRST_WITH_STORAGE_ERROR:
         return PartitionRead(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-    hosted = broker.replicas.fetch_path.hosted(partition.tp)
+    hosted = broker.replicas.hosted(partition.tp)
     if hosted is not None and hosted.log is not None and hosted.log.config.compression_type == _ZSTD:
         return PartitionRead(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
     return read

@@ -48,7 +48,7 @@ def _convert(
         if (tp := TopicPartition(topic_asked.topic, asked.partition)) in found
     }
     work = [(data, offsets[tp]) for tp, each in found.items() for data in each]
-    done = broker.replicas.run_record_work(partial(_convert_all, magic, work))
+    done = broker.replicas.record_checks.submit(partial(_convert_all, magic, work))
     return then(done, lambda _: response)
 
 

@@ -13,7 +13,7 @@ import asyncio
 from itertools import chain
 from typing import cast
 
-from klamm.apis.control import answered, check_broker_epoch, confirmed, in_order
+from klamm.apis.control import answered, check_broker_epoch, confirmed
 from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext, at_once, then
 from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.errors import ErrorCode
@@ -25,7 +25,7 @@ from klamm.protocol.messages.leader_and_isr import (
     LeaderAndIsrResponse,
     LeaderAndIsrTopicError,
 )
-from klamm.replica.state_change import StateChangeResult, TopicPartitionStates
+from klamm.replica.state_change import StateChangeResult, TopicPartitionStates, become_leader_or_follower
 
 
 def handle(
@@ -36,7 +36,7 @@ def handle(
 
     def change() -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
         topics = at_once(_topics(req))  # of the controller, who is trusted not to send too many
-        return in_order(broker, _configs(broker, topics), lambda: _apply(broker, ctx, req, topics))
+        return broker.replicas.exclusively(lambda: _apply(broker, ctx, req, topics), wait_for=_configs(broker, topics))
 
     return answered("LeaderAndIsr", lambda: confirmed(broker, req, ctx.api_version >= 2, change, refuse), refuse)
 
@@ -69,7 +69,7 @@ def _apply(
 ) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
     if error := check_broker_epoch(broker, req.broker_epoch):
         return _sliced(_response(ctx.api_version, error, topics, {}))
-    result = broker.replicas.become_leader_or_follower(req.controller_epoch, topics)
+    result = become_leader_or_follower(broker.replicas, req.controller_epoch, topics)
 
     def respond(done: StateChangeResult) -> LeaderAndIsrResponse:
         return _sliced(_response(ctx.api_version, done.error, topics, done.partitions))

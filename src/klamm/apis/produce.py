@@ -39,7 +39,7 @@ from klamm.protocol.record_batch import (
     MAGIC_V2,
     TRANSACTIONAL_BIT,
 )
-from klamm.replica.append_path import failed
+from klamm.replica.append_path import append_records, failed
 from klamm.replica.record_checks import AppendResults, RecordsBytes
 
 ADMIN_CLIENT_ID: Final = "__admin_client"
@@ -72,7 +72,7 @@ def handle(
         results = _append_old(broker, ctx, req, entries)
     else:
         is_admin = ctx.client_id == ADMIN_CLIENT_ID
-        results = broker.replicas.append_records(acks, is_admin, AppendOrigin.CLIENT, entries, req.timeout_ms)
+        results = append_records(broker.replicas, acks, is_admin, AppendOrigin.CLIENT, entries, req.timeout_ms)
     if isinstance(results, asyncio.Future):
         return then(results, lambda done: _answer(broker, ctx, acks, done))
     return _answer(broker, ctx, acks, results)
@@ -101,8 +101,8 @@ def _append_old(
     accepted = {tp: records for tp, records in entries.items() if tp not in refused}
     is_admin = ctx.client_id == ADMIN_CLIENT_ID
     is_converted = ctx.api_version < _FIRST_WITH_BATCHES
-    done = broker.replicas.append_records(
-        req.acks, is_admin, AppendOrigin.CLIENT, accepted, req.timeout_ms, convert=is_converted
+    done = append_records(
+        broker.replicas, req.acks, is_admin, AppendOrigin.CLIENT, accepted, req.timeout_ms, convert=is_converted
     )
 
     def in_order(results: AppendResults) -> AppendResults:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 
-from klamm.apis.control import answered, check_broker_epoch, confirmed, in_order
+from klamm.apis.control import answered, check_broker_epoch, confirmed
 from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext, then
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
-from klamm.replica.state_change import StateChangeResult, StopReplica
+from klamm.replica.state_change import StateChangeResult, StopReplica, stop_replicas
 
 
 def handle(
@@ -25,7 +25,7 @@ def handle(
         return StopReplicaResponse(error_code=error, partition_errors=())
 
     def stop() -> StopReplicaResponse | Delayed[StopReplicaResponse]:
-        return in_order(broker, None, lambda: _stop(broker, req))
+        return broker.replicas.exclusively(lambda: _stop(broker, req))
 
     return answered("StopReplica", lambda: confirmed(broker, req, ctx.api_version >= 1, stop, refuse), refuse)
 
@@ -33,7 +33,7 @@ def handle(
 def _stop(broker: Broker, req: StopReplicaRequest) -> StopReplicaResponse | Delayed[StopReplicaResponse]:
     if error := check_broker_epoch(broker, req.broker_epoch):
         return StopReplicaResponse(error_code=error, partition_errors=())
-    result = broker.replicas.stop_replicas(req.controller_epoch, _stops(req))
+    result = stop_replicas(broker.replicas, req.controller_epoch, _stops(req))
     return then(result, _respond) if isinstance(result, asyncio.Future) else _respond(result)
 
 

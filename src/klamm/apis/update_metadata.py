@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from klamm.apis.control import answered, check_broker_epoch, confirmed, undisturbed
+from klamm.apis.control import answered, check_broker_epoch, confirmed
 from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
 from klamm.control_log.records import ListedPartition, MetadataApplied, first
 from klamm.errors import ErrorCode
@@ -32,7 +32,7 @@ def handle(
         return UpdateMetadataResponse(error_code=error)
 
     def update() -> UpdateMetadataResponse | Delayed[UpdateMetadataResponse]:
-        return undisturbed(broker, lambda: _apply(broker, ctx, req))
+        return broker.replicas.exclusively(lambda: _apply(broker, ctx, req), in_order=False)
 
     return answered("UpdateMetadata", lambda: confirmed(broker, req, ctx.api_version >= 5, update, refuse), refuse)
 

@@ -33,7 +33,15 @@ class Replicas(Protocol):
 
     leadership_listeners: list[Callable[[Leadership, Leadership], None]]
 
-    def append_records(
+    def run_record_work(self, work: Callable[[], T]) -> asyncio.Future[T]: ...
+
+    def leader_log(self, tp: TopicPartition) -> Log | ErrorCode: ...
+
+
+class AppendRecords(Protocol):
+    """Appends to the logs that this broker leads."""
+
+    def __call__(
         self,
         required_acks: int,
         internal_topics_allowed: bool,
@@ -41,10 +49,6 @@ class Replicas(Protocol):
         records: Mapping[TopicPartition, memoryview | bytes],
         timeout_ms: int = ...,
     ) -> AppendResults | asyncio.Future[AppendResults]: ...
-
-    def run_record_work(self, work: Callable[[], T]) -> asyncio.Future[T]: ...
-
-    def leader_log(self, tp: TopicPartition) -> Log | ErrorCode: ...
 
 
 class LoopScheduler:
@@ -101,12 +105,13 @@ async def _run(job: Iterator[None]) -> None:
 class ReplicaOffsetsLog:
     """The partitions of `__consumer_offsets` as the ReplicaManager has them."""
 
-    def __init__(self, replicas: Replicas) -> None:
+    def __init__(self, replicas: Replicas, append_records: AppendRecords) -> None:
         self._replicas = replicas
+        self._append_records = append_records
 
     def append(self, partition: int, batch: bytes, timeout_ms: int) -> Deferred[Appended]:
         tp = TopicPartition(GROUP_METADATA_TOPIC, partition)
-        outcome = self._replicas.append_records(-1, True, AppendOrigin.COORDINATOR, {tp: batch}, timeout_ms)
+        outcome = self._append_records(-1, True, AppendOrigin.COORDINATOR, {tp: batch}, timeout_ms)
         if not isinstance(outcome, asyncio.Future):
             return Deferred.of(_appended(outcome, tp))
         appended: Deferred[Appended] = Deferred()
@@ -152,6 +157,7 @@ def create_group_coordinator(
     *,
     config: KafkaConfig,
     replicas: Replicas,
+    append_records: AppendRecords,
     metadata: MetadataCache,
     clock: Clock,
     loop: asyncio.AbstractEventLoop,
@@ -163,7 +169,7 @@ def create_group_coordinator(
     scheduler = LoopScheduler(loop, clock)
     group_metrics = GroupMetrics(metrics)
     manager = GroupMetadataManager(
-        ReplicaOffsetsLog(replicas),
+        ReplicaOffsetsLog(replicas, append_records),
         clock,
         group_config,
         scheduler,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from klamm.errors import ErrorCode
 from klamm.log.appending import Checkable
@@ -15,10 +15,8 @@ from klamm.log.validator import Checked
 from klamm.metrics import BrokerTopicMetrics
 from klamm.model import INTERNAL_TOPICS, TopicPartition
 from klamm.protocol.record_batch import MAGIC_POSITION, MAGIC_V2
-from klamm.replica.record_checks import AppendResults, RecordChecks, RecordsBytes
-
-if TYPE_CHECKING:
-    from klamm.replica.replica_manager import ReplicaManager
+from klamm.replica.record_checks import AppendResults, RecordsBytes
+from klamm.replica.replica_manager import ReplicaManager
 
 _QUIET_FAILURES: Final = frozenset(
     {
@@ -38,98 +36,93 @@ def failed(error: ErrorCode, message: str | None = None) -> AppendResult:
     return AppendResult.rejected(error, message)
 
 
-class AppendPath:
-    """The ReplicaManager's `append_records`."""
+def append_records(
+    replicas: ReplicaManager,
+    required_acks: int,
+    internal_topics_allowed: bool,
+    origin: AppendOrigin,
+    records: Mapping[TopicPartition, RecordsBytes],
+    timeout_ms: int = 30_000,
+    *,
+    convert: bool = False,
+) -> AppendResults | asyncio.Future[AppendResults]:
+    """Appends every partition's records. With acks=-1 the answer waits until all in-sync replicas have them.
 
-    def __init__(self, replicas: ReplicaManager) -> None:
-        self._replicas = replicas
-        self.checks = RecordChecks(replicas)
+    Each partition has its own result; one failing does not touch the others. With `convert` messages of the
+    formats 0 and 1 are accepted and become record batches.
+    """
+    if convert or (origin is AppendOrigin.CLIENT and replicas.record_checks.are_needed(records)):
+        append = partial(_append_all, replicas, required_acks, internal_topics_allowed, origin, records, timeout_ms)
+        return replicas.record_checks.run(records, append, convert=convert)
+    return _append_all(replicas, required_acks, internal_topics_allowed, origin, records, timeout_ms, {})
 
-    def append_records(
-        self,
-        required_acks: int,
-        internal_topics_allowed: bool,
-        origin: AppendOrigin,
-        records: Mapping[TopicPartition, RecordsBytes],
-        timeout_ms: int = 30_000,
-        *,
-        convert: bool = False,
-    ) -> AppendResults | asyncio.Future[AppendResults]:
-        """Appends every partition's records. With acks=-1 the answer waits until all in-sync replicas have them.
 
-        Each partition has its own result; one failing does not touch the others. With `convert` messages of the
-        formats 0 and 1 are accepted and become record batches.
-        """
-        if convert or (origin is AppendOrigin.CLIENT and self.checks.are_needed(records)):
-            append = partial(self._append_all, required_acks, internal_topics_allowed, origin, records, timeout_ms)
-            return self.checks.run(records, append, convert=convert)
-        return self._append_all(required_acks, internal_topics_allowed, origin, records, timeout_ms, {})
+def _append_all(
+    replicas: ReplicaManager,
+    required_acks: int,
+    internal_topics_allowed: bool,
+    origin: AppendOrigin,
+    records: Mapping[TopicPartition, RecordsBytes],
+    timeout_ms: int,
+    checked: Mapping[TopicPartition, Checked],
+) -> AppendResults | asyncio.Future[AppendResults]:
+    results: AppendResults = {}
+    is_waiting = False
+    for tp, data in records.items():
+        batch = checked.get(tp, data) if checked else data
+        result = results[tp] = _append(replicas, tp, data, batch, required_acks, internal_topics_allowed, origin)
+        if required_acks and result.error == 0:
+            is_waiting |= _must_wait(replicas, tp, result, required_acks)
+    if not is_waiting:
+        return results
+    waiting = {tp: result.last_offset + 1 for tp, result in results.items() if result.error == 0}
+    delayed = _DelayedProduce(replicas, results, waiting, required_acks)
+    return replicas.produce_purgatory.try_complete_else_watch(
+        waiting, timeout_ms, delayed.try_complete, delayed.on_expire
+    )
 
-    def _append_all(
-        self,
-        required_acks: int,
-        internal_topics_allowed: bool,
-        origin: AppendOrigin,
-        records: Mapping[TopicPartition, RecordsBytes],
-        timeout_ms: int,
-        checked: Mapping[TopicPartition, Checked],
-    ) -> AppendResults | asyncio.Future[AppendResults]:
-        results: AppendResults = {}
-        is_waiting = False
-        for tp, data in records.items():
-            batch = checked.get(tp, data) if checked else data
-            result = results[tp] = self._append(tp, data, batch, required_acks, internal_topics_allowed, origin)
-            if required_acks and result.error == 0:
-                is_waiting |= self._must_wait(tp, result, required_acks)
-        if not is_waiting:
-            return results
-        waiting = {tp: result.last_offset + 1 for tp, result in results.items() if result.error == 0}
-        delayed = _DelayedProduce(self._replicas, results, waiting, required_acks)
-        return self._replicas.produce_purgatory.try_complete_else_watch(
-            waiting, timeout_ms, delayed.try_complete, delayed.on_expire
-        )
 
-    def _append(
-        self,
-        tp: TopicPartition,
-        data: RecordsBytes,
-        batch: Checkable,
-        required_acks: int,
-        internal_topics_allowed: bool,
-        origin: AppendOrigin,
-    ) -> AppendResult:
-        replicas = self._replicas
-        totals = replicas.topic_stats.all_topics
-        totals.total_produce_requests.count += 1
-        partition = replicas.partition_or_error(tp)
-        if isinstance(partition, ErrorCode):  # no meters of its own: the name may be anything a client sends
-            return failed(partition)
-        stats = replicas.topic_stats.topic(tp.topic)
-        stats.total_produce_requests.count += 1
-        if tp.topic in INTERNAL_TOPICS and not internal_topics_allowed:
-            error = ErrorCode.INVALID_TOPIC_EXCEPTION
-            result: AppendResult | ErrorCode = failed(error, f"Cannot append to internal topic {tp.topic}")
-        else:
-            result = partition.append_records_to_leader(batch, required_acks, replicas.clock.now_ms(), origin)
-        if isinstance(result, ErrorCode):
-            result = failed(result)
-        if result.error != 0:
-            for meters in (stats, totals):
-                _mark_failure(meters, result, data)
-            return result
-        if not result.is_duplicate:
-            stats.bytes_in.count += result.bytes
-            totals.bytes_in.count += result.bytes
-            stats.messages_in.count += result.records_count
-            totals.messages_in.count += result.records_count
-            replicas.complete_after_append(tp)
+def _append(
+    replicas: ReplicaManager,
+    tp: TopicPartition,
+    data: RecordsBytes,
+    batch: Checkable,
+    required_acks: int,
+    internal_topics_allowed: bool,
+    origin: AppendOrigin,
+) -> AppendResult:
+    totals = replicas.topic_stats.all_topics
+    totals.total_produce_requests.count += 1
+    partition = replicas.partition_or_error(tp)
+    if isinstance(partition, ErrorCode):  # no meters of its own: the name may be anything a client sends
+        return failed(partition)
+    stats = replicas.topic_stats.topic(tp.topic)
+    stats.total_produce_requests.count += 1
+    if tp.topic in INTERNAL_TOPICS and not internal_topics_allowed:
+        error = ErrorCode.INVALID_TOPIC_EXCEPTION
+        result: AppendResult | ErrorCode = failed(error, f"Cannot append to internal topic {tp.topic}")
+    else:
+        result = partition.append_records_to_leader(batch, required_acks, replicas.clock.now_ms(), origin)
+    if isinstance(result, ErrorCode):
+        result = failed(result)
+    if result.error != 0:
+        for meters in (stats, totals):
+            _mark_failure(meters, result, data)
         return result
+    if not result.is_duplicate:
+        stats.bytes_in.count += result.bytes
+        totals.bytes_in.count += result.bytes
+        stats.messages_in.count += result.records_count
+        totals.messages_in.count += result.records_count
+        replicas.complete_after_append(tp)
+    return result
 
-    def _must_wait(self, tp: TopicPartition, result: AppendResult, required_acks: int) -> bool:
-        partition = self._replicas.partitions.get(tp)
-        if partition is None or partition.log is None:
-            return True
-        return result.flush_pending or (required_acks == -1 and partition.log.high_watermark <= result.last_offset)
+
+def _must_wait(replicas: ReplicaManager, tp: TopicPartition, result: AppendResult, required_acks: int) -> bool:
+    partition = replicas.partitions.get(tp)
+    if partition is None or partition.log is None:
+        return True
+    return result.flush_pending or (required_acks == -1 and partition.log.high_watermark <= result.last_offset)
 
 
 def _mark_failure(meters: BrokerTopicMetrics, result: AppendResult, data: RecordsBytes) -> None:

@@ -1,15 +1,46 @@
-"""A fetch that waits until there is enough to read. Looking again costs what moved, not what was asked for."""
+"""Fetch: read now, or wait until there is enough to read. Looking again costs what moved, not what was asked for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Sequence
 
 from klamm.errors import ErrorCode
+from klamm.replica.fetch_path import (
+    FetchParams,
+    Reads,
+    answer,
+    bytes_to_wait_for,
+    is_held_back,
+    owes_high_watermark,
+    read_all,
+)
 from klamm.replica.fetch_session import Readers, SessionPartition, place_of
 from klamm.replica.partition_reader import PartitionRead, end_of, readable_log
+from klamm.replica.replica_manager import ReplicaManager
 
-if TYPE_CHECKING:
-    from klamm.replica.fetch_path import FetchParams, FetchPath, Reads
+
+def fetch_messages(
+    replicas: ReplicaManager, params: FetchParams, session: Readers, partitions: Sequence[SessionPartition]
+) -> Reads | asyncio.Future[Reads]:
+    """Read now, and again later if there was less than `min_bytes` and nothing to report at once."""
+    reads = read_all(replicas, params, partitions)
+    may_wait = params.max_wait_ms > 0 and (reads or session.id)
+    if not may_wait or not bytes_to_wait_for(replicas, params, reads, params.min_bytes):
+        return answer(replicas, params, reads)
+    delayed = DelayedFetch(replicas, params, session)
+    delayed.add(reads)
+    return park(replicas, params, delayed)
+
+
+def park(replicas: ReplicaManager, params: FetchParams, delayed: DelayedFetch) -> Reads | asyncio.Future[Reads]:
+    """Wait for changes of the partitions that `delayed` follows."""
+    waiting = replicas.fetch_purgatory.try_complete_else_watch(
+        (delayed,), params.max_wait_ms, delayed.try_complete, delayed.on_expire
+    )
+    if isinstance(waiting, asyncio.Future):
+        waiting.add_done_callback(lambda _: delayed.close())
+    return waiting
 
 
 class DelayedFetch:
@@ -27,15 +58,17 @@ class DelayedFetch:
         "_is_large",
         "_moved",
         "_params",
-        "_path",
         "_reads",
+        "_replicas",
         "_session",
         "_touched",
     )
 
-    def __init__(self, path: FetchPath, params: FetchParams, session: Readers, *, is_large: bool = False) -> None:
+    def __init__(
+        self, replicas: ReplicaManager, params: FetchParams, session: Readers, *, is_large: bool = False
+    ) -> None:
         """`is_large`: it has been read in slices, and whoever waits for it completes the answer in slices."""
-        self._path = path
+        self._replicas = replicas
         self._is_large = is_large
         self._params = params
         self._session = session
@@ -54,10 +87,9 @@ class DelayedFetch:
 
     def add(self, reads: Reads) -> None:
         """Take over what was read, in the same step of the loop, and follow these partitions from now on."""
-        path = self._path
         self._reads.update(reads)
         for partition, read in reads:
-            hosted = None if partition.tp is None else path.hosted(partition.tp)
+            hosted = self._replicas.hosted(partition.tp)
             if hosted is not None and partition.session is self._session:  # else it has ended, or forgotten this one
                 partition.watch(hosted)
                 if self._params.min_bytes > 1 and hosted.log is not None:
@@ -73,7 +105,7 @@ class DelayedFetch:
         if self not in session.waiting:
             return
         session.waiting.remove(self)
-        self._path.woken.pop(self, None)
+        self._replicas.woken_fetches.pop(self, None)
         if not session.id and not self._is_large:
             for partition in self._reads:
                 partition.unwatch()
@@ -91,7 +123,7 @@ class DelayedFetch:
 
     def on_change(self, partition: SessionPartition) -> None:
         self._touched[partition] = None
-        self._path.woken[self] = None
+        self._replicas.woken_fetches[self] = None
 
     def try_complete(self) -> Reads | None:
         """Look at the partitions that changed; the answer when that makes enough of all."""
@@ -118,26 +150,26 @@ class DelayedFetch:
             everything |= self._has_data
         again = dict.fromkeys(self._reads) | self._moved if everything else self._moved
         count = len(self._reads)
-        self._reads.update(self._path.read_all(self._params, sorted(again, key=place_of)))
+        self._reads.update(read_all(self._replicas, self._params, sorted(again, key=place_of)))
         reads = list(self._reads.items())
         if len(reads) > count:
             reads.sort(key=lambda read: read[0].place)
-        return reads if self._is_large else self._path.answered(self._params, reads)
+        return reads if self._is_large else answer(self._replicas, self._params, reads)
 
     def _estimate(self, partition: SessionPartition) -> int | None:
         """The bytes that this partition would add to the answer; None when it has something to tell at once."""
         fetch = partition.fetch
         params = self._params
-        hosted = None if partition.tp is None else self._path.hosted(partition.tp)
+        hosted = self._replicas.hosted(partition.tp)
         if hosted is None:
             return None
         log = readable_log(hosted, fetch.current_leader_epoch, params.require_leader)
         if isinstance(log, ErrorCode) or log.log_end_offset < fetch.fetch_offset:
             return None
-        if self._path.owes_high_watermark(params, hosted):
+        if owes_high_watermark(self._replicas, params, hosted):
             return None
         partition.watch(hosted)
-        if end_of(log, params.isolation) <= fetch.fetch_offset or self._path.is_held_back(params, hosted):
+        if end_of(log, params.isolation) <= fetch.fetch_offset or is_held_back(self._replicas, params, hosted):
             return 0
         if params.min_bytes <= 1:
             return 1

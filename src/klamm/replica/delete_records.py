@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from klamm.errors import ErrorCode
 from klamm.model import INTERNAL_TOPICS, TopicPartition
-
-if TYPE_CHECKING:
-    from klamm.replica.replica_manager import ReplicaManager
+from klamm.replica.replica_manager import ReplicaManager
 
 
 class DeletedRecordsResult(NamedTuple):
@@ -21,49 +19,49 @@ class DeletedRecordsResult(NamedTuple):
 DeletedRecords: TypeAlias = dict[TopicPartition, DeletedRecordsResult]
 
 
-class DeleteRecordsPath:
-    def __init__(self, replicas: ReplicaManager) -> None:
-        self._replicas = replicas
+def delete_records(
+    replicas: ReplicaManager, offsets: Mapping[TopicPartition, int], timeout_ms: int
+) -> DeletedRecords | asyncio.Future[DeletedRecords]:
+    """Deletes what is before each offset (-1: before the high watermark)."""
+    results: DeletedRecords = {}
+    waiting: dict[TopicPartition, int] = {}
+    for tp, offset in offsets.items():
+        moved = _move(replicas, tp, offset)
+        if isinstance(moved, ErrorCode):
+            results[tp] = DeletedRecordsResult(moved)
+        else:
+            waiting[tp] = moved
 
-    def delete_records(
-        self, offsets: Mapping[TopicPartition, int], timeout_ms: int
-    ) -> DeletedRecords | asyncio.Future[DeletedRecords]:
-        """Deletes what is before each offset (-1: before the high watermark)."""
-        results: DeletedRecords = {}
-        waiting: dict[TopicPartition, int] = {}
-        for tp, offset in offsets.items():
-            moved = self._move(tp, offset)
-            if isinstance(moved, ErrorCode):
-                results[tp] = DeletedRecordsResult(moved)
-            else:
-                waiting[tp] = moved
+    def try_complete() -> DeletedRecords | None:
+        return _try_complete(replicas, results, waiting)
 
-        def try_complete() -> DeletedRecords | None:
-            return self._try_complete(results, waiting)
+    def on_expire() -> DeletedRecords:
+        results.update({tp: DeletedRecordsResult(ErrorCode.REQUEST_TIMED_OUT) for tp in waiting})
+        return results
 
-        def on_expire() -> DeletedRecords:
-            results.update({tp: DeletedRecordsResult(ErrorCode.REQUEST_TIMED_OUT) for tp in waiting})
-            return results
+    purgatory = replicas.delete_records_purgatory
+    return purgatory.try_complete_else_watch(list(waiting), timeout_ms, try_complete, on_expire)
 
-        purgatory = self._replicas.delete_records_purgatory
-        return purgatory.try_complete_else_watch(list(waiting), timeout_ms, try_complete, on_expire)
 
-    def _move(self, tp: TopicPartition, offset: int) -> int | ErrorCode:
-        if tp.topic in INTERNAL_TOPICS:
-            return ErrorCode.INVALID_TOPIC_EXCEPTION
-        partition = self._replicas.partition_or_error(tp)
-        return partition if isinstance(partition, ErrorCode) else partition.delete_records(offset)
+def _move(replicas: ReplicaManager, tp: TopicPartition, offset: int) -> int | ErrorCode:
+    if tp.topic in INTERNAL_TOPICS:
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
+    partition = replicas.partition_or_error(tp)
+    return partition if isinstance(partition, ErrorCode) else partition.delete_records(offset)
 
-    def _try_complete(self, results: DeletedRecords, waiting: dict[TopicPartition, int]) -> DeletedRecords | None:
-        for tp, offset in list(waiting.items()):
-            partition = self._replicas.partition_or_error(tp)
-            if isinstance(partition, ErrorCode):
-                results[tp] = DeletedRecordsResult(partition)
-            elif not partition.is_leader:
-                results[tp] = DeletedRecordsResult(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            elif partition.low_watermark >= offset:
-                results[tp] = DeletedRecordsResult(ErrorCode.NONE, partition.low_watermark)
-            else:
-                continue
-            del waiting[tp]
-        return None if waiting else results
+
+def _try_complete(
+    replicas: ReplicaManager, results: DeletedRecords, waiting: dict[TopicPartition, int]
+) -> DeletedRecords | None:
+    for tp, offset in list(waiting.items()):
+        partition = replicas.partition_or_error(tp)
+        if isinstance(partition, ErrorCode):
+            results[tp] = DeletedRecordsResult(partition)
+        elif not partition.is_leader:
+            results[tp] = DeletedRecordsResult(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        elif partition.low_watermark >= offset:
+            results[tp] = DeletedRecordsResult(ErrorCode.NONE, partition.low_watermark)
+        else:
+            continue
+        del waiting[tp]
+    return None if waiting else results

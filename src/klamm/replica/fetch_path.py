@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, UNKNOWN_BROKER_EPOCH, TopicPartition
-from klamm.replica.delayed_fetch import DelayedFetch
-from klamm.replica.fetch_session import FetchSession, Readers, SessionPartition
+from klamm.replica.fetch_session import FetchSession, SessionPartition
 from klamm.replica.partition_reader import Isolation, PartitionFetch, PartitionRead, end_of, read_records, readable_log
+from klamm.replica.replica_manager import ReplicaManager
 from klamm.replica.replica_selector import NO_PREFERENCE, ClientMetadata, preferred_read_replica
 
 if TYPE_CHECKING:
     from klamm.log.log import Log
     from klamm.replica.partition import Partition
     from klamm.replica.remote_replica import RemoteReplica
-    from klamm.replica.replica_manager import ReplicaManager
 
 Reads: TypeAlias = list[tuple[SessionPartition, PartitionRead]]
 
@@ -69,245 +67,225 @@ class ReadLimit:
         self.min_one_message = True
 
 
-class FetchPath:
-    """The ReplicaManager's `fetch_messages`."""
+def bytes_to_wait_for(replicas: ReplicaManager, params: FetchParams, reads: Reads, min_bytes: int) -> int:
+    """How many of `min_bytes` are missing after these reads; 0 if one of them is to be reported at once."""
+    for _, read in reads:
+        if read.error or read.diverging_epoch is not None or read.preferred_read_replica != NO_PREFERENCE:
+            return 0
+        min_bytes -= read.size_bytes
+    return 0 if _owes_any_high_watermark(replicas, params, reads) else max(min_bytes, 0)
 
-    def __init__(self, replicas: ReplicaManager) -> None:
-        self._replicas = replicas
-        self.woken: dict[DelayedFetch, None] = {}
-        """Parked fetches whose partitions changed and that have not looked yet."""
 
-    def fetch_messages(
-        self, params: FetchParams, session: Readers, partitions: Sequence[SessionPartition]
-    ) -> Reads | asyncio.Future[Reads]:
-        """Reads now, and again later when there was less than `min_bytes` and nothing to report at once."""
-        reads = self.read_all(params, partitions)
-        may_wait = params.max_wait_ms > 0 and (reads or session.id)
-        if not may_wait or not self.bytes_to_wait_for(params, reads, params.min_bytes):
-            return self.answered(params, reads)
-        delayed = DelayedFetch(self, params, session)
-        delayed.add(reads)
-        return self.park(params, delayed)
-
-    def bytes_to_wait_for(self, params: FetchParams, reads: Reads, min_bytes: int) -> int:
-        """How many of `min_bytes` are missing after these reads; 0 if one of them is to be reported at once."""
-        for _, read in reads:
-            if read.error or read.diverging_epoch is not None or read.preferred_read_replica != NO_PREFERENCE:
-                return 0
-            min_bytes -= read.size_bytes
-        return 0 if self._owes_any_high_watermark(params, reads) else max(min_bytes, 0)
-
-    def park(self, params: FetchParams, delayed: DelayedFetch) -> Reads | asyncio.Future[Reads]:
-        """Wait for changes of the partitions that `delayed` follows."""
-        purgatory = self._replicas.fetch_purgatory
-        answer = purgatory.try_complete_else_watch(
-            (delayed,), params.max_wait_ms, delayed.try_complete, delayed.on_expire
-        )
-        if isinstance(answer, asyncio.Future):
-            answer.add_done_callback(lambda _: delayed.close())
-        return answer
-
-    def complete_woken(self) -> None:
-        """Let the parked fetches look whose partitions changed."""
-        purgatory = self._replicas.fetch_purgatory
-        while self.woken:
-            delayed = next(iter(self.woken))
-            del self.woken[delayed]
-            purgatory.check_and_complete(delayed)
-
-    def answered(self, params: FetchParams, reads: Reads) -> Reads:
-        """The reads that will be the answer. One append may complete many fetches before any of them is sent."""
-        if params.budget is not None:
-            params.budget.reserve_response(sum(read.size_bytes for _, read in reads))
-        if params.is_from_follower and self._replicas.replica_selector is not None:
-            for partition, read in reads:
-                self._tell_high_watermark(params.replica_id, partition.tp, read)
-        quota = self._replicas.quotas.leader
-        if params.is_from_follower and quota.has_throttled:
-            throttled = (read for p, read in reads if read.size_bytes and p.tp is not None and quota.is_throttled(p.tp))
-            quota.record(sum(read.size_bytes for read in throttled))
-        return reads
-
-    def is_held_back(self, params: FetchParams, partition: Partition) -> bool:
-        """Whether a follower gets no records of a partition now. Those in sync are spared, or they would fall out."""
-        quota = self._replicas.quotas.leader
-        return (
-            quota.has_throttled
-            and params.is_from_follower
-            and quota.is_throttled(partition.topic_partition)
-            and params.replica_id not in partition.isr
-            and quota.is_exceeded
-        )
-
-    # --- high watermarks of followers that consumers read from (KIP-392) -----------------------------------------
-
-    def owes_high_watermark(self, params: FetchParams, partition: Partition) -> bool:
-        """Whether a follower has not been told the newest high watermark, while consumers may read from it."""
-        if not params.is_from_follower or self._replicas.replica_selector is None or partition.log is None:
-            return False
-        remote = partition.remotes.get(params.replica_id)
-        return remote is not None and remote.last_sent_high_watermark < partition.log.high_watermark
-
-    def _owes_any_high_watermark(self, params: FetchParams, reads: Reads) -> bool:
-        if not params.is_from_follower or self._replicas.replica_selector is None:
-            return False
-        hosted = (self.hosted(partition.tp) for partition, _ in reads)
-        return any(partition is not None and self.owes_high_watermark(params, partition) for partition in hosted)
-
-    def _tell_high_watermark(self, replica_id: int, tp: TopicPartition | None, read: PartitionRead) -> None:
-        """The fetch itself may have moved the high watermark after it was read: the follower hears the newest."""
-        partition = self.hosted(tp)
-        if read.error or read.diverging_epoch is not None or partition is None or partition.log is None:
-            return
-        if (remote := partition.remotes.get(replica_id)) is not None:
-            read.high_watermark = remote.last_sent_high_watermark = partition.log.high_watermark
-
-    # --- reading -------------------------------------------------------------------------------------------------
-
-    def hosted(self, tp: TopicPartition | None) -> Partition | None:
-        return None if tp is None else self._replicas.partitions.get(tp)
-
-    def read_all(
-        self, params: FetchParams, partitions: Iterable[SessionPartition], limit: ReadLimit | None = None
-    ) -> Reads:
-        """Partitions are read in the order asked until the response is full."""
-        if limit is None:
-            limit = ReadLimit(params)
-        now_ms = self._replicas.clock.now_ms()
-        reads: Reads = []
-        for partition in partitions:
-            fetch = partition.fetch
-            max_bytes = fetch.max_bytes
-            if max_bytes > limit.max_bytes:
-                max_bytes = limit.max_bytes
-            assert partition.tp is not None, "a topic id that is not known here is refused before"
-            read = self._read(partition.tp, fetch, params, max_bytes, limit.min_one_message, now_ms)
-            if read.size_bytes:
-                limit.max_bytes = max(0, limit.max_bytes - read.size_bytes)
-                limit.min_one_message = False
-            reads.append((partition, read))
-        return reads
-
-    def _read(
-        self,
-        tp: TopicPartition,
-        fetch: PartitionFetch,
-        params: FetchParams,
-        max_bytes: int,
-        min_one_message: bool,
-        now_ms: int,
-    ) -> PartitionRead:
-        partition = self._replicas.partition_or_error(tp)
-        if isinstance(partition, ErrorCode):
-            return PartitionRead(partition)
-        is_from_follower = params.replica_id >= 0
-        if is_from_follower:
-            if (idle := self._caught_up(partition, fetch, params, now_ms)) is not None:
-                return idle
-            if params.replica_id not in partition.remotes and partition.is_leader:
-                return PartitionRead(_stranger(fetch))
-            if self.is_held_back(params, partition):
-                max_bytes, min_one_message = 0, False
-        elif (
-            params.client is not None
-            and (preferred := self._preferred(partition, fetch, params.client)) != NO_PREFERENCE
-        ):
-            return _elsewhere(partition, fetch, preferred)
-        read = read_records(
-            partition,
-            fetch,
-            params.isolation,
-            max_bytes,
-            min_one_message=min_one_message,
-            require_leader=params.require_leader,
-        )
-        if is_from_follower and not read.error and read.diverging_epoch is None:
-            self._on_follower_read(partition, fetch, params, now_ms)
-        return read
-
-    def _caught_up(
-        self, partition: Partition, fetch: PartitionFetch, params: FetchParams, now_ms: int
-    ) -> PartitionRead | None:
-        """The answer to an in-sync follower that has everything and all of it committed; None in all other cases.
-
-        Most partitions of most fetches are like that, and nothing follows from it but that the follower is there.
-        """
-        log = partition.log
-        remote = partition.remotes.get(params.replica_id)
-        offset = fetch.fetch_offset
-        if (
-            log is None
-            or remote is None
-            or not offset == log.log_end_offset == log.high_watermark == remote.log_end_offset
-            or partition.leader != partition.broker_id
-            or partition.leader_epoch != fetch.current_leader_epoch
-            or params.replica_id not in partition.isr
-            or self._replicas.delete_records_purgatory.size
-        ):
-            return None
-        last_epoch = fetch.last_fetched_epoch
-        if last_epoch != NO_EPOCH and last_epoch != log.latest_epoch:
-            epoch, end_offset = log.end_offset_for_epoch(last_epoch)
-            if epoch != last_epoch or end_offset < offset:
-                return None
-        remote.on_fetch(offset, fetch.log_start_offset, offset, now_ms, params.replica_epoch)
-        return PartitionRead(_NONE, offset, log.last_stable_offset, log.log_start_offset)
-
-    def settle(self, params: FetchParams, session: FetchSession, reads: Reads) -> None:
-        """After an answer: the partitions whose readers now know everything are left alone until they change.
-
-        The state of now decides, not what was read: the partition may have changed since.
-        """
-        is_from_follower = params.replica_id >= 0
+def answer(replicas: ReplicaManager, params: FetchParams, reads: Reads) -> Reads:
+    """The reads that will be the answer. One append may complete many fetches before any of them is sent."""
+    if params.budget is not None:
+        params.budget.reserve_response(sum(read.size_bytes for _, read in reads))
+    if params.is_from_follower and replicas.replica_selector is not None:
         for partition, read in reads:
-            if read.size_bytes or read.error or partition.session is not session or partition not in session.changed:
-                continue
-            if read.diverging_epoch is not None or read.preferred_read_replica != NO_PREFERENCE:
-                continue
-            hosted = self.hosted(partition.tp)
-            if hosted is None or hosted.log is None or not _knows_all(partition, hosted, hosted.log, params):
-                continue
-            if is_from_follower:
-                remote = hosted.remotes.get(params.replica_id)
-                if remote is None or not self._has_all(partition.fetch, hosted, hosted.log, remote):
-                    continue
-                remote.follow_session(session)
-                partition.remote = remote
-            session.settle(partition, hosted, hosted.log.size_bytes)
+            _tell_high_watermark(replicas, params.replica_id, partition.tp, read)
+    quota = replicas.quotas.leader
+    if params.is_from_follower and quota.has_throttled:
+        throttled = (read for p, read in reads if read.size_bytes and p.tp is not None and quota.is_throttled(p.tp))
+        quota.record(sum(read.size_bytes for read in throttled))
+    return reads
 
-    def _has_all(self, fetch: PartitionFetch, partition: Partition, log: Log, remote: RemoteReplica) -> bool:
-        """Whether another fetch of this follower would change nothing but the time it was last seen."""
-        return (
-            fetch.fetch_offset == log.log_end_offset == log.high_watermark == remote.log_end_offset
-            and fetch.log_start_offset == remote.log_start_offset
-            and remote.broker_id in partition.isr
-            and (self._replicas.replica_selector is None or remote.last_sent_high_watermark >= log.high_watermark)
-        )
 
-    def _preferred(self, partition: Partition, fetch: PartitionFetch, client: ClientMetadata) -> int:
-        replicas = self._replicas
-        selector = replicas.replica_selector
-        if selector is None or not client.rack_id:
-            return NO_PREFERENCE
-        snapshot, now_ms = replicas.metadata.snapshot, replicas.clock.now_ms()
-        return preferred_read_replica(selector, partition, client, fetch.fetch_offset, snapshot, now_ms)
+def is_held_back(replicas: ReplicaManager, params: FetchParams, partition: Partition) -> bool:
+    """Whether a follower gets no records of a partition now. Those in sync are spared, or they would fall out."""
+    quota = replicas.quotas.leader
+    return (
+        quota.has_throttled
+        and params.is_from_follower
+        and quota.is_throttled(partition.topic_partition)
+        and params.replica_id not in partition.isr
+        and quota.is_exceeded
+    )
 
-    def _on_follower_read(self, partition: Partition, fetch: PartitionFetch, params: FetchParams, now_ms: int) -> None:
-        replicas = self._replicas
-        replica_id = params.replica_id
-        moved = partition.on_follower_fetch(
-            replica_id, fetch.fetch_offset, fetch.log_start_offset, now_ms, params.replica_epoch
-        )
-        if replica_id not in partition.isr:
-            wanted = partition.isr_to_expand_to(replica_id)
-            if wanted is not None and replicas.metadata.has_alive_broker(replica_id):
-                replicas.on_isr_change_wanted(partition, wanted)
-        if replicas.replica_selector is not None:
-            partition.changed()  # a consumer may read from this follower from now on
-        if moved:
-            replicas.complete_after_high_watermark(partition.topic_partition)
-        elif replicas.delete_records_purgatory.size:
-            replicas.delete_records_purgatory.check_and_complete(partition.topic_partition)
+
+# --- high watermarks of followers that consumers read from (KIP-392) -----------------------------------------
+
+
+def owes_high_watermark(replicas: ReplicaManager, params: FetchParams, partition: Partition) -> bool:
+    """Whether a follower has not been told the newest high watermark, while consumers may read from it."""
+    if not params.is_from_follower or replicas.replica_selector is None or partition.log is None:
+        return False
+    remote = partition.remotes.get(params.replica_id)
+    return remote is not None and remote.last_sent_high_watermark < partition.log.high_watermark
+
+
+def _owes_any_high_watermark(replicas: ReplicaManager, params: FetchParams, reads: Reads) -> bool:
+    if not params.is_from_follower or replicas.replica_selector is None:
+        return False
+    hosted = (replicas.hosted(partition.tp) for partition, _ in reads)
+    return any(partition is not None and owes_high_watermark(replicas, params, partition) for partition in hosted)
+
+
+def _tell_high_watermark(
+    replicas: ReplicaManager, replica_id: int, tp: TopicPartition | None, read: PartitionRead
+) -> None:
+    """The fetch itself may have moved the high watermark after it was read: the follower hears the newest."""
+    partition = replicas.hosted(tp)
+    if read.error or read.diverging_epoch is not None or partition is None or partition.log is None:
+        return
+    if (remote := partition.remotes.get(replica_id)) is not None:
+        read.high_watermark = remote.last_sent_high_watermark = partition.log.high_watermark
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def read_all(
+    replicas: ReplicaManager,
+    params: FetchParams,
+    partitions: Iterable[SessionPartition],
+    limit: ReadLimit | None = None,
+) -> Reads:
+    """Partitions are read in the order asked until the response is full."""
+    if limit is None:
+        limit = ReadLimit(params)
+    now_ms = replicas.clock.now_ms()
+    reads: Reads = []
+    for partition in partitions:
+        fetch = partition.fetch
+        max_bytes = fetch.max_bytes
+        if max_bytes > limit.max_bytes:
+            max_bytes = limit.max_bytes
+        assert partition.tp is not None, "a topic id that is not known here is refused before"
+        read = _read(replicas, partition.tp, fetch, params, max_bytes, limit.min_one_message, now_ms)
+        if read.size_bytes:
+            limit.max_bytes = max(0, limit.max_bytes - read.size_bytes)
+            limit.min_one_message = False
+        reads.append((partition, read))
+    return reads
+
+
+def _read(
+    replicas: ReplicaManager,
+    tp: TopicPartition,
+    fetch: PartitionFetch,
+    params: FetchParams,
+    max_bytes: int,
+    min_one_message: bool,
+    now_ms: int,
+) -> PartitionRead:
+    partition = replicas.partition_or_error(tp)
+    if isinstance(partition, ErrorCode):
+        return PartitionRead(partition)
+    is_from_follower = params.replica_id >= 0
+    if is_from_follower:
+        if (idle := _caught_up(replicas, partition, fetch, params, now_ms)) is not None:
+            return idle
+        if params.replica_id not in partition.remotes and partition.is_leader:
+            return PartitionRead(_stranger(fetch))
+        if is_held_back(replicas, params, partition):
+            max_bytes, min_one_message = 0, False
+    elif (
+        params.client is not None
+        and (preferred := _preferred(replicas, partition, fetch, params.client)) != NO_PREFERENCE
+    ):
+        return _elsewhere(partition, fetch, preferred)
+    read = read_records(
+        partition,
+        fetch,
+        params.isolation,
+        max_bytes,
+        min_one_message=min_one_message,
+        require_leader=params.require_leader,
+    )
+    if is_from_follower and not read.error and read.diverging_epoch is None:
+        _on_follower_read(replicas, partition, fetch, params, now_ms)
+    return read
+
+
+def _caught_up(
+    replicas: ReplicaManager, partition: Partition, fetch: PartitionFetch, params: FetchParams, now_ms: int
+) -> PartitionRead | None:
+    """The answer to an in-sync follower that has everything and all of it committed; None in all other cases.
+
+    Most partitions of most fetches are like that, and nothing follows from it but that the follower is there.
+    """
+    log = partition.log
+    remote = partition.remotes.get(params.replica_id)
+    offset = fetch.fetch_offset
+    if (
+        log is None
+        or remote is None
+        or not offset == log.log_end_offset == log.high_watermark == remote.log_end_offset
+        or partition.leader != partition.broker_id
+        or partition.leader_epoch != fetch.current_leader_epoch
+        or params.replica_id not in partition.isr
+        or replicas.delete_records_purgatory.size
+    ):
+        return None
+    last_epoch = fetch.last_fetched_epoch
+    if last_epoch != NO_EPOCH and last_epoch != log.latest_epoch:
+        epoch, end_offset = log.end_offset_for_epoch(last_epoch)
+        if epoch != last_epoch or end_offset < offset:
+            return None
+    remote.on_fetch(offset, fetch.log_start_offset, offset, now_ms, params.replica_epoch)
+    return PartitionRead(_NONE, offset, log.last_stable_offset, log.log_start_offset)
+
+
+def settle(replicas: ReplicaManager, params: FetchParams, session: FetchSession, reads: Reads) -> None:
+    """After an answer: the partitions whose readers now know everything are left alone until they change.
+
+    The state of now decides, not what was read: the partition may have changed since.
+    """
+    is_from_follower = params.replica_id >= 0
+    for partition, read in reads:
+        if read.size_bytes or read.error or partition.session is not session or partition not in session.changed:
+            continue
+        if read.diverging_epoch is not None or read.preferred_read_replica != NO_PREFERENCE:
+            continue
+        hosted = replicas.hosted(partition.tp)
+        if hosted is None or hosted.log is None or not _knows_all(partition, hosted, hosted.log, params):
+            continue
+        if is_from_follower:
+            remote = hosted.remotes.get(params.replica_id)
+            if remote is None or not _has_all(replicas, partition.fetch, hosted, hosted.log, remote):
+                continue
+            remote.follow_session(session)
+            partition.remote = remote
+        session.settle(partition, hosted, hosted.log.size_bytes)
+
+
+def _has_all(
+    replicas: ReplicaManager, fetch: PartitionFetch, partition: Partition, log: Log, remote: RemoteReplica
+) -> bool:
+    """Whether another fetch of this follower would change nothing but the time it was last seen."""
+    return (
+        fetch.fetch_offset == log.log_end_offset == log.high_watermark == remote.log_end_offset
+        and fetch.log_start_offset == remote.log_start_offset
+        and remote.broker_id in partition.isr
+        and (replicas.replica_selector is None or remote.last_sent_high_watermark >= log.high_watermark)
+    )
+
+
+def _preferred(replicas: ReplicaManager, partition: Partition, fetch: PartitionFetch, client: ClientMetadata) -> int:
+    selector = replicas.replica_selector
+    if selector is None or not client.rack_id:
+        return NO_PREFERENCE
+    snapshot, now_ms = replicas.metadata.snapshot, replicas.clock.now_ms()
+    return preferred_read_replica(selector, partition, client, fetch.fetch_offset, snapshot, now_ms)
+
+
+def _on_follower_read(
+    replicas: ReplicaManager, partition: Partition, fetch: PartitionFetch, params: FetchParams, now_ms: int
+) -> None:
+    replica_id = params.replica_id
+    moved = partition.on_follower_fetch(
+        replica_id, fetch.fetch_offset, fetch.log_start_offset, now_ms, params.replica_epoch
+    )
+    if replica_id not in partition.isr:
+        wanted = partition.isr_to_expand_to(replica_id)
+        if wanted is not None and replicas.metadata.has_alive_broker(replica_id):
+            replicas.on_isr_change_wanted(partition, wanted)
+    if replicas.replica_selector is not None:
+        partition.changed()  # a consumer may read from this follower from now on
+    if moved:
+        replicas.complete_after_high_watermark(partition.topic_partition)
+    elif replicas.delete_records_purgatory.size:
+        replicas.delete_records_purgatory.check_and_complete(partition.topic_partition)
 
 
 def _stranger(fetch: PartitionFetch) -> ErrorCode:

@@ -328,8 +328,8 @@ class ReplicaFetcher:
             self._behind[state.tp] = state
         else:
             self._behind.pop(state.tp, None)
-        if self._replicas.fetch_path.woken:
-            self._replicas.fetch_path.complete_woken()
+        if self._replicas.woken_fetches:
+            self._replicas.complete_woken_fetches()
 
     # --- truncating ----------------------------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ class ReplicaFetcher:
 
     def _after_change(self, state: PartitionFetchState, error: ErrorCode) -> None:
         state.partition.changed()
-        self._replicas.fetch_path.complete_woken()
+        self._replicas.complete_woken_fetches()
         if error != ErrorCode.NONE:
             self._fail(state, error)
             return

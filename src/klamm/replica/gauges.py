@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import TYPE_CHECKING, Final
 
 from klamm.metrics import GaugeTable, MetricsRegistry
@@ -10,9 +10,9 @@ from klamm.purgatory import DelayedOperationPurgatory
 
 if TYPE_CHECKING:
     from klamm.model import TopicPartition
+    from klamm.replica.counters import PartitionCounters
     from klamm.replica.fetch_state import PartitionFetchState
     from klamm.replica.partition import Partition
-    from klamm.replica.replica_manager import ReplicaManager
 
 _SERVER: Final = "kafka.server"
 _PARTITION: Final = ("kafka.cluster", "Partition")
@@ -26,23 +26,28 @@ class IsrMeters:
         self.failed_updates = metrics.meter(_SERVER, "ReplicaManager", "FailedIsrUpdatesPerSec")
 
 
-def register(replicas: ReplicaManager) -> None:
-    counters = replicas.counters
+def register(
+    metrics: MetricsRegistry,
+    counters: PartitionCounters,
+    partitions: Mapping[TopicPartition, Partition],
+    offline: Sized,
+    purgatories: Iterable[DelayedOperationPurgatory],
+) -> None:
     gauges: dict[str, Callable[[], object]] = {
         "LeaderCount": lambda: counters.leader_count,
-        "PartitionCount": lambda: len(replicas.partitions),
-        "OfflineReplicaCount": lambda: len(replicas.offline),
+        "PartitionCount": lambda: len(partitions),
+        "OfflineReplicaCount": lambda: len(offline),
         "UnderReplicatedPartitions": lambda: counters.under_replicated_partitions,
         "UnderMinIsrPartitionCount": lambda: counters.under_min_isr_partition_count,
         "AtMinIsrPartitionCount": lambda: counters.at_min_isr_partition_count,
         "ReassigningPartitions": lambda: counters.reassigning_partitions,
     }
     for name, value in gauges.items():
-        replicas.metrics.gauge(_SERVER, "ReplicaManager", name, value)
-    for purgatory in (replicas.produce_purgatory, replicas.fetch_purgatory, replicas.delete_records_purgatory):
-        register_purgatory(replicas.metrics, purgatory)
+        metrics.gauge(_SERVER, "ReplicaManager", name, value)
+    for purgatory in purgatories:
+        register_purgatory(metrics, purgatory)
     for name, value_of in _PARTITION_GAUGES.items():
-        replicas.metrics.gauge_table(*_PARTITION, name, GaugeTable(replicas.partitions, _tags, value_of))
+        metrics.gauge_table(*_PARTITION, name, GaugeTable(partitions, _tags, value_of))
 
 
 def register_purgatory(metrics: MetricsRegistry, purgatory: DelayedOperationPurgatory) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from klamm.errors import ErrorCode
@@ -17,12 +17,14 @@ from klamm.log.appending import append_as_follower
 from klamm.log.results import ReadResult
 from klamm.model import TopicPartition
 from klamm.protocol.record_batch import batches
+from klamm.replica.fetchers import ReplicaFetchers
 from klamm.replica.truncation import truncation_for
 
 if TYPE_CHECKING:
     from klamm.log.log import Log
+    from klamm.log.log_manager import LogManager
+    from klamm.metadata import MetadataCache
     from klamm.replica.partition import Partition
-    from klamm.replica.replica_manager import ReplicaManager
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +37,21 @@ _IDLE_S: Final = 0.05
 class LogDirMoves:
     """Owner: the ReplicaManager, on the broker loop. `max_bytes_per_s` may change at any time."""
 
-    def __init__(self, replicas: ReplicaManager) -> None:
-        self._replicas = replicas
+    def __init__(
+        self,
+        logs: LogManager,
+        metadata: MetadataCache,
+        partitions: Mapping[TopicPartition, Partition],
+        offline: Container[TopicPartition],
+        fetchers: Callable[[], ReplicaFetchers],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._logs = logs
+        self._metadata = metadata
+        self._partitions = partitions
+        self._offline = offline
+        self._fetchers = fetchers
+        self._loop = loop
         self.max_bytes_per_s = 1 << 63
         self._moving: dict[TopicPartition, int] = {}
         """Partitions that are copied, with the truncations of the log in use that the copy has followed."""
@@ -44,18 +59,18 @@ class LogDirMoves:
 
     def alter(self, tp: TopicPartition, path: str) -> ErrorCode:
         """Begins to move a replica to the directory `path`, or cancels a move by naming where the replica is."""
-        logs = self._replicas.logs
+        logs = self._logs
         path = path.rstrip("/") or "/"
         if error := future_logs.is_possible(tp):
             return error
         if path not in logs.dirs.paths:
             return ErrorCode.LOG_DIR_NOT_FOUND
         log_dir = next((d for d in logs.dirs.live if d.path == path), None)
-        if log_dir is None or tp in self._replicas.offline:
+        if log_dir is None or tp in self._offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
-        partition = self._replicas.partitions.get(tp)
+        partition = self._partitions.get(tp)
         if partition is None or partition.log is None:
-            known = self._replicas.metadata.partition(*tp) is not None
+            known = self._metadata.partition(*tp) is not None
             logs.preferred_dirs[tp] = path
             if len(logs.preferred_dirs) > MAX_PREFERRED:
                 del logs.preferred_dirs[next(iter(logs.preferred_dirs))]
@@ -78,16 +93,16 @@ class LogDirMoves:
 
     def resume(self, partitions: Iterable[Partition]) -> None:
         """Copies go on, also those of an earlier run, once it is known who leads the partition."""
-        futures = self._replicas.logs.futures.logs
+        futures = self._logs.futures.logs
         for partition in partitions:
             if partition.topic_partition in futures:
                 self._moving.setdefault(partition.topic_partition, -1)
         if self._moving and self._task is None:
-            self._task = self._replicas.loop.create_task(self._run(), name="log-dir-moves")
+            self._task = self._loop.create_task(self._run(), name="log-dir-moves")
 
     def _cancel(self, tp: TopicPartition) -> None:
         self._moving.pop(tp, None)
-        self._replicas.logs.futures.remove(tp)
+        self._logs.futures.remove(tp)
 
     def stop(self) -> None:
         if self._task is not None:
@@ -118,8 +133,8 @@ class LogDirMoves:
 
     def _step(self, tp: TopicPartition) -> int:
         """Copies a chunk, and changes over when there is nothing left; returns the bytes that were copied."""
-        partition = self._replicas.partitions.get(tp)
-        future = self._replicas.logs.futures.logs.get(tp)
+        partition = self._partitions.get(tp)
+        future = self._logs.futures.logs.get(tp)
         if partition is None or partition.log is None or future is None:
             self._moving.pop(tp, None)
             return 0
@@ -159,21 +174,21 @@ class LogDirMoves:
         return len(found.records)
 
     def _change_over(self, partition: Partition, future: Log) -> None:
-        replicas, tp = self._replicas, partition.topic_partition
+        fetchers, tp = self._fetchers(), partition.topic_partition
         future.update_high_watermark(partition.log.high_watermark if partition.log is not None else 0)
         if partition.log is not None:
             future.increment_log_start_offset(partition.log.log_start_offset)
-        replicas.fetchers.remove([tp])
+        fetchers.remove([tp])
         try:
-            partition.log = replicas.logs.swap_with_future(tp)
+            partition.log = self._logs.swap_with_future(tp)
         except future_logs.SwapError as refused:
-            replicas.logs.failed(refused.log_dir, refused.failure, f"changing over to {future.dir}")
+            self._logs.failed(refused.log_dir, refused.failure, f"changing over to {future.dir}")
         else:
             log.info("%s: moved to %s", tp, future.log_dir)
             partition.changed()
         self._moving.pop(tp, None)
         if not partition.is_leader:
-            replicas.fetchers.add([partition])
+            fetchers.add([partition])
 
 
 def _follow_truncation(current: Log, future: Log) -> ErrorCode:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
+from klamm.clock import Clock
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.log.log_config import LogConfig
 from klamm.log.producer_state import AppendOrigin
@@ -24,9 +25,7 @@ from klamm.model import TopicPartition
 from klamm.protocol.compression import UnpackedTooLargeError
 from klamm.protocol.message_set import CorruptMessageError, is_message_set, to_batch
 from klamm.protocol.record_batch import ATTRIBUTES_POSITION, COMPRESSION_MASK, RECORD_BATCH_OVERHEAD
-
-if TYPE_CHECKING:
-    from klamm.replica.replica_manager import ReplicaManager
+from klamm.replica.partition import Partition
 
 T = TypeVar("T")
 AppendResults: TypeAlias = dict[TopicPartition, AppendResult]
@@ -59,8 +58,12 @@ class _Waiting(NamedTuple):
 class RecordChecks:
     """Owner: the broker loop. Without a worker every batch is validated where it is appended."""
 
-    def __init__(self, replicas: ReplicaManager) -> None:
-        self._replicas = replicas
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Clock, partitions: Mapping[TopicPartition, Partition]
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._partitions = partitions
         self._worker: Executor | None = None
         self._queue: deque[_Waiting] = deque()
         self._busy: Counter[TopicPartition] = Counter()
@@ -69,10 +72,10 @@ class RecordChecks:
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run work of the same kind (a pure function of bytes) in the worker."""
         if self._worker is None:
-            done: asyncio.Future[T] = self._replicas.loop.create_future()
+            done: asyncio.Future[T] = self._loop.create_future()
             done.set_result(work())
             return done
-        return asyncio.wrap_future(self._worker.submit(work), loop=self._replicas.loop)
+        return asyncio.wrap_future(self._worker.submit(work), loop=self._loop)
 
     def start(self, worker: Executor) -> None:
         self._worker = worker
@@ -102,12 +105,12 @@ class RecordChecks:
 
         With `convert` messages of formats 0 and 1 become record batches first.
         """
-        now_ms = self._replicas.clock.now_ms()
+        now_ms = self._clock.now_ms()
         checked: dict[TopicPartition, Checked] = {}
         heavy: dict[TopicPartition, Callable[[], Checked]] = {}
         budget = INLINE_RECORDS
         for tp, data in records.items():
-            partition = self._replicas.partitions.get(tp)
+            partition = self._partitions.get(tp)
             log = partition.log if partition is not None and partition.is_leader else None
             if log is not None and convert and is_message_set(data):
                 heavy[tp] = partial(_convert, memoryview(data), log.config, now_ms)
@@ -146,7 +149,7 @@ class RecordChecks:
         if worker is None or self._waiting_bytes + size_bytes > max(MAX_WAITING_BYTES, size_bytes):
             message = "too many record batches wait to be checked: try again"
             return append({tp: Rejection(ErrorCode.REQUEST_TIMED_OUT, message) for tp in records})
-        loop = self._replicas.loop
+        loop = self._loop
         self._waiting_bytes += size_bytes
         self._busy.update(records.keys())
         answer: asyncio.Future[AppendResults] = loop.create_future()

@@ -1,41 +1,37 @@
-"""The partitions this broker hosts. Owner of the Partition objects and of what waits for them.
+"""The partitions that this broker hosts. Owner of the Partition objects and of the requests that wait for them.
 
-Control requests change the set (`state_change`), Produce writes (`append_path`), Fetch reads (`fetch_path`).
-Nothing here waits: what must wait is parked in a purgatory under its topic-partition.
+The work itself is done by functions over the manager: control requests change the set (`state_change`), Produce writes
+(`append_path`), Fetch reads (`fetch_path`, `delayed_fetch`), DeleteRecords deletes (`delete_records`). No function here
+waits: a request that has to wait is parked in a purgatory under its topic-partition.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from klamm.clock import Clock
 from klamm.errors import ErrorCode
 from klamm.log.log import Log
 from klamm.log.log_manager import LogManager
-from klamm.log.producer_state import AppendOrigin
 from klamm.metadata import MetadataCache
 from klamm.metrics import BrokerTopicStats, MetricsRegistry
 from klamm.model import TopicPartition
 from klamm.purgatory import DelayedOperationPurgatory
 from klamm.replica import gauges
-from klamm.replica.append_path import AppendPath
 from klamm.replica.counters import PartitionCounters
 from klamm.replica.damaged_logs import DamagedLogs
-from klamm.replica.delete_records import DeleteRecordsPath
-from klamm.replica.fetch_path import FetchPath
+from klamm.replica.fetchers import NoFetchers, ReplicaFetchers
 from klamm.replica.log_dir_moves import LogDirMoves
 from klamm.replica.partition import Partition
 from klamm.replica.problems import ReplicaProblems
+from klamm.replica.record_checks import RecordChecks
 from klamm.replica.replication_quota import ReplicationQuotas
-from klamm.replica.state_change import StateChange, StateChangeResult, StopReplica, TopicPartitionStates
+from klamm.waiting import after
 
 if TYPE_CHECKING:
-    from klamm.replica.delete_records import DeletedRecords
-    from klamm.replica.record_checks import AppendResults, RecordsBytes
     from klamm.replica.replica_selector import ReplicaSelector
 
 log = logging.getLogger(__name__)
@@ -48,24 +44,6 @@ OFFLINE_PER_SLICE: Final = 50
 Leadership: TypeAlias = Sequence[tuple[TopicPartition, int]]
 LeadershipListener: TypeAlias = Callable[[Leadership, Leadership], None]
 """Called with (became leader, became follower or stopped), each as (partition, leader epoch)."""
-
-
-class ReplicaFetchers(Protocol):
-    """Those who copy from other brokers' leaders. A cluster of one has none."""
-
-    def remove(self, partitions: Collection[TopicPartition]) -> None: ...
-
-    def add(self, partitions: Iterable[Partition]) -> None: ...
-
-    def on_metadata_change(self) -> None: ...
-
-
-class NoFetchers:
-    def remove(self, partitions: Collection[TopicPartition]) -> None: ...
-
-    def add(self, partitions: Iterable[Partition]) -> None: ...
-
-    def on_metadata_change(self) -> None: ...
 
 
 class ReplicaManager:
@@ -81,8 +59,6 @@ class ReplicaManager:
         loop: asyncio.AbstractEventLoop,
         metrics: MetricsRegistry,
         max_lag_ms: int = 30_000,
-        fetchers: ReplicaFetchers | None = None,
-        replica_selector: ReplicaSelector | None = None,
         quotas: ReplicationQuotas | None = None,
     ) -> None:
         self.broker_id = broker_id
@@ -91,8 +67,8 @@ class ReplicaManager:
         self.metadata = metadata
         self.clock = clock
         self.max_lag_ms = max_lag_ms
-        self.fetchers: ReplicaFetchers = fetchers or NoFetchers()
-        self.replica_selector = replica_selector
+        self.fetchers: ReplicaFetchers = NoFetchers()
+        self.replica_selector: ReplicaSelector | None = None
         self.quotas = quotas or ReplicationQuotas(clock, metrics)
         self.controller_epoch = 0
         self.partitions: dict[TopicPartition, Partition] = {}
@@ -109,21 +85,26 @@ class ReplicaManager:
         self.metrics = metrics
         self.produce_purgatory = DelayedOperationPurgatory("Produce", loop)
         self.fetch_purgatory = DelayedOperationPurgatory("Fetch", loop)
+        self.woken_fetches: dict[Hashable, None] = {}
+        """Parked fetches, by their keys in the purgatory, whose partitions changed and that have not looked yet."""
         self.delete_records_purgatory = DelayedOperationPurgatory("DeleteRecords", loop)
         self.loop = loop
-        self.changing: asyncio.Future[StateChangeResult] | None = None
-        """A LeaderAndIsr that is applied in slices; no other control request may be handled until it is done."""
+        self._applying: asyncio.Future[Any] | None = None
+        """A change of replicas that is applied in slices."""
+        self._last_change: asyncio.Future[Any] | None = None
+        """The last change that waits for its turn, or for something else, or is being applied."""
         self.leadership_listeners: list[LeadershipListener] = []
         self.isr_change_listener: Callable[[Partition, tuple[int, ...]], None] | None = None
         self.isr_meters = gauges.IsrMeters(metrics)
         self.problems = ReplicaProblems(metrics)
         self.damaged_logs = DamagedLogs(broker_id, metadata, self.problems)
-        self.log_dir_moves = LogDirMoves(self)
-        gauges.register(self)
-        self._append_path = AppendPath(self)
-        self.fetch_path = FetchPath(self)
-        self._delete_path = DeleteRecordsPath(self)
-        self._state_change = StateChange(self)
+        self.record_checks = RecordChecks(loop, clock, self.partitions)
+        self.log_dir_moves = LogDirMoves(logs, metadata, self.partitions, self.offline, lambda: self.fetchers, loop)
+        gauges.register(metrics, self.counters, self.partitions, self.offline, self._purgatories)
+
+    @property
+    def _purgatories(self) -> tuple[DelayedOperationPurgatory, ...]:
+        return self.fetch_purgatory, self.produce_purgatory, self.delete_records_purgatory
 
     # --- lookup ------------------------------------------------------------------------------------------------
 
@@ -136,6 +117,9 @@ class ReplicaManager:
             return ErrorCode.KAFKA_STORAGE_ERROR
         known = self.metadata.partition(tp.topic, tp.partition) is not None
         return ErrorCode.NOT_LEADER_OR_FOLLOWER if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def hosted(self, tp: TopicPartition | None) -> Partition | None:
+        return None if tp is None else self.partitions.get(tp)
 
     def leader_log(self, tp: TopicPartition) -> Log | ErrorCode:
         """The log of a partition that this broker leads."""
@@ -169,36 +153,9 @@ class ReplicaManager:
             self.topic_stats.remove(tp.topic)
         return partition
 
-    # --- data --------------------------------------------------------------------------------------------------
-
-    def append_records(
-        self,
-        required_acks: int,
-        internal_topics_allowed: bool,
-        origin: AppendOrigin,
-        records: Mapping[TopicPartition, RecordsBytes],
-        timeout_ms: int = 30_000,
-        *,
-        convert: bool = False,
-    ) -> AppendResults | asyncio.Future[AppendResults]:
-        """See AppendPath.append_records."""
-        return self._append_path.append_records(
-            required_acks, internal_topics_allowed, origin, records, timeout_ms, convert=convert
-        )
-
     def run_record_work(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run a pure function of record bytes in the thread that validates large batches."""
-        return self._append_path.checks.submit(work)
-
-    def start_record_checks(self, worker: Executor) -> None:
-        """From now on `worker` validates batches that would keep the loop for too long."""
-        self._append_path.checks.start(worker)
-
-    def delete_records(
-        self, offsets: Mapping[TopicPartition, int], timeout_ms: int
-    ) -> DeletedRecords | asyncio.Future[DeletedRecords]:
-        """See DeleteRecordsPath.delete_records."""
-        return self._delete_path.delete_records(offsets, timeout_ms)
+        return self.record_checks.submit(work)
 
     # --- control -----------------------------------------------------------------------------------------------
 
@@ -209,21 +166,62 @@ class ReplicaManager:
         self.controller_epoch = controller_epoch
         return ErrorCode.NONE
 
-    def become_leader_or_follower(
-        self, controller_epoch: int, topics: Iterable[TopicPartitionStates]
-    ) -> StateChangeResult | asyncio.Future[StateChangeResult]:
-        """See StateChange.become_leader_or_follower."""
-        return self._state_change.become_leader_or_follower(controller_epoch, topics)
+    def exclusively(
+        self,
+        change: Callable[[], T | asyncio.Future[T]],
+        *,
+        wait_for: asyncio.Future[None] | None = None,
+        in_order: bool = True,
+    ) -> T | asyncio.Future[T]:
+        """Run `change` while no other change of the hosted replicas is half applied; at once if none is.
 
-    def stop_replicas(
-        self, controller_epoch: int, stops: Iterable[StopReplica]
-    ) -> StateChangeResult | asyncio.Future[StateChangeResult]:
-        """See StateChange.stop_replicas."""
-        return self._state_change.stop_replicas(controller_epoch, stops)
+        A change `in_order` also waits for all such changes that were submitted before it, and for `wait_for`: a
+        LeaderAndIsr may have to read the configuration of a topic first, and a StopReplica that arrives meanwhile, on
+        another connection, must not overtake it. A change that is not in order has to be complete when it returns.
+        """
+        waits = [self._applying, self._last_change, wait_for] if in_order else [self._applying]
+        pending = [future for future in waits if future is not None and not future.done()]
+        if not pending:
+            result = change()
+        else:
+            turn: asyncio.Future[Any] = asyncio.gather(*pending, return_exceptions=True)
+            result = after(turn, lambda _: change() if in_order else self.exclusively(change, in_order=False))
+        if in_order and isinstance(result, asyncio.Future):
+            self._last_change = result
+        return result
 
-    def delete_strays(self, partitions: Iterable[TopicPartition]) -> None:
-        """See StateChange.delete_strays."""
-        self._state_change.delete_strays(partitions)
+    def apply_in_slices(self, slices: Generator[object], result: T) -> T | asyncio.Future[T]:
+        """Run a change of replicas to its end and return `result`, or a future of it if one slice is not enough.
+
+        The loop serves others between the slices. The caller excludes other changes (`exclusively`).
+        """
+        if next(slices, None) is None:
+            return result
+        done: asyncio.Future[T] = self.loop.create_future()
+        self._applying = done
+        self.loop.call_soon(self._next_slice, slices, result, done)
+        return done
+
+    def _next_slice(self, slices: Generator[object], result: T, done: asyncio.Future[T]) -> None:
+        if done.done():  # the broker stops
+            slices.close()
+            return
+        try:
+            is_over = next(slices, None) is None
+        except Exception as failure:
+            done.set_exception(failure)
+            return
+        if is_over:
+            done.set_result(result)
+        else:
+            self.loop.call_soon(self._next_slice, slices, result, done)
+
+    def notify_leadership_listeners(self, leaders: Iterable[Partition], followers: Iterable[Partition]) -> None:
+        became_leader = [(partition.topic_partition, partition.leader_epoch) for partition in leaders]
+        became_follower = [(partition.topic_partition, partition.leader_epoch) for partition in followers]
+        if became_leader or became_follower:
+            for listener in self.leadership_listeners:
+                listener(became_leader, became_follower)
 
     def on_metadata_change(self) -> None:
         """Leaders that were unknown may have an address now, and nobody waits for followers that are gone."""
@@ -252,13 +250,13 @@ class ReplicaManager:
             self.counters.refresh(partition)
             partition.changed()
             self.produce_purgatory.check_and_complete(tp)
-        self.fetch_path.complete_woken()
+        self.complete_woken_fetches()
 
     def on_segments_deleted(self, tp: TopicPartition) -> None:
         """Retention moved the start of a log."""
         if (partition := self.partitions.get(tp)) is not None:
             partition.changed()
-            self.fetch_path.complete_woken()
+            self.complete_woken_fetches()
 
     def on_log_dir_failure(self, log_dir: str) -> None:
         """`log_dir_failure_pass` at once."""
@@ -279,11 +277,21 @@ class ReplicaManager:
                 return
             failed = [tp for tp in hosted[start : start + OFFLINE_PER_SLICE] if self._is_in(tp, log_dir)]
             if failed:
-                self._state_change.take_offline(failed)
+                self.take_offline(failed)
                 count += len(failed)
             yield
         self._failing.pop(log_dir, None)
         log.error("log directory %s failed: %d partitions went offline", log_dir, count)
+
+    def take_offline(self, partitions: Iterable[TopicPartition]) -> None:
+        """Stop hosting partitions whose directory failed, and notify readers, writers and coordinators."""
+        gone = [partition for tp in partitions if (partition := self.drop(tp)) is not None]
+        for partition in gone:
+            self.offline[partition.topic_partition] = None
+        self.fetchers.remove([partition.topic_partition for partition in gone])
+        for partition in gone:
+            self.complete_after_high_watermark(partition.topic_partition)
+        self.notify_leadership_listeners((), gone)
 
     def _is_in(self, tp: TopicPartition, log_dir: str) -> bool:
         partition = self.partitions.get(tp)
@@ -293,7 +301,8 @@ class ReplicaManager:
     def on_log_dir_revival(self, log_dir: str) -> None:
         """A failed directory can be used again: the controller may name its partitions anew."""
         self._failing.pop(log_dir, None)
-        self.offline = {tp: None for tp in self.offline if self.logs.is_offline(tp)}
+        for tp in [tp for tp in self.offline if not self.logs.is_offline(tp)]:
+            del self.offline[tp]
 
     # --- ISR ---------------------------------------------------------------------------------------------------
 
@@ -332,16 +341,24 @@ class ReplicaManager:
 
     def complete_after_append(self, tp: TopicPartition) -> None:
         """New records are on disk: followers may read them, consumers too where the high watermark moved."""
-        if self.fetch_path.woken:
-            self.fetch_path.complete_woken()
+        if self.woken_fetches:
+            self.complete_woken_fetches()
         if self.produce_purgatory.size:
             self.produce_purgatory.check_and_complete(tp)
 
     def complete_after_high_watermark(self, tp: TopicPartition) -> None:
         """The high watermark or a follower's log start moved."""
         self.produce_purgatory.check_and_complete(tp)
-        self.fetch_path.complete_woken()
+        self.complete_woken_fetches()
         self.delete_records_purgatory.check_and_complete(tp)
+
+    def complete_woken_fetches(self) -> None:
+        """Let the parked fetches look whose partitions changed."""
+        woken = self.woken_fetches
+        while woken:
+            delayed = next(iter(woken))
+            del woken[delayed]
+            self.fetch_purgatory.check_and_complete(delayed)
 
     def on_flushed(self, tp: TopicPartition, recovery_point: int) -> None:
         """The log's recovery point moved: produces that waited for the disk look again."""
@@ -368,10 +385,10 @@ class ReplicaManager:
     def shutdown(self) -> None:
         """Answers all that waits and leaves the high watermarks on disk."""
         self.log_dir_moves.stop()
-        if self.changing is not None:
-            self.changing.cancel()
+        if self._applying is not None:
+            self._applying.cancel()
         self.fetchers.remove(list(self.partitions))
-        self._append_path.checks.shutdown()
-        for purgatory in (self.fetch_purgatory, self.produce_purgatory, self.delete_records_purgatory):
+        self.record_checks.shutdown()
+        for purgatory in self._purgatories:
             purgatory.shutdown()
         self.checkpoint_high_watermarks()

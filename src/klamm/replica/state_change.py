@@ -19,11 +19,11 @@ from klamm.log.log import Log
 from klamm.model import EPOCH_DURING_DELETE, NO_EPOCH, ZERO_UUID, TopicPartition, encode_topic_id
 from klamm.replica.partition import Partition
 from klamm.replica.problems import Problem
+from klamm.replica.replica_manager import ReplicaManager
 from klamm.replica.topic_names import is_valid_topic_name
 
 if TYPE_CHECKING:
     from klamm.protocol.messages.leader_and_isr import LeaderAndIsrPartitionState
-    from klamm.replica.replica_manager import ReplicaManager
 
 log = logging.getLogger("klamm.state_change")
 
@@ -56,282 +56,247 @@ class StateChangeResult:
     partitions: dict[TopicPartition, ErrorCode] = field(default_factory=dict)
 
 
-class StateChange:
-    def __init__(self, replicas: ReplicaManager) -> None:
-        self._replicas = replicas
+# --- LeaderAndIsr --------------------------------------------------------------------------------------------
 
-    # --- LeaderAndIsr --------------------------------------------------------------------------------------------
 
-    def become_leader_or_follower(
-        self, controller_epoch: int, topics: Iterable[TopicPartitionStates]
-    ) -> StateChangeResult | asyncio.Future[StateChangeResult]:
-        """Makes this broker leader or follower of each partition, as the controller decided.
+def become_leader_or_follower(
+    replicas: ReplicaManager, controller_epoch: int, topics: Iterable[TopicPartitionStates]
+) -> StateChangeResult | asyncio.Future[StateChangeResult]:
+    """Makes this broker leader or follower of each partition, as the controller decided.
 
-        What takes longer than a slice goes on later: the caller sees to it that nobody else changes replicas meanwhile.
-        """
-        replicas = self._replicas
-        if error := replicas.check_controller_epoch(controller_epoch):
-            return StateChangeResult(error)
-        result = StateChangeResult()
-        return self._begin(self._in_slices(controller_epoch, topics, result), result)
+    What takes longer than a slice goes on later: the caller sees to it that nobody else changes replicas meanwhile.
+    """
+    if error := replicas.check_controller_epoch(controller_epoch):
+        return StateChangeResult(error)
+    result = StateChangeResult()
+    return replicas.apply_in_slices(_in_slices(replicas, controller_epoch, topics, result), result)
 
-    def _begin(
-        self, slices: Generator[int], result: StateChangeResult
-    ) -> StateChangeResult | asyncio.Future[StateChangeResult]:
-        if next(slices, None) is None:
-            return result
-        replicas = self._replicas
-        replicas.changing = done = replicas.loop.create_future()
-        replicas.loop.call_soon(self._go_on, slices, result, done)
-        return done
 
-    def _go_on(
-        self, slices: Generator[int], result: StateChangeResult, done: asyncio.Future[StateChangeResult]
-    ) -> None:
-        if done.done():  # the broker stops
-            slices.close()
-            return
-        try:
-            is_over = next(slices, None) is None
-        except Exception as failure:
-            done.set_exception(failure)
-            return
-        if is_over:
-            done.set_result(result)
-        else:
-            self._replicas.loop.call_soon(self._go_on, slices, result, done)
+def _in_slices(
+    replicas: ReplicaManager, controller_epoch: int, topics: Iterable[TopicPartitionStates], result: StateChangeResult
+) -> Generator[int]:
+    """Yields between slices. Each is complete: its fetchers are restarted and its listeners told."""
+    clock = replicas.clock
+    leader_count = follower_count = 0
+    leaders: list[Partition] = []
+    followers: list[Partition] = []
+    until = clock.monotonic() + SLICE_S
+    for topic, topic_id, states in topics:
+        for state in states:
+            if clock.monotonic() > until:
+                leader_count, follower_count = leader_count + len(leaders), follower_count + len(followers)
+                _complete(replicas, leaders, followers)
+                leaders, followers = [], []
+                yield len(result.partitions)
+                until = clock.monotonic() + SLICE_S
+            tp = TopicPartition(topic, state.partition_index)
+            result.partitions[tp] = _change_or_refuse(replicas, tp, topic_id, state, leaders, followers)
+    _complete(replicas, leaders, followers)
+    log.info(
+        "LeaderAndIsr of controller epoch %d: %d leaders, %d followers, %d refused",
+        controller_epoch,
+        leader_count + len(leaders),
+        follower_count + len(followers),
+        sum(code != ErrorCode.NONE for code in result.partitions.values()),
+    )
 
-    def _in_slices(
-        self, controller_epoch: int, topics: Iterable[TopicPartitionStates], result: StateChangeResult
-    ) -> Generator[int]:
-        """Yields between slices. Each is complete: its fetchers are restarted and its listeners told."""
-        clock = self._replicas.clock
-        leader_count = follower_count = 0
-        leaders: list[Partition] = []
-        followers: list[Partition] = []
-        until = clock.monotonic() + SLICE_S
-        for topic, topic_id, states in topics:
-            for state in states:
-                if clock.monotonic() > until:
-                    leader_count, follower_count = leader_count + len(leaders), follower_count + len(followers)
-                    self._complete(leaders, followers)
-                    leaders, followers = [], []
-                    yield len(result.partitions)
-                    until = clock.monotonic() + SLICE_S
-                tp = TopicPartition(topic, state.partition_index)
-                result.partitions[tp] = self._change_or_refuse(tp, topic_id, state, leaders, followers)
-        self._complete(leaders, followers)
-        log.info(
-            "LeaderAndIsr of controller epoch %d: %d leaders, %d followers, %d refused",
-            controller_epoch,
-            leader_count + len(leaders),
-            follower_count + len(followers),
-            sum(code != ErrorCode.NONE for code in result.partitions.values()),
-        )
 
-    def _complete(self, leaders: list[Partition], followers: list[Partition]) -> None:
-        self._restart_fetchers(leaders, followers)
-        self._tell_listeners(leaders, followers)
-        if self._replicas.logs.futures.logs:
-            self._replicas.log_dir_moves.resume((*leaders, *followers))
+def _complete(replicas: ReplicaManager, leaders: list[Partition], followers: list[Partition]) -> None:
+    _restart_fetchers(replicas, leaders, followers)
+    replicas.notify_leadership_listeners(leaders, followers)
+    if replicas.logs.futures.logs:
+        replicas.log_dir_moves.resume((*leaders, *followers))
 
-    def _change_or_refuse(
-        self,
-        tp: TopicPartition,
-        topic_id: UUID,
-        state: LeaderAndIsrPartitionState,
-        leaders: list[Partition],
-        followers: list[Partition],
-    ) -> ErrorCode:
-        """An unexpected failure is the partition's, and the controller goes on: repeating would fail as often."""
-        try:
-            return self._change(tp, topic_id, state, leaders, followers)
-        except Exception:
-            log.exception("%s: the change to leader epoch %d failed", tp, state.leader_epoch)
-            return ErrorCode.UNKNOWN_SERVER_ERROR
 
-    def _change(
-        self,
-        tp: TopicPartition,
-        topic_id: UUID,
-        state: LeaderAndIsrPartitionState,
-        leaders: list[Partition],
-        followers: list[Partition],
-    ) -> ErrorCode:
-        replicas = self._replicas
-        if tp in replicas.offline:
-            return ErrorCode.KAFKA_STORAGE_ERROR
-        partition = replicas.partitions.get(tp)
-        if partition is None:
-            if tp.partition < 0 or not is_valid_topic_name(tp.topic):
-                return ErrorCode.INVALID_TOPIC_EXCEPTION
-            partition = Partition(
-                tp,
-                replicas.broker_id,
-                max_lag_ms=replicas.max_lag_ms,
-                is_alive=replicas.metadata.has_alive_broker,
-                lagging=replicas.lagging,
-            )
-        if error := self._check(partition, topic_id, state):
-            return error
-        if state.leader_epoch == partition.leader_epoch:
-            return self._same_epoch(partition, topic_id)
-        hosted = self._log_for(tp, topic_id, is_new=state.is_new)
-        if isinstance(hosted, ErrorCode):
-            return hosted
-        if (hosted.damages or hosted.lost_tail) and (error := replicas.damaged_logs.accept(tp, state, hosted)):
-            return error
-        if state.leader != replicas.broker_id:
-            if partition.make_follower(state, topic_id, hosted):
-                followers.append(partition)
-        elif (is_new := self._lead(partition, state, topic_id, hosted)) is None:
-            return ErrorCode.KAFKA_STORAGE_ERROR
-        elif is_new:
-            leaders.append(partition)
-        replicas.host(partition)
-        replicas.counters.refresh(partition)
-        return ErrorCode.NONE
+def _change_or_refuse(
+    replicas: ReplicaManager,
+    tp: TopicPartition,
+    topic_id: UUID,
+    state: LeaderAndIsrPartitionState,
+    leaders: list[Partition],
+    followers: list[Partition],
+) -> ErrorCode:
+    """An unexpected failure is the partition's, and the controller goes on: repeating would fail as often."""
+    try:
+        return _change(replicas, tp, topic_id, state, leaders, followers)
+    except Exception:
+        log.exception("%s: the change to leader epoch %d failed", tp, state.leader_epoch)
+        return ErrorCode.UNKNOWN_SERVER_ERROR
 
-    def _lead(
-        self, partition: Partition, state: LeaderAndIsrPartitionState, topic_id: UUID, hosted: Log
-    ) -> bool | None:
-        """Whether this leadership is news; None when the disk failed."""
-        try:
-            return partition.make_leader(state, topic_id, hosted, self._replicas.clock.now_ms())
-        except OSError as failure:
-            hosted.env.host.failed(hosted.log_dir, failure, f"noting a leader epoch in {hosted.dir}")
-            self._replicas.offline[partition.topic_partition] = None
-            return None
 
-    def _check(self, partition: Partition, topic_id: UUID, state: LeaderAndIsrPartitionState) -> ErrorCode:
-        local_id = partition.topic_id
-        if topic_id != local_id and ZERO_UUID not in (topic_id, local_id):
-            return ErrorCode.INCONSISTENT_TOPIC_ID
-        if state.leader_epoch < partition.leader_epoch:
-            return ErrorCode.STALE_CONTROLLER_EPOCH
-        if self._replicas.broker_id not in state.replicas:
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return ErrorCode.NONE
-
-    def _same_epoch(self, partition: Partition, topic_id: UUID) -> ErrorCode:
-        """Nothing new, but a topic id that the log has not got yet is taken over."""
-        if topic_id != ZERO_UUID and partition.topic_id == ZERO_UUID and partition.log is not None:
-            if (error := partition.log.assign_topic_id(topic_id)) == ErrorCode.NONE:
-                partition.topic_id = topic_id
-                partition.changed()
-            return error
-        return ErrorCode.STALE_CONTROLLER_EPOCH
-
-    def _log_for(self, tp: TopicPartition, topic_id: UUID, *, is_new: bool) -> Log | ErrorCode:
-        replicas = self._replicas
-        try:
-            hosted = replicas.logs.get_or_create_log(tp, is_new=is_new)
-        except LogDirError as failure:
-            log.error("%s: no log: %s", tp, failure)
-            self.take_offline((tp,))
-            replicas.offline[tp] = None
-            return ErrorCode.KAFKA_STORAGE_ERROR
-        if topic_id != ZERO_UUID and (error := hosted.assign_topic_id(topic_id)):
-            self._report(tp, topic_id, hosted, error)
-            return error
-        if tp not in replicas.partitions:
-            hosted.update_high_watermark(replicas.logs.checkpoints.high_watermark(tp))
-        return hosted
-
-    def _report(self, tp: TopicPartition, topic_id: UUID, hosted: Log, error: ErrorCode) -> None:
-        """A directory of another topic of that name: it was restored, copied or left over."""
-        if error != ErrorCode.INCONSISTENT_TOPIC_ID or not self._replicas.problems.put(tp, Problem.TOPIC_ID):
-            return
-        log.error(
-            "%s: %s/partition.metadata has topic id %s, but the topic's id is %s. If the directory is of a deleted "
-            "topic, stop broker %d, move the directory away and start the broker: it copies the replica again",
+def _change(
+    replicas: ReplicaManager,
+    tp: TopicPartition,
+    topic_id: UUID,
+    state: LeaderAndIsrPartitionState,
+    leaders: list[Partition],
+    followers: list[Partition],
+) -> ErrorCode:
+    if tp in replicas.offline:
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    partition = replicas.partitions.get(tp)
+    if partition is None:
+        if tp.partition < 0 or not is_valid_topic_name(tp.topic):
+            return ErrorCode.INVALID_TOPIC_EXCEPTION
+        partition = Partition(
             tp,
-            hosted.dir,
-            encode_topic_id(hosted.topic_id or ZERO_UUID),
-            encode_topic_id(topic_id),
-            self._replicas.broker_id,
+            replicas.broker_id,
+            max_lag_ms=replicas.max_lag_ms,
+            is_alive=replicas.metadata.has_alive_broker,
+            lagging=replicas.lagging,
         )
+    if error := _check(replicas, partition, topic_id, state):
+        return error
+    if state.leader_epoch == partition.leader_epoch:
+        return _same_epoch(replicas, partition, topic_id)
+    hosted = _log_for(replicas, tp, topic_id, is_new=state.is_new)
+    if isinstance(hosted, ErrorCode):
+        return hosted
+    if (hosted.damages or hosted.lost_tail) and (error := replicas.damaged_logs.accept(tp, state, hosted)):
+        return error
+    if state.leader != replicas.broker_id:
+        if partition.make_follower(state, topic_id, hosted):
+            followers.append(partition)
+    elif (is_new := _lead(replicas, partition, state, topic_id, hosted)) is None:
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    elif is_new:
+        leaders.append(partition)
+    replicas.host(partition)
+    replicas.counters.refresh(partition)
+    return ErrorCode.NONE
 
-    def _restart_fetchers(self, leaders: list[Partition], followers: list[Partition]) -> None:
-        replicas = self._replicas
-        replicas.fetchers.remove([partition.topic_partition for partition in (*leaders, *followers)])
-        for partition in (*leaders, *followers):
-            replicas.complete_after_high_watermark(partition.topic_partition)
-        replicas.fetchers.add(followers)
 
-    def _tell_listeners(self, leaders: Iterable[Partition], followers: Iterable[Partition]) -> None:
-        became_leader = [(partition.topic_partition, partition.leader_epoch) for partition in leaders]
-        became_follower = [(partition.topic_partition, partition.leader_epoch) for partition in followers]
-        if became_leader or became_follower:
-            for listener in self._replicas.leadership_listeners:
-                listener(became_leader, became_follower)
+def _lead(
+    replicas: ReplicaManager, partition: Partition, state: LeaderAndIsrPartitionState, topic_id: UUID, hosted: Log
+) -> bool | None:
+    """Whether this leadership is news; None when the disk failed."""
+    try:
+        return partition.make_leader(state, topic_id, hosted, replicas.clock.now_ms())
+    except OSError as failure:
+        hosted.env.host.failed(hosted.log_dir, failure, f"noting a leader epoch in {hosted.dir}")
+        replicas.offline[partition.topic_partition] = None
+        return None
 
-    # --- StopReplica ---------------------------------------------------------------------------------------------
 
-    def stop_replicas(
-        self, controller_epoch: int, stops: Iterable[StopReplica]
-    ) -> StateChangeResult | asyncio.Future[StateChangeResult]:
-        """Stops following; with `delete` the partition and its log go as well. Long requests go on later, as above."""
-        if error := self._replicas.check_controller_epoch(controller_epoch):
-            return StateChangeResult(error)
-        result = StateChangeResult()
-        return self._begin(self._stop_in_slices(stops, result), result)
+def _check(
+    replicas: ReplicaManager, partition: Partition, topic_id: UUID, state: LeaderAndIsrPartitionState
+) -> ErrorCode:
+    local_id = partition.topic_id
+    if topic_id != local_id and ZERO_UUID not in (topic_id, local_id):
+        return ErrorCode.INCONSISTENT_TOPIC_ID
+    if state.leader_epoch < partition.leader_epoch:
+        return ErrorCode.STALE_CONTROLLER_EPOCH
+    if replicas.broker_id not in state.replicas:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return ErrorCode.NONE
 
-    def delete_strays(self, partitions: Iterable[TopicPartition]) -> None:
-        """At once: whatever the caller has made sure of still holds."""
-        stops = [StopReplica(tp, delete=True) for tp in partitions]
-        for _ in self._stop_in_slices(stops, StateChangeResult()):
-            pass
 
-    def _stop_in_slices(self, stops: Iterable[StopReplica], result: StateChangeResult) -> Generator[int]:
-        clock, logs = self._replicas.clock, self._replicas.logs
-        until = clock.monotonic() + SLICE_S
-        some: list[StopReplica] = []
-        has_deleted = False
-        for stop in stops:
-            code = result.partitions[stop.topic_partition] = self._check_stop(stop)
-            if code == ErrorCode.NONE:
-                some.append(stop)
-            if len(some) >= STOPS:
-                has_deleted |= self._stop(some, result)
-                some = []
-                if clock.monotonic() > until:
-                    yield len(result.partitions)
-                    until = clock.monotonic() + SLICE_S
-        if self._stop(some, result) or has_deleted:
-            logs.checkpoints.write_deletions()
+def _same_epoch(replicas: ReplicaManager, partition: Partition, topic_id: UUID) -> ErrorCode:
+    """Nothing new, but a topic id that the log has not got yet is taken over."""
+    if topic_id != ZERO_UUID and partition.topic_id == ZERO_UUID and partition.log is not None:
+        if (error := partition.log.assign_topic_id(topic_id)) == ErrorCode.NONE:
+            partition.topic_id = topic_id
+            partition.changed()
+        return error
+    return ErrorCode.STALE_CONTROLLER_EPOCH
 
-    def _stop(self, stops: list[StopReplica], result: StateChangeResult) -> bool:
-        """Whether logs were deleted."""
-        replicas = self._replicas
-        replicas.fetchers.remove([stop.topic_partition for stop in stops])
-        deleted = [stop.topic_partition for stop in stops if stop.delete]
-        dropped = [replicas.drop(tp) for tp in deleted]
-        result.partitions |= {tp: replicas.logs.delete_unrecorded(tp) for tp in deleted}
-        for stop in stops:
-            replicas.complete_after_high_watermark(stop.topic_partition)
-        self._tell_listeners((), [partition for partition in dropped if partition is not None])
-        return bool(deleted)
 
-    def _check_stop(self, stop: StopReplica) -> ErrorCode:
-        replicas = self._replicas
-        if stop.topic_partition in replicas.offline:
-            return ErrorCode.KAFKA_STORAGE_ERROR
-        partition = replicas.partitions.get(stop.topic_partition)
-        if partition is None or stop.leader_epoch in (EPOCH_DURING_DELETE, NO_EPOCH):
-            return ErrorCode.NONE
-        is_older = stop.leader_epoch < partition.leader_epoch
-        return ErrorCode.FENCED_LEADER_EPOCH if is_older else ErrorCode.NONE
+def _log_for(replicas: ReplicaManager, tp: TopicPartition, topic_id: UUID, *, is_new: bool) -> Log | ErrorCode:
+    try:
+        hosted = replicas.logs.get_or_create_log(tp, is_new=is_new)
+    except LogDirError as failure:
+        log.error("%s: no log: %s", tp, failure)
+        replicas.take_offline((tp,))
+        replicas.offline[tp] = None
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    if topic_id != ZERO_UUID and (error := hosted.assign_topic_id(topic_id)):
+        _report(replicas, tp, topic_id, hosted, error)
+        return error
+    if tp not in replicas.partitions:
+        hosted.update_high_watermark(replicas.logs.checkpoints.high_watermark(tp))
+    return hosted
 
-    # --- log directories -----------------------------------------------------------------------------------------
 
-    def take_offline(self, partitions: Iterable[TopicPartition]) -> None:
-        """These partitions' directory failed: readers, writers and coordinators hear of it at once."""
-        replicas = self._replicas
-        gone = [partition for tp in partitions if (partition := replicas.drop(tp)) is not None]
-        for partition in gone:
-            replicas.offline[partition.topic_partition] = None
-        replicas.fetchers.remove([partition.topic_partition for partition in gone])
-        for partition in gone:
-            replicas.complete_after_high_watermark(partition.topic_partition)
-        self._tell_listeners((), gone)
+def _report(replicas: ReplicaManager, tp: TopicPartition, topic_id: UUID, hosted: Log, error: ErrorCode) -> None:
+    """A directory of another topic of that name: it was restored, copied or left over."""
+    if error != ErrorCode.INCONSISTENT_TOPIC_ID or not replicas.problems.put(tp, Problem.TOPIC_ID):
+        return
+    log.error(
+        "%s: %s/partition.metadata has topic id %s, but the topic's id is %s. If the directory is of a deleted "
+        "topic, stop broker %d, move the directory away and start the broker: it copies the replica again",
+        tp,
+        hosted.dir,
+        encode_topic_id(hosted.topic_id or ZERO_UUID),
+        encode_topic_id(topic_id),
+        replicas.broker_id,
+    )
+
+
+def _restart_fetchers(replicas: ReplicaManager, leaders: list[Partition], followers: list[Partition]) -> None:
+    replicas.fetchers.remove([partition.topic_partition for partition in (*leaders, *followers)])
+    for partition in (*leaders, *followers):
+        replicas.complete_after_high_watermark(partition.topic_partition)
+    replicas.fetchers.add(followers)
+
+
+# --- StopReplica ---------------------------------------------------------------------------------------------
+
+
+def stop_replicas(
+    replicas: ReplicaManager, controller_epoch: int, stops: Iterable[StopReplica]
+) -> StateChangeResult | asyncio.Future[StateChangeResult]:
+    """Stops following; with `delete` the partition and its log go as well. Long requests go on later, as above."""
+    if error := replicas.check_controller_epoch(controller_epoch):
+        return StateChangeResult(error)
+    result = StateChangeResult()
+    return replicas.apply_in_slices(_stop_in_slices(replicas, stops, result), result)
+
+
+def delete_strays(replicas: ReplicaManager, partitions: Iterable[TopicPartition]) -> None:
+    """At once: whatever the caller has made sure of still holds."""
+    stops = [StopReplica(tp, delete=True) for tp in partitions]
+    for _ in _stop_in_slices(replicas, stops, StateChangeResult()):
+        pass
+
+
+def _stop_in_slices(
+    replicas: ReplicaManager, stops: Iterable[StopReplica], result: StateChangeResult
+) -> Generator[int]:
+    clock, logs = replicas.clock, replicas.logs
+    until = clock.monotonic() + SLICE_S
+    some: list[StopReplica] = []
+    has_deleted = False
+    for stop in stops:
+        code = result.partitions[stop.topic_partition] = _check_stop(replicas, stop)
+        if code == ErrorCode.NONE:
+            some.append(stop)
+        if len(some) >= STOPS:
+            has_deleted |= _stop(replicas, some, result)
+            some = []
+            if clock.monotonic() > until:
+                yield len(result.partitions)
+                until = clock.monotonic() + SLICE_S
+    if _stop(replicas, some, result) or has_deleted:
+        logs.checkpoints.write_deletions()
+
+
+def _stop(replicas: ReplicaManager, stops: list[StopReplica], result: StateChangeResult) -> bool:
+    """Whether logs were deleted."""
+    replicas.fetchers.remove([stop.topic_partition for stop in stops])
+    deleted = [stop.topic_partition for stop in stops if stop.delete]
+    dropped = [replicas.drop(tp) for tp in deleted]
+    result.partitions |= {tp: replicas.logs.delete_unrecorded(tp) for tp in deleted}
+    for stop in stops:
+        replicas.complete_after_high_watermark(stop.topic_partition)
+    replicas.notify_leadership_listeners((), [partition for partition in dropped if partition is not None])
+    return bool(deleted)
+
+
+def _check_stop(replicas: ReplicaManager, stop: StopReplica) -> ErrorCode:
+    if stop.topic_partition in replicas.offline:
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    partition = replicas.partitions.get(stop.topic_partition)
+    if partition is None or stop.leader_epoch in (EPOCH_DURING_DELETE, NO_EPOCH):
+        return ErrorCode.NONE
+    is_older = stop.leader_epoch < partition.leader_epoch
+    return ErrorCode.FENCED_LEADER_EPOCH if is_older else ErrorCode.NONE

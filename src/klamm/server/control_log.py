@@ -28,6 +28,7 @@ from klamm.metadata import PartitionState
 from klamm.model import CONTROL_LOG_TOPIC, EndPoint, TopicPartition
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from klamm.protocol.record_batch import Record, build_batch
+from klamm.replica.append_path import append_records
 from klamm.replica.replica_manager import Leadership
 
 log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class ControlLogWriter:
 
     async def _append(self, broker: Broker, state: PartitionState, batch: bytes) -> ErrorCode:
         if state.leader == broker.id:
-            results = broker.replicas.append_records(-1, True, AppendOrigin.CLIENT, {_PARTITION: batch}, _TIMEOUT_MS)
+            results = append_records(broker.replicas, -1, True, AppendOrigin.CLIENT, {_PARTITION: batch}, _TIMEOUT_MS)
             return ErrorCode((await results if isinstance(results, asyncio.Future) else results)[_PARTITION].error)
         endpoint = broker.metadata.endpoint(state.leader, broker.config.inter_broker_listener)
         if endpoint is None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from klamm import apis
@@ -31,6 +32,7 @@ from klamm.metrics.http import MetricsServer
 from klamm.model import EndPoint, TopicPartition
 from klamm.network.socket_server import SocketServer
 from klamm.purgatory import DelayedOperationPurgatory
+from klamm.replica.append_path import append_records
 from klamm.replica.controller_guard import ControllerGuard, read_control_state
 from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.producer_ids import ProducerIdBlock, ProducerIdManager
@@ -177,11 +179,12 @@ class KafkaServer:
                 config.replication_quota_window_num,
                 config.replication_quota_window_size_seconds,
             ),
-            replica_selector=SELECTORS[config.replica_selector_class] if config.replica_selector_class else None,
         )
+        replicas.replica_selector = SELECTORS[config.replica_selector_class] if config.replica_selector_class else None
         groups = create_group_coordinator(
             config=config,
             replicas=replicas,
+            append_records=partial(append_records, replicas),
             metadata=metadata,
             clock=self._clock,
             loop=loop,
@@ -191,7 +194,7 @@ class KafkaServer:
         self._logs.start_background(loop, self._environment.file_worker)
         zk = self._coordination.zk
         guard = ControllerGuard(loop, lambda: read_control_state(zk, broker_id), lambda: self.broker.broker_epoch)
-        replicas.start_record_checks(
+        replicas.record_checks.start(
             self._environment.record_worker or ThreadPoolExecutor(1, thread_name_prefix="klamm-records")
         )
         self._controller = self._environment.controller_runner(

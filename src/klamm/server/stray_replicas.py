@@ -11,10 +11,10 @@ from collections.abc import Callable, Coroutine
 from typing import Final
 from uuid import UUID
 
-from klamm.apis.control import undisturbed
 from klamm.broker import Broker
 from klamm.metadata import MetadataSnapshot, MetadataUpdate
 from klamm.model import NO_EPOCH, ZERO_UUID, TopicPartition
+from klamm.replica.state_change import delete_strays
 from klamm.replica.stray_replicas import StrayReplicasRule
 from klamm.server import read_steps
 
@@ -43,7 +43,7 @@ class StrayReplicas:
             return
         named = self._rule.named_epochs(suspects)
         epochs = await read_steps.run(self._broker.zk, self._rule.unassigned(suspects))
-        deletion = undisturbed(self._broker, lambda: self._delete(epochs, named))
+        deletion = self._broker.replicas.exclusively(lambda: self._delete(epochs, named), in_order=False)
         if isinstance(deletion, asyncio.Future):
             await deletion
 
@@ -60,7 +60,7 @@ class StrayReplicas:
         if strays:
             names = ", ".join(map(str, strays[:10]))
             log.warning("%d replicas were moved away and this broker was not told: %s", len(strays), names)
-            self._broker.replicas.delete_strays(strays)
+            delete_strays(self._broker.replicas, strays)
 
 
 class _HostedReplicas:

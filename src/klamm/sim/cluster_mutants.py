@@ -123,8 +123,8 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "offset_commits_do_not_wait": Mutant(
         "klamm.coordinator.shell",
-        "self._replicas.append_records(-1, True,",
-        "self._replicas.append_records(1, True,",
+        "self._append_records(-1, True,",
+        "self._append_records(1, True,",
         40,
         first=2,
     ),
@@ -143,8 +143,8 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "stop_replica_of_any_epoch_obeyed": Mutant(
         _R + "state_change",
-        "        is_older = stop.leader_epoch < partition.leader_epoch\n",
-        "        is_older = False\n",
+        "    is_older = stop.leader_epoch < partition.leader_epoch\n",
+        "    is_older = False\n",
         first=5,
     ),
     "torn_tail_is_kept": Mutant(

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from klamm.apis import stop_replica, update_metadata
+from klamm.apis import leader_and_isr, stop_replica, update_metadata
 from klamm.errors import ErrorCode
 from klamm.log import append_as_leader
 from klamm.metadata.update import MAX_PARTITIONS, SLICING_CLIENT
@@ -141,7 +141,7 @@ class TestLeaderAndIsr:
             failed.set_exception(RuntimeError("nobody thought of this"))
             return failed
 
-        monkeypatch.setattr(one.broker.replicas, "become_leader_or_follower", fail)
+        monkeypatch.setattr(leader_and_isr, "become_leader_or_follower", fail)
         answer = one.leader_and_isr({"t": [0, 1]}, version=4)
         unknown = ErrorCode.UNKNOWN_SERVER_ERROR
         assert [answer.error_code, *(e.error_code for e in answer.partition_errors)] == [unknown] * 3

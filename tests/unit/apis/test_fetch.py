@@ -119,7 +119,7 @@ def test_the_first_batch_comes_whole_and_the_limits_hold_for_the_rest(one: OneBr
 @pytest.mark.parametrize("version", range(0, 4))
 def test_records_are_converted_for_clients_that_know_no_batches(one: OneBroker, version: int, has_worker: bool) -> None:
     if has_worker:
-        one.broker.replicas.start_record_checks(ThreadPoolExecutor(1))
+        one.broker.replicas.record_checks.start(ThreadPoolExecutor(1))
     one.lead("t", 2, topic_id=ID)
     append(one, b"a" * 1000, b"b")
     append(one, b"c", b"d", compression=CompressionType.ZSTD)

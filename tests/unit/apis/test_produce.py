@@ -310,7 +310,7 @@ def test_messages_of_old_formats_become_batches(
     one: OneBroker, version: int, magic: int, codec: int, has_worker: bool
 ) -> None:
     if has_worker:
-        one.broker.replicas.start_record_checks(ThreadPoolExecutor(1))
+        one.broker.replicas.record_checks.start(ThreadPoolExecutor(1))
     one.lead("t")
     answer = only(one.ask(produce.API, request(message_set(magic, codec)), version))
     assert (answer.error_code, answer.base_offset) == (0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ from klamm.protocol.messages.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from klamm.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from klamm.replica.append_path import append_records
 from tests.support.one_broker import OneBroker
 
 SETTINGS = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "3"}
@@ -66,6 +68,7 @@ class GroupBroker(OneBroker):
         broker.groups = create_group_coordinator(
             config=broker.config,
             replicas=broker.replicas,
+            append_records=partial(append_records, broker.replicas),
             metadata=broker.metadata,
             clock=self.clock,
             loop=self.loop,

@@ -21,6 +21,7 @@ from klamm.protocol.messages.alter_partition import (
     ResponseTopicData,
 )
 from klamm.replica.alter_partition_manager import AlterPartitionManager
+from klamm.replica.append_path import append_records
 from klamm.replica.partition import Partition
 from tests.support.one_broker import OneBroker, batch
 from tests.support.waiting import until
@@ -118,7 +119,7 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
 def test_an_accepted_isr_is_taken_over_and_moves_the_high_watermark(setting: Setting) -> None:
     setting.one.topic_configs["t"] = LogConfig(min_insync_replicas=2)
     partition = setting.lead()
-    waiting = setting.replicas.append_records(-1, False, _CLIENT, {TP: batch(b"a")})
+    waiting = append_records(setting.replicas, -1, False, _CLIENT, {TP: batch(b"a")})
     assert isinstance(waiting, asyncio.Future)
     partition.on_follower_fetch(3, 1, 0, setting.one.clock.now_ms(), 9)
     setting.manager.submit(partition, (1, 3))

@@ -21,6 +21,7 @@ from klamm.protocol.messages.stop_replica import (
 )
 from klamm.protocol.wire import Message
 from klamm.replica import delayed_fetch, fetch_path, fetch_session_handler, fetcher, replica_manager, state_change
+from klamm.replica.delete_records import delete_records
 from klamm.replica.fetch_session_handler import FetchSessionHandler
 from klamm.replica.fetch_state import PartitionFetchState
 from klamm.replica.fetcher_config import FetcherConfig
@@ -211,7 +212,7 @@ class TestBrokersThatComeAndGo:
     def test_deletions_of_records_do_not_wait_for_it_either(self, leader: OneBroker) -> None:
         append(leader, 3)
         leader.ask(fetch.API, request({3: 1}, replica_id=2, log_start_offset=0), 12)
-        waiting = leader.broker.replicas.delete_records({TopicPartition("t", 3): 1}, 60_000)
+        waiting = delete_records(leader.broker.replicas, {TopicPartition("t", 3): 1}, 60_000)
         assert isinstance(waiting, asyncio.Future) and not waiting.done()
         leader.update_metadata({}, brokers=(1,))
         assert waiting.done()
@@ -229,7 +230,7 @@ class TestFetchSessions:
             return leader.dispatch(fetch.API, asked, 12)
 
         session_id = ask(0, dict.fromkeys(range(MANY), 0), 0).session_id
-        read = count_calls(monkeypatch, fetch_path.FetchPath, "_read")
+        read = count_calls(monkeypatch, fetch_path, "_read")
         looked_at = count_calls(monkeypatch, delayed_fetch, "readable_log")
         waiting = ask(1, {}, session_id, max_wait_ms=60_000)
         assert isinstance(waiting, asyncio.Future) and read == []
@@ -256,7 +257,7 @@ class TestFetchSessions:
         again = request({}, session_id=session_id, session_epoch=1)
         assert leader.ask(fetch.API, again, 12).error_code == 0
         changed = request({}, session_id=session_id, session_epoch=2, isolation_level=1)
-        read = count_calls(monkeypatch, fetch_path.FetchPath, "_read")
+        read = count_calls(monkeypatch, fetch_path, "_read")
         assert leader.ask(fetch.API, changed, 12).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         assert read == [] and len(leader.broker.fetch_sessions) == 0
 

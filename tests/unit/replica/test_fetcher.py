@@ -16,6 +16,7 @@ from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID
 from klamm.protocol.messages.fetch import FetchRequest
 from klamm.protocol.wire import Message
+from klamm.replica.delete_records import delete_records
 from klamm.replica.fetch_session_handler import FetchSessionHandler
 from klamm.replica.fetch_state import PartitionFetchState
 from klamm.replica.fetcher_config import FetcherConfig
@@ -144,7 +145,7 @@ def test_deleting_records_of_an_idle_partition_ends_when_the_followers_have_done
     cluster.round(2)
     assert cluster.log(2).high_watermark == 3
     cluster.log(2).increment_log_start_offset(own_start)  # its own retention, which no request has named
-    waiting = cluster.brokers[1].broker.replicas.delete_records({TP: 2}, 60_000)
+    waiting = delete_records(cluster.brokers[1].broker.replicas, {TP: 2}, 60_000)
     assert isinstance(waiting, asyncio.Future)
     for _ in range(3):
         cluster.round(2)

@@ -54,7 +54,7 @@ def one(tmp_path: Path) -> Iterator[OneBroker]:
 @pytest.fixture
 def worker(one: OneBroker) -> ManualWorker:
     worker = ManualWorker()
-    one.broker.replicas.start_record_checks(worker)
+    one.broker.replicas.record_checks.start(worker)
     return worker
 
 
@@ -215,7 +215,7 @@ def test_many_records_of_an_uncompressed_batch_leave_the_loop(one: OneBroker, wo
 
 def test_the_end_of_the_broker_appends_what_was_under_way(one: OneBroker) -> None:
 
-    one.broker.replicas.start_record_checks(ThreadPoolExecutor(1))
+    one.broker.replicas.record_checks.start(ThreadPoolExecutor(1))
     waiting = send(one, (0, large(b"last")))
     one.broker.replicas.shutdown()
     assert [a.error_code for a in answers(one.run(waiting))] == [0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,8 +152,17 @@ def test_it_waits_until_the_controller_has_told_everything(fixture: Fixture) -> 
 
 def test_nothing_is_deleted_in_the_middle_of_a_leader_and_isr(fixture: Fixture) -> None:
     fixture.zookeeper_has(OTHERS)
-    fixture.one.broker.replicas.changing = changing = fixture.one.loop.create_future()
-    fixture.one.loop.call_later(0.01, changing.set_result, None)
+    asked: list[None] = []
+    fixture.before_answer = lambda: asked.append(None)
+
+    def slices() -> Generator[int]:
+        while not asked:
+            yield 1
+        for _ in range(20):
+            yield 1
+
+    changing = fixture.one.broker.replicas.apply_in_slices(slices(), None)
+    assert isinstance(changing, asyncio.Future)
     seen: list[bool] = []
     changing.add_done_callback(lambda _: seen.append(fixture.is_there))
     fixture.told()
