@@ -8,10 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+
+@overload
+def after(
+    first: asyncio.Future[A],
+    step: Callable[[A], B | asyncio.Future[B]],
+    *,
+    on_failure: Callable[[BaseException], B] | None = None,
+    timeout_ms: int | None = None,
+    on_timeout: Callable[[], B] | None = None,
+) -> asyncio.Future[B]: ...
+
+
+@overload
+def after(
+    first: A | asyncio.Future[A],
+    step: Callable[[A], B | asyncio.Future[B]],
+    *,
+    on_failure: Callable[[BaseException], B] | None = None,
+    timeout_ms: int | None = None,
+    on_timeout: Callable[[], B] | None = None,
+) -> B | asyncio.Future[B]: ...
 
 
 def after(

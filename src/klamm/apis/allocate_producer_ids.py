@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.controller import events
 from klamm.controller.replies import ProducerIdsBlock
 from klamm.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from klamm.waiting import after
 
 
 def handle(
     broker: Broker, ctx: RequestContext, req: AllocateProducerIdsRequest
 ) -> asyncio.Future[AllocateProducerIdsResponse]:
     event = events.AllocateProducerIds(req.broker_id, req.broker_epoch)
-    return then(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), _response)
+    return after(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), _response)
 
 
 def _response(block: ProducerIdsBlock) -> AllocateProducerIdsResponse:

@@ -11,7 +11,7 @@ import asyncio
 from typing import Final
 
 from klamm.apis.parts import Parts, in_parts
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.controller import events
 from klamm.controller.replies import AlterPartitionResult, AlterPartitionResults
 from klamm.errors import ErrorCode
@@ -24,6 +24,7 @@ from klamm.protocol.messages.alter_partition import (
     ResponseTopicData,
     TopicData,
 )
+from klamm.waiting import after
 
 
 def handle(
@@ -31,7 +32,7 @@ def handle(
 ) -> AlterPartitionResponse | asyncio.Future[AlterPartitionResponse]:
     items = tuple(_item(ctx.api_version, topic, partition) for topic in req.topics for partition in topic.partitions)
     event = events.AlterPartition(req.broker_id, req.broker_epoch, items, ctx.api_version)
-    return then(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), _response)
+    return after(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), _response)
 
 
 def _item(version: int, topic: TopicData, partition: PartitionData) -> events.AlterPartitionItem:

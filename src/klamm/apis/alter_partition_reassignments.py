@@ -9,7 +9,7 @@ import asyncio
 from itertools import chain
 from typing import cast
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.controller import events
 from klamm.controller.replies import PartitionResult, PartitionResults
@@ -20,6 +20,7 @@ from klamm.protocol.messages.alter_partition_reassignments import (
     ReassignablePartitionResponse,
     ReassignableTopicResponse,
 )
+from klamm.waiting import after
 
 
 def handle(
@@ -42,7 +43,7 @@ def _alter(
     )
     event = events.ApiPartitionReassignment(tuple(chain.from_iterable(parts)))
     submitted = broker.controller.submit(event, req.timeout_ms)
-    return then(submitted, lambda results: cast("AlterPartitionReassignmentsResponse", begin(_response(results))))
+    return after(submitted, lambda results: cast("AlterPartitionReassignmentsResponse", begin(_response(results))))
 
 
 def _response(results: PartitionResults) -> Steps[AlterPartitionReassignmentsResponse]:

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from klamm.apis.registry import Broker, then
+from klamm.apis.registry import Broker, RequestContext
 from klamm.errors import ErrorCode
 from klamm.model import UNKNOWN_BROKER_EPOCH
 from klamm.replica.controller_guard import Claim
+from klamm.waiting import after
 
 R = TypeVar("R")
 log = logging.getLogger(__name__)
@@ -27,25 +28,36 @@ class ControlHead(Protocol):
     def broker_epoch(self) -> int: ...
 
 
-def confirmed(
+def from_controller(
     broker: Broker,
+    ctx: RequestContext,
     req: ControlHead,
-    has_broker_epoch: bool,
+    *,
+    first_with_broker_epoch: int,
     handle: Callable[[], R | asyncio.Future[R]],
     refuse: Callable[[ErrorCode], R],
 ) -> R | asyncio.Future[R]:
-    """Runs `handle` if the request comes from the controller that ZooKeeper names, else `refuse` with the reason.
+    """Run `handle` if the request comes from the controller that ZooKeeper names, else `refuse` with the reason.
 
-    `has_broker_epoch` says whether this version of the request carries a broker epoch; controllers before Kafka 2.2
-    send none.
+    A controller repeats a request until it is answered and sends nothing else meanwhile. So a request that fails
+    unexpectedly, or that is given up because the broker stops, is answered with UNKNOWN_SERVER_ERROR. Controllers
+    before Kafka 2.2 send no broker epoch.
     """
-    claim = Claim(req.controller_id, req.controller_epoch, req.broker_epoch if has_broker_epoch else None)
-    verdict = broker.controller_guard.check(claim)
 
-    def go_on(error: ErrorCode) -> R | asyncio.Future[R]:
+    def obey(error: ErrorCode) -> R | asyncio.Future[R]:
         return handle() if error is ErrorCode.NONE else refuse(error)
 
-    return then(verdict, go_on) if isinstance(verdict, asyncio.Future) else go_on(verdict)
+    def on_failure(failure: BaseException) -> R:
+        api = type(req).__name__
+        if isinstance(failure, asyncio.CancelledError):
+            log.info("%s of controller %d is not completed: the broker stops", api, req.controller_id)
+        else:
+            log.error("%s of controller %d failed", api, req.controller_id, exc_info=failure)
+        return refuse(ErrorCode.UNKNOWN_SERVER_ERROR)
+
+    has_broker_epoch = ctx.api_version >= first_with_broker_epoch
+    claim = Claim(req.controller_id, req.controller_epoch, req.broker_epoch if has_broker_epoch else None)
+    return after(broker.controller_guard.check(claim), obey, on_failure=on_failure)
 
 
 def check_broker_epoch(broker: Broker, broker_epoch: int) -> ErrorCode:
@@ -56,36 +68,3 @@ def check_broker_epoch(broker: Broker, broker_epoch: int) -> ErrorCode:
     if broker_epoch == UNKNOWN_BROKER_EPOCH or broker_epoch >= broker.broker_epoch:
         return ErrorCode.NONE
     return ErrorCode.STALE_BROKER_EPOCH
-
-
-def answered(
-    api: str, handle: Callable[[], R | asyncio.Future[R]], refuse: Callable[[ErrorCode], R]
-) -> R | asyncio.Future[R]:
-    """What `handle` answers, or `refuse(UNKNOWN_SERVER_ERROR)` when it fails unexpectedly or the broker stops.
-
-    A controller repeats a request until it is answered, and sends nothing else meanwhile: it must not wait for ever
-    for one that can never be handled.
-    """
-    try:
-        result = handle()
-    except Exception:
-        log.exception("%s failed", api)
-        return refuse(ErrorCode.UNKNOWN_SERVER_ERROR)
-    if not isinstance(result, asyncio.Future):
-        return result
-    outer: asyncio.Future[R] = result.get_loop().create_future()
-
-    def settle(done: asyncio.Future[R]) -> None:
-        if outer.done():
-            return
-        if done.cancelled():
-            log.info("%s is given up: the broker stops", api)
-            outer.set_result(refuse(ErrorCode.UNKNOWN_SERVER_ERROR))
-        elif (failure := done.exception()) is not None:
-            log.error("%s failed", api, exc_info=failure)
-            outer.set_result(refuse(ErrorCode.UNKNOWN_SERVER_ERROR))
-        else:
-            outer.set_result(done.result())
-
-    result.add_done_callback(settle)
-    return outer

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.controller import events
 from klamm.controller.replies import ControlledShutdownResult
 from klamm.errors import ErrorCode
@@ -22,6 +22,7 @@ from klamm.protocol.messages.controlled_shutdown import (
     ControlledShutdownResponse,
     RemainingPartition,
 )
+from klamm.waiting import after
 
 
 def handle(
@@ -30,7 +31,7 @@ def handle(
     if req.broker_epoch == UNKNOWN_BROKER_EPOCH:
         return _refusal(broker)
     event = events.ControlledShutdown(req.broker_id, req.broker_epoch)
-    return then(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), _response)
+    return after(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), _response)
 
 
 def _refusal(broker: Broker) -> ControlledShutdownResponse:

@@ -13,7 +13,7 @@ from typing import Final
 
 from klamm.apis.deadlines import Deadline
 from klamm.apis.parts import Parts, in_parts
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, at_once, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, at_once
 from klamm.apis.topic_waits import await_all
 from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults
@@ -24,6 +24,7 @@ from klamm.protocol.messages.create_partitions import (
     CreatePartitionsTopic,
     CreatePartitionsTopicResult,
 )
+from klamm.waiting import after
 
 
 def handle(
@@ -44,7 +45,7 @@ def handle(
             return _response({topic.name: TopicResult(topic.name, reply.error) for topic in req.topics})
         return _await_leaders(broker, req, deadline, asked, refused | {result.name: result for result in reply.topics})
 
-    return then(broker.controller.submit(event, req.timeout_ms), on_reply)
+    return after(broker.controller.submit(event, req.timeout_ms), on_reply)
 
 
 def _event_topic(topic: CreatePartitionsTopic) -> events.CreatablePartitions:

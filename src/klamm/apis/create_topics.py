@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any, Final
 
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each
 from klamm.apis.topic_waits import await_all
 from klamm.config import validate_topic_config
@@ -29,6 +29,7 @@ from klamm.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from klamm.waiting import after
 
 _TOPICS_A_SLICE: Final = 10
 """Each is answered with all its settings."""
@@ -52,7 +53,7 @@ def _create(broker: Broker, req: CreateTopicsRequest) -> Steps[asyncio.Future[Cr
             return begin(_refuse(broker, req, reply.error))
         return _await_leaders(broker, req, deadline, refused | {result.name: result for result in reply.topics})
 
-    return then(broker.controller.submit(event, req.timeout_ms), on_reply)
+    return after(broker.controller.submit(event, req.timeout_ms), on_reply)
 
 
 def _refuse(broker: Broker, req: CreateTopicsRequest, error: ErrorCode) -> Steps[CreateTopicsResponse]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each
-from klamm.coordinator.deferred import all_of, deliver
+from klamm.coordinator.deferred import all_of
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
@@ -33,7 +33,7 @@ def _delete(broker: Broker, req: DeleteGroupsRequest) -> Steps[Any]:
     errors = all_of(deleted)
     if errors.done:
         return (yield from _response(errors.value))
-    return deliver(broker.loop, errors, lambda parts: begin(_response(parts)))
+    return errors.map(lambda parts: begin(_response(parts))).on(broker.loop)
 
 
 def _response(parts: list[dict[str, ErrorCode]]) -> Steps[DeleteGroupsResponse]:

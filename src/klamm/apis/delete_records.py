@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import Any, cast
 
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import LOGS, Steps, begin, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import INTERNAL_TOPICS, TopicPartition
@@ -24,6 +24,7 @@ from klamm.protocol.messages.delete_records import (
     DeleteRecordsTopicResult,
 )
 from klamm.replica.delete_records import DeletedRecords, DeletedRecordsResult, delete_records
+from klamm.waiting import after
 
 
 def handle(
@@ -65,7 +66,7 @@ def _delete(broker: Broker, req: DeleteRecordsRequest) -> Steps[Any]:
     def respond(late: list[DeletedRecords]) -> DeleteRecordsResponse:
         return cast("DeleteRecordsResponse", begin(_response(moved, *late, results)))
 
-    return then(asyncio.gather(*waiting), respond)
+    return after(asyncio.gather(*waiting), respond)
 
 
 def _response(*results: DeletedRecords) -> Steps[DeleteRecordsResponse]:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from klamm.apis import slices
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin
 from klamm.apis.topic_waits import await_all
 from klamm.controller import events
@@ -23,6 +23,7 @@ from klamm.controller.replies import TopicResult, TopicResults
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID
 from klamm.protocol.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
+from klamm.waiting import after
 
 
 class _Asked(NamedTuple):
@@ -55,7 +56,7 @@ def _delete(broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest) -> St
             return begin(_refuse(asked, reply.error, None))
         return begin(_await_gone(broker, deadline, asked, zip((*names, *ids), reply.topics, strict=True)))
 
-    return then(broker.controller.submit(event, req.timeout_ms), on_reply)
+    return after(broker.controller.submit(event, req.timeout_ms), on_reply)
 
 
 def _keys(asked: list[_Asked]) -> Steps[tuple[dict[str, None], dict[UUID, None]]]:

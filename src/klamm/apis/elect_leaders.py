@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.apis.topic_waits import await_all
 from klamm.controller import events
@@ -22,6 +22,7 @@ from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages import elect_leaders as wire
 from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, ReplicaElectionResult
+from klamm.waiting import after
 
 
 def handle(
@@ -46,7 +47,7 @@ def _elect(broker: Broker, req: ElectLeadersRequest) -> Steps[Any]:
             return begin(_not_controller(broker, req, partitions))
         return _await_leaders(broker, req, deadline, reply)
 
-    return then(broker.controller.submit(event, req.timeout_ms), on_reply)
+    return after(broker.controller.submit(event, req.timeout_ms), on_reply)
 
 
 def _asked(req: ElectLeadersRequest) -> Steps[tuple[TopicPartition, ...] | None]:

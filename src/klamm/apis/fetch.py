@@ -23,7 +23,7 @@ from typing import Final
 from klamm.apis.fetch_context import SLICE, FetchContext, consume, open_context, run
 from klamm.apis.fetch_conversion import convert
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.fetch import (
     AbortedTransaction,
@@ -40,6 +40,7 @@ from klamm.replica.fetch_path import FetchParams, ReadLimit, Reads, answer, byte
 from klamm.replica.fetch_session import FetchSession, SessionPartition
 from klamm.replica.partition_reader import Isolation, PartitionRead
 from klamm.replica.replica_selector import ClientMetadata
+from klamm.waiting import after
 
 _FIRST_WITH_BATCHES: Final = 4
 _FIRST_WITH_STORAGE_ERROR: Final = 6
@@ -82,7 +83,7 @@ def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResp
         params.max_wait_ms = 0
     reads = fetch_messages(broker.replicas, params, context.session, asked)
     if isinstance(reads, asyncio.Future):
-        return then(reads, lambda done: _respond(broker, ctx, params, context, refused + done))
+        return after(reads, lambda done: _respond(broker, ctx, params, context, refused + done))
     return _respond(broker, ctx, params, context, refused + reads)
 
 

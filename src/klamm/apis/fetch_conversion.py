@@ -11,11 +11,12 @@ import logging
 from functools import partial
 from typing import Final
 
-from klamm.apis.registry import Broker, then
+from klamm.apis.registry import Broker
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.model import TopicPartition
 from klamm.protocol.message_set import from_batches
 from klamm.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
+from klamm.waiting import after
 
 _log = logging.getLogger(__name__)
 _FIRST_WITH_TIMESTAMPS: Final = 2
@@ -26,9 +27,7 @@ def convert(
 ) -> FetchResponse | asyncio.Future[FetchResponse]:
     """The answer in the format of this version."""
     magic = 1 if version >= _FIRST_WITH_TIMESTAMPS else 0
-    if isinstance(answer, asyncio.Future):
-        return then(answer, lambda response: _convert(broker, magic, req, response))
-    return _convert(broker, magic, req, answer)
+    return after(answer, lambda response: _convert(broker, magic, req, response))
 
 
 def _convert(
@@ -49,7 +48,7 @@ def _convert(
     }
     work = [(data, offsets[tp]) for tp, each in found.items() for data in each]
     done = broker.replicas.record_checks.submit(partial(_convert_all, magic, work))
-    return then(done, lambda _: response)
+    return after(done, lambda _: response)
 
 
 def _convert_all(magic: int, work: list[tuple[PartitionData, int]]) -> None:

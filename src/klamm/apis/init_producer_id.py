@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.record_batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from klamm.waiting import after
 
 
 def handle(
@@ -26,7 +27,7 @@ def handle(
         is_empty = not req.transactional_id
         return _response(ErrorCode.INVALID_REQUEST if is_empty else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     generated = broker.producer_ids.generate()
-    return then(generated, _response) if isinstance(generated, asyncio.Future) else _response(generated)
+    return after(generated, _response)
 
 
 def _response(generated: int | ErrorCode) -> InitProducerIdResponse:

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Final
 
 from klamm.apis.copies import INLINE_BYTES, copy
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
-from klamm.coordinator.deferred import deliver
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.coordinator.effects import JoinGroupResult
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.join import JoinGroup
 from klamm.coordinator.member_metadata import Protocols
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
+from klamm.waiting import after
 
 MAX_PROTOCOLS: Final = 1000
 """Protocols of one member. Every join compares them with those of all members; clients have one to three."""
@@ -39,8 +39,8 @@ def handle(
         return _response(JoinGroupResult.failed(req.member_id, ErrorCode.UNKNOWN_SERVER_ERROR), version)
     if size <= INLINE_BYTES:
         return _join(broker, ctx, req, _protocols(req, bytes))
-    copied = broker.replicas.run_record_work(lambda: _protocols(req, copy))
-    return then(copied, lambda protocols: _join(broker, ctx, req, protocols))
+    copied = broker.replicas.record_checks.submit(lambda: _protocols(req, copy))
+    return after(copied, lambda protocols: _join(broker, ctx, req, protocols))
 
 
 def _protocols(req: JoinGroupRequest, take: Callable[[bytes], bytes]) -> Protocols:
@@ -64,7 +64,7 @@ def _join(
         require_known_member_id=version >= 4,
         supports_skipping_assignment=version >= 9,
     )
-    return deliver(broker.loop, groups.join_group(req.group_id, join), lambda result: _response(result, version))
+    return groups.join_group(req.group_id, join).map(lambda result: _response(result, version)).on(broker.loop)
 
 
 def _response(result: JoinGroupResult, version: int) -> JoinGroupResponse:

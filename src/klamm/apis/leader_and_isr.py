@@ -13,8 +13,8 @@ import asyncio
 from itertools import chain
 from typing import cast
 
-from klamm.apis.control import answered, check_broker_epoch, confirmed
-from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext, at_once, then
+from klamm.apis.control import check_broker_epoch, from_controller
+from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext, at_once
 from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
@@ -26,6 +26,7 @@ from klamm.protocol.messages.leader_and_isr import (
     LeaderAndIsrTopicError,
 )
 from klamm.replica.state_change import StateChangeResult, TopicPartitionStates, become_leader_or_follower
+from klamm.waiting import after
 
 
 def handle(
@@ -38,7 +39,7 @@ def handle(
         topics = at_once(_topics(req))  # of the controller, who is trusted not to send too many
         return broker.replicas.exclusively(lambda: _apply(broker, ctx, req, topics), wait_for=_configs(broker, topics))
 
-    return answered("LeaderAndIsr", lambda: confirmed(broker, req, ctx.api_version >= 2, change, refuse), refuse)
+    return from_controller(broker, ctx, req, first_with_broker_epoch=2, handle=change, refuse=refuse)
 
 
 def _sliced(steps: Steps[LeaderAndIsrResponse]) -> LeaderAndIsrResponse:
@@ -69,12 +70,11 @@ def _apply(
 ) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
     if error := check_broker_epoch(broker, req.broker_epoch):
         return _sliced(_response(ctx.api_version, error, topics, {}))
-    result = become_leader_or_follower(broker.replicas, req.controller_epoch, topics)
 
     def respond(done: StateChangeResult) -> LeaderAndIsrResponse:
         return _sliced(_response(ctx.api_version, done.error, topics, done.partitions))
 
-    return then(result, respond) if isinstance(result, asyncio.Future) else respond(result)
+    return after(become_leader_or_follower(broker.replicas, req.controller_epoch, topics), respond)
 
 
 def _topics(req: LeaderAndIsrRequest) -> Steps[list[TopicPartitionStates]]:

@@ -9,7 +9,7 @@ import asyncio
 from typing import Final
 
 from klamm.apis.parts import Parts, in_parts
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.controller import events
 from klamm.controller.replies import Reassignments
 from klamm.model import TopicPartition
@@ -19,6 +19,7 @@ from klamm.protocol.messages.list_partition_reassignments import (
     OngoingPartitionReassignment,
     OngoingTopicReassignment,
 )
+from klamm.waiting import after
 
 
 def handle(
@@ -26,7 +27,7 @@ def handle(
 ) -> asyncio.Future[ListPartitionReassignmentsResponse]:
     asked = req.topics
     partitions = None if asked is None else tuple(TopicPartition(t.name, i) for t in asked for i in t.partition_indexes)
-    return then(broker.controller.submit(events.ListPartitionReassignments(partitions), req.timeout_ms), _response)
+    return after(broker.controller.submit(events.ListPartitionReassignments(partitions), req.timeout_ms), _response)
 
 
 def _response(reassignments: Reassignments) -> ListPartitionReassignmentsResponse:

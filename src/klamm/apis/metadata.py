@@ -16,7 +16,7 @@ from typing import Final, cast
 from uuid import UUID
 
 from klamm.apis import topic_creation
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, at_once, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, at_once
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataSnapshot, PartitionState, TopicState
 from klamm.model import INTERNAL_TOPICS, NO_LEADER, TRANSACTION_STATE_TOPIC, ZERO_UUID
@@ -29,6 +29,7 @@ from klamm.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from klamm.replica.topic_names import is_valid_topic_name
+from klamm.waiting import after
 
 _SLICE: Final = 500
 """Topics and partitions that are answered without giving the loop back."""
@@ -66,8 +67,8 @@ def _create_and_name(
         return (yield from _named(broker, ctx, req, {}))
     created = topic_creation.create_missing(broker, missing)
     if len(req.topics or ()) <= _SLICE:
-        return then(created, lambda errors: at_once(_named(broker, ctx, req, errors)))
-    return then(created, lambda errors: cast(MetadataResponse, _named(broker, ctx, req, errors)))
+        return after(created, lambda errors: at_once(_named(broker, ctx, req, errors)))
+    return after(created, lambda errors: cast(MetadataResponse, _named(broker, ctx, req, errors)))
 
 
 def _to_create(broker: Broker, req: MetadataRequest) -> Generator[None, None, list[str]]:

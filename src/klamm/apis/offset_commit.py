@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each_partition
-from klamm.coordinator.deferred import deliver
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.offset_records import OffsetAndMetadata
 from klamm.errors import ErrorCode
@@ -51,7 +50,7 @@ def _commit(broker: Broker, req: OffsetCommitRequest) -> Steps[Any]:
     )
     if committed.done:
         return (yield from _response(req, committed.value))
-    return deliver(broker.loop, committed, lambda errors: begin(_response(req, errors)))
+    return committed.map(lambda errors: begin(_response(req, errors))).on(broker.loop)
 
 
 def _known_offsets(

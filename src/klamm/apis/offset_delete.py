@@ -13,7 +13,6 @@ from typing import Any
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each_partition
-from klamm.coordinator.deferred import deliver
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
@@ -46,7 +45,7 @@ def _delete(broker: Broker, req: OffsetDeleteRequest) -> Steps[Any]:
     deleted = groups.delete_offsets(req.group_id, list(known))
     if deleted.done:
         return (yield from _response(req, deleted.value))
-    return deliver(broker.loop, deleted, lambda result: begin(_response(req, result)))
+    return deleted.map(lambda result: begin(_response(req, result))).on(broker.loop)
 
 
 def _response(

@@ -17,7 +17,8 @@ from types import GeneratorType
 from typing import Any, Final, NamedTuple
 
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Broker, RequestContext, then
+from klamm.apis.registry import Broker, RequestContext
+from klamm.waiting import after
 
 MOST: Final = 200
 """Elements that are handled without giving the loop back, if one takes a few microseconds."""
@@ -168,13 +169,13 @@ class _PartedRequest:
             if isinstance(response, GeneratorType):
                 response = yield from response
             if isinstance(response, asyncio.Future) and not self._parts.together:
-                return then(response, partial(self._go_on, part))
+                return after(response, partial(self._go_on, part))
             self._responses.append((response, part.is_continued))
             if _has_failed(response):
                 return response
         waiting = [response for response, _ in self._responses if isinstance(response, asyncio.Future)]
         if waiting:
-            return then(asyncio.gather(*waiting), lambda _: self._join())
+            return after(asyncio.gather(*waiting), lambda _: self._join())
         return (yield from self._join())
 
     def _handle_part(self, part: _Part) -> Any:

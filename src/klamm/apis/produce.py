@@ -17,7 +17,7 @@ from typing import Final
 
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
 from klamm.apis.parts import Parts, in_parts
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, then
+from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
@@ -41,6 +41,7 @@ from klamm.protocol.record_batch import (
 )
 from klamm.replica.append_path import append_records, failed
 from klamm.replica.record_checks import AppendResults, RecordsBytes
+from klamm.waiting import after
 
 ADMIN_CLIENT_ID: Final = "__admin_client"
 _FIRST_WITH_BATCHES: Final = 3
@@ -74,7 +75,7 @@ def handle(
         is_admin = ctx.client_id == ADMIN_CLIENT_ID
         results = append_records(broker.replicas, acks, is_admin, AppendOrigin.CLIENT, entries, req.timeout_ms)
     if isinstance(results, asyncio.Future):
-        return then(results, lambda done: _answer(broker, ctx, acks, done))
+        return after(results, lambda done: _answer(broker, ctx, acks, done))
     return _answer(broker, ctx, acks, results)
 
 
@@ -109,7 +110,7 @@ def _append_old(
         return {tp: _as_told(refused.get(tp) or results[tp], ctx.api_version) for tp in order}
 
     order = tuple(entries)
-    return then(done, in_order) if isinstance(done, asyncio.Future) else in_order(done)
+    return after(done, in_order)
 
 
 def _as_told(result: AppendResult, version: int) -> AppendResult:

@@ -8,14 +8,13 @@ in several turns of the loop; no other control request is handled before it is c
 
 from __future__ import annotations
 
-import asyncio
-
-from klamm.apis.control import answered, check_broker_epoch, confirmed
-from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext, then
+from klamm.apis.control import check_broker_epoch, from_controller
+from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
 from klamm.replica.state_change import StateChangeResult, StopReplica, stop_replicas
+from klamm.waiting import after
 
 
 def handle(
@@ -27,14 +26,13 @@ def handle(
     def stop() -> StopReplicaResponse | Delayed[StopReplicaResponse]:
         return broker.replicas.exclusively(lambda: _stop(broker, req))
 
-    return answered("StopReplica", lambda: confirmed(broker, req, ctx.api_version >= 1, stop, refuse), refuse)
+    return from_controller(broker, ctx, req, first_with_broker_epoch=1, handle=stop, refuse=refuse)
 
 
 def _stop(broker: Broker, req: StopReplicaRequest) -> StopReplicaResponse | Delayed[StopReplicaResponse]:
     if error := check_broker_epoch(broker, req.broker_epoch):
         return StopReplicaResponse(error_code=error, partition_errors=())
-    result = stop_replicas(broker.replicas, req.controller_epoch, _stops(req))
-    return then(result, _respond) if isinstance(result, asyncio.Future) else _respond(result)
+    return after(stop_replicas(broker.replicas, req.controller_epoch, _stops(req)), _respond)
 
 
 def _respond(result: StateChangeResult) -> StopReplicaResponse:

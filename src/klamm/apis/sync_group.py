@@ -13,13 +13,13 @@ from collections.abc import Callable, Generator
 from typing import Final
 
 from klamm.apis.copies import INLINE_BYTES, copy
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, at_once, then
-from klamm.coordinator.deferred import deliver
+from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, at_once
 from klamm.coordinator.effects import SyncGroupResult
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.membership import SyncGroup
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from klamm.waiting import after
 
 _SLICE: Final = 1000
 """Assignments that are read without giving the loop back."""
@@ -44,8 +44,8 @@ def _sync_in_slices(
         return _sync(broker, req, (yield from _assignments(req, lambda view: view)))
     if size <= INLINE_BYTES:
         return _sync(broker, req, (yield from _assignments(req, bytes)))
-    copied = broker.replicas.run_record_work(lambda: at_once(_assignments(req, copy)))
-    return then(copied, lambda assignments: _sync(broker, req, assignments))
+    copied = broker.replicas.record_checks.submit(lambda: at_once(_assignments(req, copy)))
+    return after(copied, lambda assignments: _sync(broker, req, assignments))
 
 
 def _size(req: SyncGroupRequest) -> Generator[None, None, int]:
@@ -78,7 +78,7 @@ def _sync(
         protocol_name=req.protocol_name,
         assignments=assignments,
     )
-    return deliver(broker.loop, groups.sync_group(req.group_id, sync), _response)
+    return groups.sync_group(req.group_id, sync).map(_response).on(broker.loop)
 
 
 def _response(result: SyncGroupResult) -> SyncGroupResponse:

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from klamm.apis.deadlines import within
-from klamm.apis.registry import Broker, then
+from klamm.apis.registry import Broker
 from klamm.config import KafkaConfig
 from klamm.controller.events import CreatableTopic, CreateTopics
 from klamm.controller.replies import TopicResults
 from klamm.errors import ErrorCode
 from klamm.model import CONTROL_LOG_TOPIC, GROUP_METADATA_TOPIC
+from klamm.waiting import after
 
 WAIT_MS: Final = 1_000
 """A client that asks about a topic is not kept waiting for its creation: it comes again."""
@@ -50,7 +50,7 @@ def create_missing(
     broker.topics_in_creation.update(asked)
     answer = _ask(broker, tuple(make(name) if make is not None else _creatable(broker, name) for name in asked))
     answer.add_done_callback(lambda _: broker.topics_in_creation.difference_update(asked))
-    return within(then(answer, errors), WAIT_MS, lambda: told)
+    return after(answer, errors, timeout_ms=WAIT_MS, on_timeout=lambda: told)
 
 
 def _ask(broker: Broker, topics: tuple[CreatableTopic, ...]) -> asyncio.Future[TopicResults]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from klamm.apis.control import answered, check_broker_epoch, confirmed
+from klamm.apis.control import check_broker_epoch, from_controller
 from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
 from klamm.control_log.records import ListedPartition, MetadataApplied, first
 from klamm.errors import ErrorCode
@@ -34,7 +34,7 @@ def handle(
     def update() -> UpdateMetadataResponse | Delayed[UpdateMetadataResponse]:
         return broker.replicas.exclusively(lambda: _apply(broker, ctx, req), in_order=False)
 
-    return answered("UpdateMetadata", lambda: confirmed(broker, req, ctx.api_version >= 5, update, refuse), refuse)
+    return from_controller(broker, ctx, req, first_with_broker_epoch=5, handle=update, refuse=refuse)
 
 
 def _apply(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> UpdateMetadataResponse:

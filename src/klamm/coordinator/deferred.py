@@ -1,6 +1,6 @@
-"""A value that may come later, without an event loop: the coordinator's answers and the log's appends.
+"""A value that may come later, without an event loop: the results of the coordinator's rules and of its appends.
 
-It is completed once. Whoever waits gives a function; on an event loop `deliver` makes that function a future's.
+A Deferred is completed once, and its callbacks run at once. `on` makes it a future for the code on an event loop.
 """
 
 from __future__ import annotations
@@ -53,6 +53,19 @@ class Deferred(Generic[T]):
         self.then(lambda value: converted.complete(convert(value)))
         return converted
 
+    def on(self, loop: asyncio.AbstractEventLoop) -> T | asyncio.Future[T]:
+        """Return the value if it is there, else a future of it. A future that was cancelled stays so."""
+        if self.done:
+            return self.value
+        future: asyncio.Future[T] = loop.create_future()
+
+        def resolve(value: T) -> None:
+            if not future.done():
+                future.set_result(value)
+
+        self.then(resolve)
+        return future
+
 
 def all_of(parts: Sequence[Deferred[T]]) -> Deferred[list[T]]:
     """The values of all parts, in their order, when the last is there."""
@@ -70,17 +83,3 @@ def all_of(parts: Sequence[Deferred[T]]) -> Deferred[list[T]]:
     for part in parts:
         part.then(on_part)
     return whole
-
-
-def deliver(loop: asyncio.AbstractEventLoop, deferred: Deferred[T], convert: Callable[[T], R]) -> R | asyncio.Future[R]:
-    """The converted value if it is there, else a future of it. A cancelled future (the client left) stays so."""
-    if deferred.done:
-        return convert(deferred.value)
-    future: asyncio.Future[R] = loop.create_future()
-
-    def resolve(value: T) -> None:
-        if not future.done():
-            future.set_result(convert(value))
-
-    deferred.then(resolve)
-    return future

@@ -28,12 +28,19 @@ AppendResults = dict[TopicPartition, AppendResult]
 Leadership = Sequence[tuple[TopicPartition, int]]
 
 
+class RecordWorker(Protocol):
+    """Runs pure functions of record bytes off the loop."""
+
+    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]: ...
+
+
 class Replicas(Protocol):
     """What the coordinator uses of the ReplicaManager."""
 
     leadership_listeners: list[Callable[[Leadership, Leadership], None]]
 
-    def run_record_work(self, work: Callable[[], T]) -> asyncio.Future[T]: ...
+    @property
+    def record_checks(self) -> RecordWorker: ...
 
     def leader_log(self, tp: TopicPartition) -> Log | ErrorCode: ...
 
@@ -127,7 +134,7 @@ class ReplicaOffsetsLog:
                 _log.error("a batch of %s was not built", GROUP_METADATA_TOPIC, exc_info=error)
             built.complete(None if done.cancelled() or error is not None else done.result())
 
-        self._replicas.run_record_work(work).add_done_callback(on_done)
+        self._replicas.record_checks.submit(work).add_done_callback(on_done)
         return built
 
     def bounds(self, partition: int) -> tuple[int, int] | ErrorCode:

@@ -10,17 +10,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from klamm.errors import ErrorCode
 from klamm.log.leader_epoch_cache import EpochEndOffset
 from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import FetchResponse, PartitionData
-from klamm.protocol.wire import Message
 from klamm.replica import gauges, leader_requests
 from klamm.replica.fetch_session_handler import PARTITIONS_PER_SLICE, BuiltRequest, FetchSessionHandler
 from klamm.replica.fetch_state import FIRST_DELAY_MS, PartitionFetchState
 from klamm.replica.fetcher_config import FetcherConfig
+from klamm.replica.leader_requests import LeaderConnection
 from klamm.replica.truncation import Reset, truncation_for
 
 if TYPE_CHECKING:
@@ -36,14 +36,6 @@ _SESSION_ERRORS: Final = frozenset(
         ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
     }
 )
-
-
-class LeaderConnection(Protocol):
-    """A BrokerConnection to the leader."""
-
-    def send(self, request: Message, version: int) -> asyncio.Future[Any]: ...
-
-    def close(self) -> None: ...
 
 
 Connect = Callable[[int], Awaitable[LeaderConnection]]

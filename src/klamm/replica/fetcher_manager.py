@@ -16,8 +16,9 @@ from klamm.client.asyncio_connection import BrokerConnection
 from klamm.metadata import MetadataCache
 from klamm.model import NO_LEADER, TopicPartition
 from klamm.replica.fetch_state import PartitionFetchState
-from klamm.replica.fetcher import Connect, LeaderConnection, ReplicaFetcher
+from klamm.replica.fetcher import Connect, ReplicaFetcher
 from klamm.replica.fetcher_config import FetcherConfig
+from klamm.replica.leader_requests import LeaderConnection
 from klamm.replica.partition import Partition
 from klamm.replica.replica_manager import ReplicaManager
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from klamm.errors import ErrorCode
 from klamm.log.leader_epoch_cache import UNDEFINED, EpochEndOffset
@@ -20,16 +21,22 @@ from klamm.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
+from klamm.protocol.wire import Message
 from klamm.replica.fetch_state import PartitionFetchState
 from klamm.replica.fetcher_config import FetcherConfig
 from klamm.replica.partition_reader import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from klamm.replica.truncation import Reset, reset_for
 
-if TYPE_CHECKING:
-    from klamm.replica.fetcher import LeaderConnection
-
 MISSING = ErrorCode.UNKNOWN_SERVER_ERROR
 """What a partition gets that the leader's answer leaves out."""
+
+
+class LeaderConnection(Protocol):
+    """A BrokerConnection to the leader."""
+
+    def send(self, request: Message, version: int) -> asyncio.Future[Any]: ...
+
+    def close(self) -> None: ...
 
 
 async def end_offsets_for_epochs(

@@ -153,10 +153,6 @@ class ReplicaManager:
             self.topic_stats.remove(tp.topic)
         return partition
 
-    def run_record_work(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run a pure function of record bytes in the thread that validates large batches."""
-        return self.record_checks.submit(work)
-
     # --- control -----------------------------------------------------------------------------------------------
 
     def check_controller_epoch(self, controller_epoch: int) -> ErrorCode:

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import asyncio
 import inspect
 from pathlib import Path
 
-import pytest
-
 from klamm.apis import ALL, docs
-from klamm.apis.registry import bind, then
+from klamm.apis.registry import bind
 from klamm.network.request_context import Plane
+from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tests.support.one_broker import OneBroker
 
 ROOT = Path(__file__).parents[3]
@@ -54,43 +52,5 @@ def test_bound_apis_are_what_the_network_serves(one: OneBroker) -> None:
     bound = {api.name: api for api in bind(ALL, one.broker)}
     assert bound["Fetch"].metric_name is not None and bound["Produce"].metric_name is None
     assert bound["Heartbeat"].key == 12 and bound["Heartbeat"].versions == (0, 4)
-
-
-class TestThen:
-    def test_it_chains_values_and_futures(self) -> None:
-        loop = asyncio.new_event_loop()
-        first: asyncio.Future[int] = loop.create_future()
-        second: asyncio.Future[str] = loop.create_future()
-
-        def step(value: int) -> str | asyncio.Future[str]:
-            return second if value else "now"
-
-        waiting = then(first, step)
-        first.set_result(1)
-        loop.run_until_complete(asyncio.sleep(0))
-        second.set_result("later")
-        assert loop.run_until_complete(waiting) == "later"
-        loop.close()
-
-    def test_failures_and_cancellation_travel(self) -> None:
-        loop = asyncio.new_event_loop()
-
-        def broken(value: int) -> int:
-            raise ValueError(value)
-
-        first: asyncio.Future[int] = loop.create_future()
-        waiting = then(first, broken)
-        first.set_result(1)
-        with pytest.raises(ValueError, match="1"):
-            loop.run_until_complete(waiting)
-        cancelled: asyncio.Future[int] = loop.create_future()
-        chained = then(cancelled, broken)
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            loop.run_until_complete(chained)
-        left: asyncio.Future[int] = loop.create_future()
-        given_up = then(left, broken)
-        given_up.cancel()
-        left.set_result(1)
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
+    response = bound["ApiVersions"].dispatch(one.context(18, 0), ApiVersionsRequest())
+    assert isinstance(response, ApiVersionsResponse) and len(response.api_keys) == len(ALL)

@@ -146,7 +146,7 @@ def test_large_metadata_and_assignments_are_copied_and_stored_in_the_worker(tmp_
     one = GroupBroker(tmp_path)
     one.topic_configs[GROUP_METADATA_TOPIC] = LogConfig(max_message_bytes=10 * len(LARGE))
     worker = CountingWorker()
-    one.broker.replicas.start_record_checks(worker)
+    one.broker.replicas.record_checks.start(worker)
     one.lead_offsets_topic()
     protocols = [JoinGroupRequestProtocol(name="range", metadata=LARGE)]
     joined = one.join(0, protocols=protocols)
