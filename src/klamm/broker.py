@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from klamm.clock import Clock
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.control_log import NO_CONTROL_LOG, ControlLog
+from klamm.controller.events import CreateTopics
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.log.log_manager import LogManager
 from klamm.metadata import MetadataCache
@@ -18,13 +19,16 @@ from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH
 from klamm.purgatory import DelayedOperationPurgatory
 from klamm.replica.controller_guard import ControllerGuard
 from klamm.replica.fetch_session import FetchSessionCache
-from klamm.replica.gauges import register_purgatory
 from klamm.replica.producer_ids import ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
+from klamm.zk.client.zk_session import ZkSession
 
 if TYPE_CHECKING:
     from klamm.controller.events import ControllerEvent, CreatableTopic
     from klamm.controller.replies import TopicResults
+
+WARNING_INTERVAL_S: Final = 300.0
+"""Clients ask for a coordinator many times a second; the log reports only once in a while why they get none."""
 
 
 class Controller(Protocol):
@@ -37,13 +41,54 @@ class Controller(Protocol):
 
 
 @dataclass(slots=True)
-class Broker:
-    """`broker_epoch` is the czxid of the broker's znode, set when it has registered.
+class Registration:
+    """The broker's registration in ZooKeeper. `epoch` is the czxid of its znode; the server sets it."""
 
-    `topics` waits for topics to appear
-    in or vanish from the metadata, `elections` for new leaders. `topics_in_creation` are those the controller was asked
-    to create because a client named them, and has not answered. `offsets_topic_reminder` is the time of the monotonic
-    clock before which the log does not say again that the offsets topic cannot be created.
+    epoch: int = UNKNOWN_BROKER_EPOCH
+
+
+class TopicCreation:
+    """Asks the controller for topics that clients named and that do not exist. Lives on the broker loop.
+
+    `forward` asks another broker that is the controller; None if there is no other.
+    """
+
+    def __init__(self, controller: Controller, configs: ConfigRepository) -> None:
+        self._controller = controller
+        self._configs = configs
+        self._in_creation: set[str] = set()
+        self._next_warning_s = float("-inf")
+        self.forward: Callable[[tuple[CreatableTopic, ...]], asyncio.Future[TopicResults]] | None = None
+
+    def is_under_way(self, name: str) -> bool:
+        """Whether the controller was asked for the topic and has not answered."""
+        return name in self._in_creation
+
+    def create(self, topics: tuple[CreatableTopic, ...]) -> asyncio.Future[TopicResults]:
+        names = [topic.name for topic in topics]
+        self._in_creation.update(names)
+        answer = self._ask(topics)
+        answer.add_done_callback(lambda _: self._in_creation.difference_update(names))
+        return answer
+
+    def _ask(self, topics: tuple[CreatableTopic, ...]) -> asyncio.Future[TopicResults]:
+        if self.forward is not None and not self._controller.is_active:
+            return self.forward(topics)
+        return self._controller.submit(CreateTopics(topics), self._configs.config.request_timeout_ms)
+
+    def may_warn(self, now_s: float) -> bool:
+        """Whether a warning is due. If so, the next one is not due for `WARNING_INTERVAL_S`."""
+        if now_s < self._next_warning_s:
+            return False
+        self._next_warning_s = now_s + WARNING_INTERVAL_S
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """`topic_purgatory` holds requests that wait for topics to appear in the metadata or to vanish from it.
+
+    `election_purgatory` holds requests that wait for new leaders.
     """
 
     id: int
@@ -60,24 +105,21 @@ class Broker:
     metrics: MetricsRegistry
     fetch_sessions: FetchSessionCache
     producer_ids: ProducerIdManager
-    topics: DelayedOperationPurgatory
-    elections: DelayedOperationPurgatory
-    topics_in_creation: set[str] = field(default_factory=set)
-    offsets_topic_reminder: float = float("-inf")
-    zk: Any = None
-    broker_epoch: int = UNKNOWN_BROKER_EPOCH
+    topic_purgatory: DelayedOperationPurgatory
+    election_purgatory: DelayedOperationPurgatory
+    topic_creation: TopicCreation
+    zk: ZkSession
+    registration: Registration
     control_log: ControlLog = NO_CONTROL_LOG
-    ask_controller_to_create: Callable[[tuple[CreatableTopic, ...]], asyncio.Future[TopicResults]] | None = None
-    """Creates topics through another broker that is the controller; None where there is no other."""
-
-    def __post_init__(self) -> None:
-        register_purgatory(self.metrics, self.topics)
-        register_purgatory(self.metrics, self.elections)
 
     @property
     def config(self) -> KafkaConfig:
-        """The configuration that holds now, dynamic changes included."""
+        """The current configuration, dynamic changes included."""
         return self.configs.config
+
+    @property
+    def broker_epoch(self) -> int:
+        return self.registration.epoch
 
     @property
     def controller_id(self) -> int:

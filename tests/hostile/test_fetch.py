@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -128,10 +129,9 @@ class TestManySessions:
     def cache(self, one: OneBroker) -> FetchSessionCache:
         """Room for ten sessions of a hundred partitions."""
         room = 10 * size_bytes_of(1, self.PARTITIONS)
-        one.broker.fetch_sessions = FetchSessionCache(
-            1000, one.clock, one.broker.fetch_sessions._rng, one.broker.metrics, max_bytes=room
-        )
-        return one.broker.fetch_sessions
+        cache = FetchSessionCache(1000, one.clock, Random(1), one.broker.metrics, max_bytes=room)
+        one.give(fetch_sessions=cache)
+        return cache
 
     def test_the_memory_of_sessions_is_bounded(self, one: OneBroker, cache: FetchSessionCache) -> None:
         ids = [one.ask(fetch.API, many(self.PARTITIONS, session_epoch=0), 12).session_id for _ in range(50)]

@@ -381,7 +381,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupBroker]:
     broker = GroupBroker(tmp_path_factory.mktemp("broker"))
-    broker.broker.zk = MemoryZooKeeper()
+    broker.give(zk=MemoryZooKeeper())
     broker.lead_offsets_topic()
     broker.lead("t", 2, topic_id=ID)
     yield broker

@@ -57,7 +57,7 @@ def one(tmp_path: Path) -> Iterator[GroupBroker]:
     broker = GroupBroker(tmp_path)
     broker.controller_epoch = EPOCH
     broker.controller.script = broker.create_as_asked
-    broker.broker.zk = MemoryZooKeeper()
+    broker.give(zk=MemoryZooKeeper())
     broker.lead("t", 2, topic_id=ID)
     broker.lead_offsets_topic()
     yield broker

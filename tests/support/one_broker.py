@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import GeneratorType
@@ -16,7 +17,7 @@ from uuid import UUID
 
 from klamm.apis import leader_and_isr, stop_replica, update_metadata
 from klamm.apis.registry import Api, at_once
-from klamm.broker import Broker
+from klamm.broker import Broker, Registration, TopicCreation
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.controller import events
 from klamm.controller.replies import EventReply, ProducerIdsBlock, TopicResult, TopicResults
@@ -157,8 +158,11 @@ class OneBroker:
             producer_ids=ProducerIdManager(
                 self.loop, lambda: self.controller.submit(events.AllocateProducerIds(broker_id, -1))
             ),
-            topics=DelayedOperationPurgatory("Topic", self.loop),
-            elections=DelayedOperationPurgatory("ElectLeader", self.loop),
+            topic_purgatory=DelayedOperationPurgatory("Topic", self.loop),
+            election_purgatory=DelayedOperationPurgatory("ElectLeader", self.loop),
+            topic_creation=TopicCreation(self.controller, configs),
+            zk=cast(Any, None),
+            registration=Registration(),
         )
 
     async def _read_control_state(self) -> ControlState:
@@ -167,6 +171,10 @@ class OneBroker:
 
     def _on_dir_failure(self, log_dir: str) -> None:
         self.loop.call_soon(self.broker.replicas.on_log_dir_failure, log_dir)
+
+    def give(self, **parts: Any) -> None:
+        """Replace parts of the broker."""
+        self.broker = replace(self.broker, **parts)
 
     def close(self) -> None:
         self.broker.replicas.shutdown()

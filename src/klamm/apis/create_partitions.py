@@ -78,7 +78,7 @@ def _await_leaders(
         return broker.metadata.has_leaders(name, range(asked[name].count))
 
     answer: CreatePartitionsResponse | asyncio.Future[CreatePartitionsResponse] = at_once(
-        await_all(broker.topics, grown, deadline.remaining_ms, is_there, respond)
+        await_all(broker.topic_purgatory, grown, deadline.remaining_ms, is_there, respond)
     )
     return answer
 

@@ -105,7 +105,7 @@ def _await_leaders(
     created = {} if req.validate_only else {n: r for n, r in results.items() if r.error == ErrorCode.NONE}
     return begin(
         await_all(
-            broker.topics,
+            broker.topic_purgatory,
             created,
             deadline.remaining_ms,
             lambda name: broker.metadata.has_leaders(name, range(created[name].num_partitions)),

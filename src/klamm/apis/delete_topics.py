@@ -119,7 +119,7 @@ def _await_gone(
     remaining_ms = deadline.remaining_ms
     return (
         yield from await_all(
-            broker.topics, deleted, remaining_ms, lambda name: not broker.metadata.contains(name), respond
+            broker.topic_purgatory, deleted, remaining_ms, lambda name: not broker.metadata.contains(name), respond
         )
     )
 

@@ -84,7 +84,7 @@ def _await_leaders(broker: Broker, req: ElectLeadersRequest, deadline: Deadline,
 
     return begin(
         await_all(
-            broker.elections,
+            broker.election_purgatory,
             elected,
             deadline.remaining_ms,
             is_seen,

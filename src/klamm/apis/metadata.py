@@ -86,7 +86,7 @@ def _to_create(broker: Broker, req: MetadataRequest) -> Generator[None, None, li
             continue
         if name == TRANSACTION_STATE_TOPIC or name in found:
             continue
-        if name in broker.topics_in_creation:
+        if broker.topic_creation.is_under_way(name):
             found[name] = None
         elif room:
             found[name] = None

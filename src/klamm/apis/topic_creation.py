@@ -9,7 +9,7 @@ from typing import Final
 
 from klamm.apis.registry import Broker
 from klamm.config import KafkaConfig
-from klamm.controller.events import CreatableTopic, CreateTopics
+from klamm.controller.events import CreatableTopic
 from klamm.controller.replies import TopicResults
 from klamm.errors import ErrorCode
 from klamm.model import CONTROL_LOG_TOPIC, GROUP_METADATA_TOPIC
@@ -19,8 +19,6 @@ WAIT_MS: Final = 1_000
 """A client that asks about a topic is not kept waiting for its creation: it comes again."""
 MAX_MISSING: Final = 100
 """Topics that one request may create by asking about them. The client asks again, and then the next ones follow."""
-REMINDER_S: Final = 300.0
-"""Clients ask for a coordinator many times a second; the log says once in a while why they get none."""
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +34,7 @@ def create_missing(
     like where that is not the default.
     """
     told = dict.fromkeys(names, ErrorCode.LEADER_NOT_AVAILABLE)
-    asked = [name for name in told if name not in broker.topics_in_creation][:MAX_MISSING]
+    asked = [name for name in told if not broker.topic_creation.is_under_way(name)][:MAX_MISSING]
 
     def errors(results: TopicResults) -> dict[str, ErrorCode]:
         _warn_of_refused_offsets_topic(broker, results)
@@ -47,16 +45,9 @@ def create_missing(
         nothing: asyncio.Future[dict[str, ErrorCode]] = broker.loop.create_future()
         nothing.set_result(told)
         return nothing
-    broker.topics_in_creation.update(asked)
-    answer = _ask(broker, tuple(make(name) if make is not None else _creatable(broker, name) for name in asked))
-    answer.add_done_callback(lambda _: broker.topics_in_creation.difference_update(asked))
+    topics = tuple(make(name) if make is not None else _creatable(broker, name) for name in asked)
+    answer = broker.topic_creation.create(topics)
     return after(answer, errors, timeout_ms=WAIT_MS, on_timeout=lambda: told)
-
-
-def _ask(broker: Broker, topics: tuple[CreatableTopic, ...]) -> asyncio.Future[TopicResults]:
-    if broker.ask_controller_to_create is not None and not broker.controller.is_active:
-        return broker.ask_controller_to_create(topics)
-    return broker.controller.submit(CreateTopics(topics), broker.config.request_timeout_ms)
 
 
 def _creatable(broker: Broker, name: str) -> CreatableTopic:
@@ -94,9 +85,8 @@ def _warn_of_refused_offsets_topic(broker: Broker, results: TopicResults) -> Non
         result.name == GROUP_METADATA_TOPIC and result.error == ErrorCode.INVALID_REPLICATION_FACTOR
         for result in results.topics
     )
-    now = broker.clock.monotonic()
-    if refused and now >= broker.offsets_topic_reminder and (why := why_no_offsets_topic(broker)) is not None:
-        broker.offsets_topic_reminder = now + REMINDER_S
+    why = why_no_offsets_topic(broker) if refused else None
+    if why is not None and broker.topic_creation.may_warn(broker.clock.monotonic()):
         log.warning("%s", why)
 
 

@@ -68,11 +68,11 @@ def _applied(broker: Broker, update: MetadataUpdate) -> MetadataApplied:
 
 def _wake(broker: Broker, update: MetadataUpdate) -> None:
     for topic in update.topics:
-        if broker.topics.size:
-            broker.topics.check_and_complete(topic.name)
-        if broker.elections.size:
+        if broker.topic_purgatory.size:
+            broker.topic_purgatory.check_and_complete(topic.name)
+        if broker.election_purgatory.size:
             for state in topic.partitions:
-                broker.elections.check_and_complete(state.topic_partition)
+                broker.election_purgatory.check_and_complete(state.topic_partition)
 
 
 def to_update(version: int, req: UpdateMetadataRequest, client_id: str | None = None) -> MetadataUpdate:

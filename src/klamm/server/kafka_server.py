@@ -16,7 +16,7 @@ from pathlib import Path
 
 from klamm import apis
 from klamm.apis.registry import bind
-from klamm.broker import Broker
+from klamm.broker import Broker, Registration, TopicCreation
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.config_changes import ConfigChangeListener
 from klamm.controller.runner import ControllerRunner
@@ -35,6 +35,7 @@ from klamm.purgatory import DelayedOperationPurgatory
 from klamm.replica.append_path import append_records
 from klamm.replica.controller_guard import ControllerGuard, read_control_state
 from klamm.replica.fetch_session import FetchSessionCache
+from klamm.replica.gauges import register_purgatory
 from klamm.replica.producer_ids import ProducerIdBlock, ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
 from klamm.replica.replica_selector import SELECTORS
@@ -193,7 +194,8 @@ class KafkaServer:
         )
         self._logs.start_background(loop, self._environment.file_worker)
         zk = self._coordination.zk
-        guard = ControllerGuard(loop, lambda: read_control_state(zk, broker_id), lambda: self.broker.broker_epoch)
+        own = Registration()
+        guard = ControllerGuard(loop, lambda: read_control_state(zk, broker_id), lambda: own.epoch)
         replicas.record_checks.start(
             self._environment.record_worker or ThreadPoolExecutor(1, thread_name_prefix="klamm-records")
         )
@@ -225,11 +227,15 @@ class KafkaServer:
                 config.max_incremental_fetch_session_cache_slots, self._clock, self._environment.new_rng(), metrics
             ),
             producer_ids=ProducerIdManager(loop, self._allocate_producer_ids),
-            topics=DelayedOperationPurgatory("Topic", loop),
-            elections=DelayedOperationPurgatory("ElectLeader", loop),
+            topic_purgatory=DelayedOperationPurgatory("Topic", loop),
+            election_purgatory=DelayedOperationPurgatory("ElectLeader", loop),
+            topic_creation=TopicCreation(handle, configs),
             zk=zk,
+            registration=own,
             control_log=self._control_log.of_broker_loop,
         )
+        for purgatory in (broker.topic_purgatory, broker.election_purgatory):
+            register_purgatory(metrics, purgatory)
         follow_topic_configs(broker, handle)
         follow_throttles(broker)
         metadata_gauges.register(broker)
@@ -271,7 +277,7 @@ class KafkaServer:
         registered = await registration.register(self._controller.handle, wait_ms)
         if registered.error != ErrorCode.NONE:
             raise KlammError(f"Broker {broker.id} cannot register: {registered.message}")
-        broker.broker_epoch = registered.broker_epoch
+        broker.registration.epoch = registered.broker_epoch
         self._has_joined = True
         self._pulse = LoopPulse.started("broker", broker.config.zookeeper_session_timeout_ms / 1000)
         broker.zk.watch_loop(self._pulse)
@@ -336,7 +342,7 @@ class KafkaServer:
             log.warning("A background task could not be done now: %s", error)
 
     def _on_broker_epoch(self, broker_epoch: int) -> None:
-        self.broker.broker_epoch = broker_epoch
+        self.broker.registration.epoch = broker_epoch
 
     async def _purge_config_changes(self) -> None:
         assert self._changes is not None
@@ -417,7 +423,7 @@ class KafkaServer:
             await controlled_shutdown(broker)
         await self._control_log.stop()
         broker.groups.shutdown()
-        for purgatory in (broker.topics, broker.elections):
+        for purgatory in (broker.topic_purgatory, broker.election_purgatory):
             purgatory.shutdown()
         broker.controller_guard.shutdown()
         broker.replicas.shutdown()

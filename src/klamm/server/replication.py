@@ -37,7 +37,7 @@ class Replication:
         self._isr = self._make_isr_manager()
         broker.replicas.fetchers = self._fetchers
         broker.replicas.isr_change_listener = self._isr.submit
-        broker.ask_controller_to_create = self._create_topics
+        broker.topic_creation.forward = self._create_topics
         broker.configs.on_change(["num.replica.fetchers"], self._on_num_fetchers)
 
     def start(self, scheduler: Scheduler) -> None:

@@ -64,7 +64,7 @@ class TestLeaderAndIsr:
         assert list((one.tmp_path / "logs").glob("*-0")) == []
 
     def test_an_earlier_life_of_the_broker(self, one: OneBroker) -> None:
-        one.broker.broker_epoch = 100
+        one.broker.registration.epoch = 100
         response = one.leader_and_isr({"t": [0]}, broker_epoch=99, version=4)
         assert response.error_code == ErrorCode.STALE_BROKER_EPOCH
         assert [e.error_code for e in response.partition_errors] == [ErrorCode.STALE_BROKER_EPOCH]
@@ -74,7 +74,7 @@ class TestLeaderAndIsr:
 
     def test_a_later_life_of_the_broker_is_confirmed_first(self, one: OneBroker) -> None:
         """The controller may know of a registration before the broker does."""
-        one.broker.broker_epoch = 100
+        one.broker.registration.epoch = 100
         one.control_state = ControlState(1, 1, 101)
         assert one.leader_and_isr({"t": [0]}, broker_epoch=101).error_code == 0
         assert one.leader_and_isr({"t": [0]}, broker_epoch=102).error_code == ErrorCode.STALE_BROKER_EPOCH
@@ -243,7 +243,7 @@ class TestStopReplica:
         assert 'topic="t"' not in one.broker.metrics.exposition()
 
     def test_a_stale_broker_epoch(self, one: OneBroker) -> None:
-        one.broker.broker_epoch = 100
+        one.broker.registration.epoch = 100
         request = StopReplicaRequest(controller_id=1, controller_epoch=1, broker_epoch=99)
         response = one.ask(stop_replica.API, request, 3)
         assert response.error_code == ErrorCode.STALE_BROKER_EPOCH and list(response.partition_errors) == []
@@ -267,7 +267,7 @@ class TestUpdateMetadata:
         assert one.broker.metadata.partition_count("t") == 1
 
     def test_a_stale_broker_epoch(self, one: OneBroker) -> None:
-        one.broker.broker_epoch = 100
+        one.broker.registration.epoch = 100
         request = UpdateMetadataRequest(controller_id=1, controller_epoch=1, broker_epoch=99, live_brokers=())
         assert one.ask(update_metadata.API, request, 8).error_code == ErrorCode.STALE_BROKER_EPOCH
         assert one.broker.metadata.alive_brokers()

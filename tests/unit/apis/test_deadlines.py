@@ -49,10 +49,10 @@ ELECT = ElectLeadersRequest(
 @pytest.mark.parametrize(
     ("api", "request_", "version", "owner"),
     [
-        (create_topics.API, CREATE, 4, "topics"),
-        (create_partitions.API, GROW, 1, "topics"),
-        (delete_topics.API, DELETE, 3, "topics"),
-        (elect_leaders.API, ELECT, 1, "elections"),
+        (create_topics.API, CREATE, 4, "topic_purgatory"),
+        (create_partitions.API, GROW, 1, "topic_purgatory"),
+        (delete_topics.API, DELETE, 3, "topic_purgatory"),
+        (elect_leaders.API, ELECT, 1, "election_purgatory"),
     ],
     ids=["CreateTopics", "CreatePartitions", "DeleteTopics", "ElectLeaders"],
 )

@@ -123,7 +123,7 @@ class TestCreateTopics:
         one.spin()
         assert not waiting.done()
         one.update_metadata({"t": [1]})
-        assert only(one.run(waiting)).error_code == 0 and one.broker.topics.size == 0
+        assert only(one.run(waiting)).error_code == 0 and one.broker.topic_purgatory.size == 0
 
     @pytest.mark.parametrize("timeout_ms", [0, 1])
     def test_without_time_the_topic_is_made_and_7_is_said(self, one: OneBroker, timeout_ms: int) -> None:

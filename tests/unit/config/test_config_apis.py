@@ -46,7 +46,7 @@ def one(tmp_path: Path, zookeeper: str) -> Iterator[OneBroker]:
         await session.ensure_paths(paths.PERSISTENT_PATHS)
 
     broker.loop.run_until_complete(connect())
-    broker.broker.zk = session
+    broker.give(zk=session)
     broker.lead("orders")
     yield broker
     broker.loop.run_until_complete(session.close())
@@ -95,7 +95,7 @@ class TestWithoutZooKeeper:
     def test_what_was_applied_last_is_described(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         change(one, TOPIC, "orders", ("retention.bytes", SET, "10"))
         monkeypatch.setattr(config_resources, "READ_WAIT_S", 0.001)
-        monkeypatch.setattr(one.broker, "zk", SilentZooKeeper())
+        one.give(zk=SilentZooKeeper())
         (config,) = describe(one, TOPIC, "orders", ["retention.bytes"]).configs
         assert config.value == "10"
 
@@ -104,7 +104,7 @@ class TestWithoutZooKeeper:
     ) -> None:
         for name in ("READ_WAIT_S", "CHANGE_WAIT_S"):
             monkeypatch.setattr(config_resources, name, 0.001)
-        monkeypatch.setattr(one.broker, "zk", SilentZooKeeper())
+        one.give(zk=SilentZooKeeper())
         assert replace(one, TOPIC, "orders", {})[0] == ErrorCode.REQUEST_TIMED_OUT
         configs = [incremental.AlterableConfig(name="retention.bytes", config_operation=SET, value="1")]
         resources = [
@@ -336,9 +336,11 @@ class TestListener:
     def test_old_notifications_are_purged(self, one: OneBroker) -> None:
         listener, _ = self.follow(one)
         change(one, TOPIC, "orders", ("retention.ms", SET, "1"))
-        ((_, stat),) = one.loop.run_until_complete(
+        (found,) = one.loop.run_until_complete(
             one.broker.zk.read_many([paths.config_change_path("config_change_0000000000")])
         )
+        assert found is not None
+        stat = found[1]
         one.loop.run_until_complete(listener.purge(stat.ctime + 15 * 60 * 1000))
         assert changes(one) == 1
         one.loop.run_until_complete(listener.purge(stat.ctime + 15 * 60 * 1000 + 1))

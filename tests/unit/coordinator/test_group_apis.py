@@ -65,7 +65,7 @@ class GroupBroker(OneBroker):
         super().__init__(tmp_path, SETTINGS)
         ids = iter(range(1, 1_000_000))
         broker = self.broker
-        broker.groups = create_group_coordinator(
+        groups = create_group_coordinator(
             config=broker.config,
             replicas=broker.replicas,
             append_records=partial(append_records, broker.replicas),
@@ -75,7 +75,8 @@ class GroupBroker(OneBroker):
             metrics=broker.metrics,
             new_uuid=lambda: f"{next(ids)}",
         )
-        broker.groups.startup()
+        groups.startup()
+        self.give(groups=groups)
         self.update_metadata({})
 
     def close(self) -> None:
@@ -237,7 +238,7 @@ def test_find_coordinator_asks_again_after_a_failure(one: GroupBroker) -> None:
         assert len(asked) == n
         asked[-1].set_exception(OSError("the controller is gone")) if n == 1 else asked[-1].cancel()
         one.spin()
-    assert not one.broker.topics_in_creation
+    assert not one.broker.topic_creation.is_under_way(GROUP_METADATA_TOPIC)
 
 
 def test_find_coordinator_echoes_every_key_and_knows_no_transactions(one: GroupBroker) -> None:

@@ -30,7 +30,7 @@ class Recording:
         settings = {"klamm.control.log.buffer.records": "50", "klamm.control.log.replication.factor": "1"}
         self.one = OneBroker(tmp_path, settings)
         self.writer = ControlLogWriter(self.one.broker.config, self.one.clock)
-        self.one.broker.control_log = self.writer.of_broker_loop
+        self.one.give(control_log=self.writer.of_broker_loop)
         self.writer.start(self.one.broker)
 
     def until(self, condition: Callable[[], bool]) -> None:

@@ -31,7 +31,7 @@ class Fixture:
         self.one = OneBroker(tmp_path)
         self.znodes: dict[str, bytes] = {}
         self.before_answer: Callable[[], None] = lambda: None
-        self.one.broker.zk = SimpleNamespace(read_many=self._read_many)
+        self.one.give(zk=SimpleNamespace(read_many=self._read_many))
         self._tasks: list[Any] = []
         StrayReplicas(self.one.broker, self._tasks.append)
         self.one.broker.logs.get_or_create_log(TP, ID)
