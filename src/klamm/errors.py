@@ -138,6 +138,11 @@ class ErrorCode(IntEnum):
     DUPLICATE_VOTER = 126
     VOTER_NOT_FOUND = 127
 
+    @classmethod
+    def of(cls, value: int) -> ErrorCode:
+        """Return the code of a number that a peer sent; a number that Kafka does not define is UNKNOWN_SERVER_ERROR."""
+        return cls(value) if value in cls._value2member_map_ else cls.UNKNOWN_SERVER_ERROR
+
     @property
     def is_retriable(self) -> bool:
         return self in _RETRIABLE

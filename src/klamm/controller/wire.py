@@ -207,18 +207,14 @@ def _stop_replica(request: StopReplicaRequest, version: int) -> stop.StopReplica
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 
-def _code(value: int) -> ErrorCode:
-    return ErrorCode(value) if value in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR
-
-
 def decode_response(request: ControlRequest, message: Any) -> ControlResponse:
     """Decode the answer of a broker. From version 5 on LeaderAndIsr names topics by the ids of the request."""
-    error = _code(message.error_code)
+    error = ErrorCode.of(message.error_code)
     if isinstance(request, UpdateMetadataRequest):
         return ControlResponse(error)
     if isinstance(request, StopReplicaRequest):
         flat = ((TopicPartition(p.topic_name, p.partition_index), p.error_code) for p in message.partition_errors)
-        return ControlResponse(error, tuple((tp, _code(code)) for tp, code in flat))
+        return ControlResponse(error, tuple((tp, ErrorCode.of(code)) for tp, code in flat))
     return ControlResponse(error, _leader_and_isr_errors(request, message))
 
 
@@ -227,10 +223,12 @@ def _leader_and_isr_errors(
 ) -> tuple[tuple[TopicPartition, ErrorCode], ...]:
     names: dict[UUID, str] = {topic_id: topic for topic, topic_id in request.topic_ids}
     errors = [
-        (TopicPartition(names[topic.topic_id], p.partition_index), _code(p.error_code))
+        (TopicPartition(names[topic.topic_id], p.partition_index), ErrorCode.of(p.error_code))
         for topic in message.topics
         if topic.topic_id in names
         for p in topic.partition_errors
     ]
-    errors += [(TopicPartition(p.topic_name, p.partition_index), _code(p.error_code)) for p in message.partition_errors]
+    errors += [
+        (TopicPartition(p.topic_name, p.partition_index), ErrorCode.of(p.error_code)) for p in message.partition_errors
+    ]
     return tuple(errors)

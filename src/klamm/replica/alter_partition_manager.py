@@ -145,7 +145,7 @@ class AlterPartitionManager:
     def _on_response(self, changes: dict[TopicPartition, IsrChange], response: AlterPartitionResponse) -> bool:
         """Whether something has to be sent again after a while."""
         if response.error_code != ErrorCode.NONE:
-            self._complain(_code(response.error_code).name)
+            self._complain(ErrorCode.of(response.error_code).name)
             self._again(changes)
             return True
         self._problem = ""
@@ -163,7 +163,7 @@ class AlterPartitionManager:
         if not change.is_current:
             return True
         partition, replicas = change.partition, self._replicas
-        error = ErrorCode.UNKNOWN_SERVER_ERROR if data is None else _code(data.error_code)
+        error = ErrorCode.UNKNOWN_SERVER_ERROR if data is None else ErrorCode.of(data.error_code)
         if error == ErrorCode.NONE and data is not None:
             return self._commit(change, data)
         log.info("%s: the ISR %s is not accepted: %s", partition.topic_partition, list(change.isr), error.name)
@@ -229,7 +229,3 @@ def _broker_epoch(partition: Partition, member: int) -> int:
     """A joining replica is accepted only as the incarnation that has fetched; who is in already is not asked."""
     remote = partition.remotes.get(member)
     return UNKNOWN_BROKER_EPOCH if remote is None or member in partition.isr else remote.broker_epoch
-
-
-def _code(value: int) -> ErrorCode:
-    return ErrorCode(value) if value in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR

@@ -61,7 +61,7 @@ async def end_offsets_for_epochs(
     for topic in response.topics:
         for p in topic.partitions:
             end = EpochEndOffset(p.leader_epoch, p.end_offset)
-            ends[TopicPartition(topic.topic, p.partition)] = (_code(p.error_code), end)
+            ends[TopicPartition(topic.topic, p.partition)] = (ErrorCode.of(p.error_code), end)
     return ends
 
 
@@ -100,10 +100,6 @@ async def _list_offsets(
     found: dict[TopicPartition, int | ErrorCode] = {state.tp: MISSING for state in states}
     for topic in response.topics:
         for p in topic.partitions:
-            error = _code(p.error_code)
+            error = ErrorCode.of(p.error_code)
             found[TopicPartition(topic.name, p.partition_index)] = p.offset if error == ErrorCode.NONE else error
     return found
-
-
-def _code(value: int) -> ErrorCode:
-    return ErrorCode(value) if value in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR

@@ -31,9 +31,7 @@ async def ask_controller(broker: Broker, channel: ControllerChannel) -> Allocate
         response: AllocateProducerIdsResponse = await channel.send(request, _VERSION)
     except OSError:
         return AllocatedBlock(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    known = response.error_code in ErrorCode._value2member_map_
-    error = ErrorCode(response.error_code) if known else ErrorCode.UNKNOWN_SERVER_ERROR
-    return AllocatedBlock(error, response.producer_id_start, response.producer_id_len)
+    return AllocatedBlock(ErrorCode.of(response.error_code), response.producer_id_start, response.producer_id_len)
 
 
 async def take_from_zookeeper(zk: Any, broker_id: int) -> AllocatedBlock:

@@ -112,7 +112,9 @@ class Replication:
             )
         except OSError:
             return TopicResults(tuple(TopicResult(topic.name, ErrorCode.NOT_CONTROLLER) for topic in topics))
-        return TopicResults(tuple(TopicResult(t.name, _code(t.error_code), t.error_message) for t in response.topics))
+        return TopicResults(
+            tuple(TopicResult(t.name, ErrorCode.of(t.error_code), t.error_message) for t in response.topics)
+        )
 
 
 def _creatable(topic: CreatableTopic) -> wire.CreatableTopic:
@@ -123,7 +125,3 @@ def _creatable(topic: CreatableTopic) -> wire.CreatableTopic:
         assignments=(),
         configs=[wire.CreatableTopicConfig(name=name, value=value) for name, value in topic.configs],
     )
-
-
-def _code(value: int) -> ErrorCode:
-    return ErrorCode(value) if value in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR
