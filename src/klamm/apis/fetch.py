@@ -298,6 +298,8 @@ def _mark(broker: Broker, params: FetchParams, results: Reads) -> None:
             size_bytes += read.size_bytes
             if not params.is_from_follower:
                 topic.bytes_out.count += read.size_bytes
+            elif (adding := hosted[tp].adding_replicas) and params.replica_id in adding:
+                stats.reassignment_bytes_out.count += read.size_bytes
         elif read.error == _UNKNOWN_SERVER_ERROR:
             topic.failed_fetch_requests.mark()
             totals.failed_fetch_requests.mark()

@@ -7,6 +7,7 @@ Errors: 77 stale broker, 11 stale controller, -1 a bug. Afterwards whoever waits
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from klamm.apis.control import check_broker_epoch, from_controller
@@ -23,6 +24,8 @@ from klamm.protocol.messages.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataResponse,
 )
+
+log = logging.getLogger("klamm.state_change")
 
 
 def handle(
@@ -44,6 +47,17 @@ def _apply(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> U
         return UpdateMetadataResponse(error_code=error)
     update = to_update(ctx.api_version, req, ctx.client_id)
     deleted = broker.metadata.update(update)
+    added = sum(not state.is_deletion for topic in update.topics for state in topic.partitions)
+    log.log(
+        logging.INFO if update.topics else logging.DEBUG,
+        "metadata cache: %d partitions added or changed, %d deleted (UpdateMetadata of controller %d, epoch %d, "
+        "correlation id %d)",
+        added,
+        len(deleted),
+        req.controller_id,
+        req.controller_epoch,
+        ctx.correlation_id,
+    )
     broker.replicas.on_metadata_change()
     if deleted:
         broker.groups.on_partitions_deleted(deleted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
@@ -9,9 +10,11 @@ from klamm.metadata.snapshot import MetadataSnapshot, PartitionState, TopicState
 from klamm.metadata.update import MetadataUpdate
 from klamm.model import BrokerEndPoints, EndPoint, TopicPartition
 
+log = logging.getLogger(__name__)
+
 
 class MetadataCache:
-    """Every query reads one snapshot. Who asks twice takes `snapshot` once and asks that."""
+    """Every query reads one snapshot. For several queries, take `snapshot` once and query that."""
 
     def __init__(self, broker_id: int) -> None:
         self.broker_id = broker_id
@@ -19,12 +22,14 @@ class MetadataCache:
         self._is_whole = self._has_partitions = False
         self._waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self.update_listeners: list[Callable[[MetadataSnapshot, MetadataUpdate], None]] = []
-        """Called with what was known before, when an update was applied."""
+        """Called with the snapshot before and the update, after the update was applied."""
 
     def update(self, update: MetadataUpdate) -> tuple[TopicPartition, ...]:
-        """Swaps in the next snapshot; returns the partitions that are gone."""
+        """Swap in the next snapshot; return the deleted partitions."""
         before = self.snapshot
         self.snapshot, deleted = before.apply(update)
+        if self.snapshot.brokers is not before.brokers:
+            self._check_listeners()
         self._is_whole = update.is_last_slice
         self._has_partitions |= bool(update.topics)
         for listener in self.update_listeners:
@@ -35,20 +40,38 @@ class MetadataCache:
                 self._when(condition, then)
         return deleted
 
+    def _check_listeners(self) -> None:
+        """Warn if a client that uses one of this broker's listeners could not reach some other broker."""
+        own = self.snapshot.brokers.get(self.broker_id)
+        if own is None:
+            return
+        names = {endpoint.listener for endpoint in own.endpoints}
+        others = {
+            broker.id: ", ".join(endpoint.listener for endpoint in broker.endpoints)
+            for broker in self.snapshot.brokers.values()
+            if {endpoint.listener for endpoint in broker.endpoints} != names
+        }
+        if others:
+            log.warning(
+                "Listeners are not identical across brokers: this broker has %s, but broker %s",
+                ", ".join(sorted(names)),
+                "; broker ".join(f"{broker_id} has {listeners or 'none'}" for broker_id, listeners in others.items()),
+            )
+
     def forget(self, topics: Iterable[TopicState]) -> tuple[TopicPartition, ...]:
-        """Takes out topics that are known to be deleted, unless they came back since; returns what is gone."""
+        """Remove topics that are known to be deleted, unless they were created again; return the deleted partitions."""
         self.snapshot, deleted = self.snapshot.without(topics)
         return deleted
 
     def when_alive(self, broker_id: int, then: Callable[[], None]) -> None:
-        """Calls `then` as soon as `broker_id` is known to be alive: now, or within the update that says so.
+        """Call `then` as soon as `broker_id` is known to be alive: now, or within the update that reports it.
 
-        An update that comes in slices says so with the last of them: what it tells is known by then.
+        If the update comes in slices, `then` is called with the last of them: the others are applied by then.
         """
         self._when(lambda: broker_id in self.snapshot.brokers and self._is_whole, then)
 
     def when_partitions_known(self, then: Callable[[], None]) -> None:
-        """Calls `then` as soon as a controller has told all that it has to tell of partitions at first."""
+        """Call `then` as soon as the first complete report of partitions by a controller is applied."""
         self._when(lambda: self._has_partitions and self._is_whole, then)
 
     def _when(self, condition: Callable[[], bool], then: Callable[[], None]) -> None:
@@ -68,12 +91,12 @@ class MetadataCache:
         return self.snapshot.partition(topic, partition)
 
     def partition_count(self, topic: str) -> int | None:
-        """How many partitions `topic` has; None when it is not known."""
+        """Return the number of partitions of `topic`; None if it is unknown."""
         state = self.snapshot.topics.get(topic)
         return None if state is None else len(state.partitions)
 
     def topic_id(self, topic: str) -> UUID:
-        """The topic's id; zero when the topic or its id is not known."""
+        """Return the topic's id; zero if the topic or its id is unknown."""
         return self.snapshot.topic_id(topic)
 
     def topic_name(self, topic_id: UUID) -> str | None:
@@ -88,14 +111,18 @@ class MetadataCache:
     def endpoint(self, broker_id: int, listener: str) -> EndPoint | None:
         return self.snapshot.endpoint(broker_id, listener)
 
-    def leader_endpoint(self, topic: str, partition: int, listener: str) -> EndPoint | None:
-        """Where the partition's leader can be reached through `listener`; None: unknown, dead or not there."""
-        snapshot = self.snapshot
-        state = snapshot.partition(topic, partition)
-        return None if state is None else snapshot.endpoint(state.leader, listener)
+    def get_all_partitions(self) -> set[TopicPartition]:
+        """Return every partition of the cluster. The cost is that of all partitions."""
+        return {
+            TopicPartition(topic.name, index) for topic in self.snapshot.topics.values() for index in topic.partitions
+        }
+
+    def get_partition_replica_endpoints(self, tp: TopicPartition, listener: str) -> dict[int, BrokerEndPoints]:
+        """Return the live replicas of a partition that clients can reach through `listener`, by broker id."""
+        return self.snapshot.get_partition_replica_endpoints(tp, listener)
 
     def has_leaders(self, topic: str, partitions: range | list[int]) -> bool:
-        """Whether every one of `partitions` is known and led by a live broker."""
+        """Return whether each of `partitions` is known and led by a live broker."""
         snapshot = self.snapshot
         state = snapshot.topics.get(topic)
         if state is None:

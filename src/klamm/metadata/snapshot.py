@@ -117,6 +117,13 @@ class MetadataSnapshot:
         broker = self.brokers.get(broker_id)
         return None if broker is None else broker.endpoint(listener)
 
+    def get_partition_replica_endpoints(self, tp: TopicPartition, listener: str) -> dict[int, BrokerEndPoints]:
+        """Return the live replicas of a partition that clients can reach through `listener`, by broker id."""
+        state = self.partition(*tp)
+        replicas = () if state is None else state.replicas
+        nodes = (self.brokers.get(broker_id) for broker_id in replicas)
+        return {node.id: node for node in nodes if node is not None and node.endpoint(listener) is not None}
+
     def has_alive_broker(self, broker_id: int) -> bool:
         return broker_id in self.brokers
 

@@ -68,9 +68,12 @@ def _append_all(
 ) -> AppendResults | asyncio.Future[AppendResults]:
     results: AppendResults = {}
     is_waiting = False
+    now_ms = replicas.clock.now_ms()
     for tp, data in records.items():
         batch = checked.get(tp, data) if checked else data
-        result = results[tp] = _append(replicas, tp, data, batch, required_acks, internal_topics_allowed, origin)
+        result = results[tp] = _append(
+            replicas, tp, data, batch, required_acks, internal_topics_allowed, origin, now_ms
+        )
         if required_acks and result.error == 0:
             is_waiting |= _must_wait(replicas, tp, result, required_acks)
     if not is_waiting:
@@ -90,6 +93,7 @@ def _append(
     required_acks: int,
     internal_topics_allowed: bool,
     origin: AppendOrigin,
+    now_ms: int,
 ) -> AppendResult:
     totals = replicas.topic_stats.all_topics
     totals.total_produce_requests.count += 1
@@ -102,7 +106,7 @@ def _append(
         error = ErrorCode.INVALID_TOPIC_EXCEPTION
         result: AppendResult | ErrorCode = failed(error, f"Cannot append to internal topic {tp.topic}")
     else:
-        result = partition.append_records_to_leader(batch, required_acks, replicas.clock.now_ms(), origin)
+        result = partition.append_records_to_leader(batch, required_acks, now_ms, origin)
     if isinstance(result, ErrorCode):
         result = failed(result)
     if result.error != 0:

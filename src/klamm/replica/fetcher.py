@@ -244,7 +244,7 @@ class ReplicaFetcher:
         response: FetchResponse = await connection.send(request, version)
         self._connection_failures = 0
         self.requests.count += 1
-        error = code_of(response.error_code)
+        error = ErrorCode.of(response.error_code)
         self._session.on_response(error, response.session_id)
         if error != ErrorCode.NONE:
             if error not in _SESSION_ERRORS:
@@ -273,7 +273,7 @@ class ReplicaFetcher:
             await asyncio.sleep(0)
 
     def _on_partition(self, state: PartitionFetchState, data: PartitionData) -> None:
-        error = code_of(data.error_code)
+        error = ErrorCode.of(data.error_code)
         if error != ErrorCode.NONE:
             self._on_error(state, error)
         elif data.diverging_epoch is not None:
@@ -306,7 +306,10 @@ class ReplicaFetcher:
             return
         state.failures = 0
         if result.bytes:
-            self._replicas.topic_stats.replication_bytes_in.count += result.bytes
+            stats, partition = self._replicas.topic_stats, state.partition
+            stats.replication_bytes_in.count += result.bytes
+            if partition.adding_replicas and partition.broker_id in partition.adding_replicas:
+                stats.reassignment_bytes_in.count += result.bytes
             self.bytes.count += result.bytes
             quota = self._replicas.quotas.follower
             if quota.has_throttled and quota.is_throttled(state.tp):
@@ -401,7 +404,3 @@ def _take(waiting: dict[TopicPartition, PartitionFetchState], state: PartitionFe
         return False
     del waiting[state.tp]
     return True
-
-
-def code_of(value: int) -> ErrorCode:
-    return ErrorCode(value) if value in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR

@@ -56,24 +56,22 @@ def preferred_read_replica(
     snapshot: MetadataSnapshot,
     now_ms: int,
 ) -> int:
-    """The follower that the consumer is sent to; NO_PREFERENCE when it should read from this leader.
+    """Return the follower that the consumer should read from; NO_PREFERENCE for this leader.
 
-    Only in-sync followers that have the offset and that the client can reach through its listener come into question.
+    Candidates are the in-sync followers that have the offset and that the client can reach through its listener.
     """
     if not partition.is_leader or partition.log is None:
         return NO_PREFERENCE
 
-    def rack_of(broker_id: int) -> str | None:
-        node = snapshot.brokers.get(broker_id)
-        return None if node is None else node.rack
-
+    reachable = snapshot.get_partition_replica_endpoints(partition.topic_partition, client.listener)
     followers = (
-        ReplicaView(r.broker_id, rack_of(r.broker_id), r.log_end_offset, now_ms - r.last_caught_up_time_ms)
+        ReplicaView(r.broker_id, reachable[r.broker_id].rack, r.log_end_offset, now_ms - r.last_caught_up_time_ms)
         for r in partition.remotes.values()
         if r.broker_id in partition.isr
         and r.log_start_offset <= fetch_offset <= r.log_end_offset
-        and snapshot.endpoint(r.broker_id, client.listener) is not None
+        and r.broker_id in reachable
     )
-    leader = ReplicaView(partition.broker_id, rack_of(partition.broker_id), partition.log.log_end_offset)
+    own = snapshot.brokers.get(partition.broker_id)
+    leader = ReplicaView(partition.broker_id, None if own is None else own.rack, partition.log.log_end_offset)
     chosen = selector(client, leader, followers)
     return NO_PREFERENCE if chosen.broker_id == partition.broker_id else chosen.broker_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from uuid import UUID
 
@@ -259,6 +260,17 @@ class TestUpdateMetadata:
         assert snapshot.endpoint(2, "PLAINTEXT") == EndPoint("PLAINTEXT", "host-2", 9092)
         assert one.broker.metadata.partition_count("t") == 2
         assert (snapshot.topic_name(ID) == "t") is (version >= 7)
+
+    def test_the_log_has_what_was_added_and_deleted(self, one: OneBroker, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "klamm.state_change")
+        one.update_metadata({"t": [0, 1]})
+        one.update_metadata({})
+        one.update_metadata({"t": [1]}, leader=-2)
+        sender = "(UpdateMetadata of controller 1, epoch 1, correlation id 1)"
+        assert caplog.messages == [
+            f"metadata cache: 2 partitions added or changed, 0 deleted {sender}",
+            f"metadata cache: 0 partitions added or changed, 1 deleted {sender}",
+        ]
 
     def test_deleted_partitions_are_told_to_the_groups(self, one: OneBroker) -> None:
         one.update_metadata({"t": [0, 1]})

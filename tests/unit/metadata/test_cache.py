@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from klamm.metadata import MetadataCache
 from klamm.metadata.update import MAX_PARTITIONS, MetadataUpdate, PartitionState, TopicUpdate
-from klamm.model import BrokerEndPoints
+from klamm.model import BrokerEndPoints, EndPoint, TopicPartition
 
 
 def alive(*broker_ids: int) -> MetadataUpdate:
@@ -58,3 +60,29 @@ def test_who_is_alive_says_nothing_of_partitions() -> None:
     assert not heard
     cache.update(MetadataUpdate(1, 1, (), (TopicUpdate("t", (PartitionState("t", 0, 1, 1, 0, (1,), 0, (1,)),)),)))
     assert heard == ["partitions"]
+
+
+def node(broker_id: int, *listeners: str) -> BrokerEndPoints:
+    return BrokerEndPoints(broker_id, tuple(EndPoint(name, "host", 9092) for name in listeners))
+
+
+def test_replicas_that_a_listener_reaches() -> None:
+    cache = MetadataCache(1)
+    brokers = (node(1, "A", "B"), node(2, "A"), node(4, "A", "B"))
+    partition = PartitionState("t", 0, 1, 1, 0, (1,), 0, (1, 2, 3))
+    cache.update(MetadataUpdate(1, 1, brokers, (TopicUpdate("t", (partition,)),)))
+    tp = TopicPartition("t", 0)
+    assert cache.get_all_partitions() == {tp}
+    assert cache.get_partition_replica_endpoints(tp, "A") == {1: brokers[0], 2: brokers[1]}
+    assert cache.get_partition_replica_endpoints(tp, "B") == {1: brokers[0]}
+    assert cache.get_partition_replica_endpoints(TopicPartition("u", 0), "A") == {}
+
+
+def test_different_listeners_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    cache = MetadataCache(1)
+    cache.update(MetadataUpdate(1, 1, (node(1, "A"), node(2, "A")), ()))
+    assert not caplog.messages
+    for _ in range(2):
+        cache.update(MetadataUpdate(1, 1, (node(1, "A"), node(2, "A", "B")), ()))
+    message = "Listeners are not identical across brokers: this broker has A, but broker 2 has A, B"
+    assert caplog.messages == [message]

@@ -187,7 +187,7 @@ def test_readers_of_the_cache_keep_the_snapshot_they_took() -> None:
     cache.update(update(state("u", 0)))
     assert not taken.topic("u") and cache.contains("u") and cache.contains("t")
     assert cache.has_leaders("u", range(1)) and not cache.has_leaders("u", range(2))
-    assert cache.leader_endpoint("t", 0, "INTERNAL") == EndPoint("INTERNAL", "a", 9093)
+    assert cache.get_all_partitions() == {TopicPartition("t", 0), TopicPartition("u", 0)}
     assert cache.partition_count("u") == 1 and cache.partition_count("v") is None
 
 

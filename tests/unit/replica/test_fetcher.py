@@ -48,6 +48,20 @@ def test_a_follower_copies_and_learns_what_is_committed(cluster: Brokers) -> Non
     assert stats.replication_bytes_in.count == cluster.log(2).size_bytes
 
 
+@pytest.mark.parametrize("is_added", [True, False])
+def test_bytes_of_a_replica_that_is_added_are_those_of_a_reassignment(cluster: Brokers, is_added: bool) -> None:
+    cluster.elect(1)
+    for broker_id in (1, 2):
+        cluster.partition(broker_id).adding_replicas = (2,) if is_added else (3,)
+    cluster.append(b"a", b"b")
+    cluster.catch_up(2)
+    copied = cluster.log(2).size_bytes
+    leader, follower = (cluster.brokers[broker_id].broker.replicas.topic_stats for broker_id in (1, 2))
+    assert leader.replication_bytes_out.count == follower.replication_bytes_in.count == copied > 0
+    wanted = copied if is_added else 0
+    assert leader.reassignment_bytes_out.count == follower.reassignment_bytes_in.count == wanted
+
+
 @BOTH
 def test_records_above_the_high_watermark_survive_the_followers_restart(cluster: Brokers) -> None:
     """KIP-101, first scenario: a follower that knows less of the high watermark keeps what may be committed."""
