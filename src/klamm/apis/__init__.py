@@ -1,4 +1,4 @@
-"""One file an API. `ALL` lists them by hand; ApiVersions, dispatch, metrics and docs/reference/apis.md read it."""
+"""One file per API. `ALL` lists them by hand; ApiVersions, dispatch, metrics and docs/reference/apis.md read it."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ ALL: Final[tuple[Api[Any, Any], ...]] = (
     describe_producers.API,
     allocate_producer_ids.API,
 )
-"""In the order of their keys. What is not here is not advertised."""
+"""In the order of their keys. Other APIs are not advertised."""
 
 assert len({api.key for api in ALL}) == len(ALL), "two APIs have the same key"
+api_versions.advertise(ALL)

@@ -1,6 +1,6 @@
 """AllocateProducerIds (67): a broker asks the controller for a block of producer ids.
 
-v0. A broker that is not the controller says NOT_CONTROLLER (41), one whose ZooKeeper does not answer within
+v0. A broker that is not the controller answers NOT_CONTROLLER (41), one whose ZooKeeper does not answer within
 `controller.socket.timeout.ms` REQUEST_TIMED_OUT (7).
 """
 

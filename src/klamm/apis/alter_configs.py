@@ -1,6 +1,6 @@
 """AlterConfigs (33): replaces all settings of a topic, of this broker or of the brokers' defaults.
 
-v0-2: only the encoding changes. What the request does not name goes back to its default. A bad topic setting is
+v0-2: only the encoding changes. Keys that the request does not name return to their defaults. A bad topic setting is
 INVALID_CONFIG (40); a broker key that cannot change while it runs, a bad broker value, a missing value and a resource
 named twice are INVALID_REQUEST (42). Loggers are changed by IncrementalAlterConfigs only.
 When ZooKeeper does not answer within seconds: REQUEST_TIMED_OUT (7), and the change may yet be made.

@@ -1,6 +1,6 @@
 """AlterPartitionReassignments (45): moves partitions to other replicas, or cancels such a move (null replicas).
 
-v0 (KIP-455). A broker that is not the controller says NOT_CONTROLLER (41).
+v0 (KIP-455). A broker that is not the controller answers NOT_CONTROLLER (41).
 """
 
 from __future__ import annotations

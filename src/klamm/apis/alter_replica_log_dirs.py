@@ -1,9 +1,9 @@
 """AlterReplicaLogDirs (34): moves replicas between the log directories of this broker.
 
-v0-2: tagged fields v2. The answer says that the move has begun; DescribeLogDirs shows the copy with `is_future_key` and
-how far it is behind. A move to the directory where the replica is cancels one that is under way. A directory that is
-not configured is LOG_DIR_NOT_FOUND (57), one that has failed KAFKA_STORAGE_ERROR (56). A replica that is not here yet
-is REPLICA_NOT_AVAILABLE (9), and is created in that directory later.
+v0-2: tagged fields v2. The answer means that the move has begun; DescribeLogDirs shows the copy with `is_future_key`
+and how far it is behind. A move to the directory where the replica is cancels one that is under way. A directory
+that is not configured is LOG_DIR_NOT_FOUND (57), one that has failed KAFKA_STORAGE_ERROR (56). A replica that is
+not here yet is REPLICA_NOT_AVAILABLE (9), and is created in that directory later.
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@ and a malformed name gets INVALID_REQUEST (42). Features (KIP-584): none are sup
 from __future__ import annotations
 
 import re
-from functools import cache
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 
+_api_keys: Final[list[ApiVersion]] = []
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
@@ -24,17 +25,15 @@ def handle(broker: Broker, ctx: RequestContext, req: ApiVersionsRequest) -> ApiV
         if not all(_SOFTWARE.fullmatch(name) for name in names):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST, api_keys=())
         ctx.channel.client_software_name, ctx.channel.client_software_version = names
-    return ApiVersionsResponse(error_code=ErrorCode.NONE, api_keys=_api_keys())
+    return ApiVersionsResponse(error_code=ErrorCode.NONE, api_keys=_api_keys)
 
 
-@cache
-def _api_keys() -> tuple[ApiVersion, ...]:
-    from klamm.apis import ALL  # this module is one of them
-
-    return tuple(
+def advertise(apis: Iterable[Api[Any, Any]]) -> None:
+    """Set the APIs of the response; `klamm.apis` calls it with all of them, this one included."""
+    _api_keys[:] = [
         ApiVersion(api_key=api.key, min_version=api.versions[0], max_version=api.versions[1])
-        for api in sorted(ALL, key=lambda api: api.key)
-    )
+        for api in sorted(apis, key=lambda api: api.key)
+    ]
 
 
 API = Api(ApiVersionsRequest, ApiVersionsResponse, versions=(0, 4), plane=Plane.DATA, handle=handle, is_read=True)

@@ -1,8 +1,8 @@
-"""What the config APIs have in common: the resources, which of them this broker may answer for, and how they change.
+"""The part that the config APIs share: resources, which of them this broker may answer for, and how they change.
 
 A topic is answered by every broker, a broker's settings by that broker only; the empty broker name means the defaults
 of all brokers, which every broker can change. Settings are read from and written to ZooKeeper, then applied here; the
-other brokers hear of them through /config/changes.
+other brokers are notified through /config/changes.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def check_count(configs: Sequence[object]) -> None:
 
 
 async def _in_time(change: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """A change that takes too long goes on by itself: what ZooKeeper was told cannot be taken back."""
+    """A change that takes too long continues by itself: a write to ZooKeeper cannot be undone."""
     task = asyncio.ensure_future(change)
     done, _ = await asyncio.wait({task}, timeout=CHANGE_WAIT_S)
     if not done:
@@ -139,7 +139,7 @@ async def _in_time(change: Coroutine[Any, Any, Outcome]) -> Outcome:
 
 
 async def topic_overrides(broker: Broker, topics: list[str]) -> dict[str, Properties]:
-    """What ZooKeeper holds for topics, also for those that this broker does not host.
+    """Read the configurations of topics from ZooKeeper, also of those that this broker does not host.
 
     While ZooKeeper is away, what this broker applied last is the best answer there is.
     """
@@ -161,7 +161,7 @@ async def alter(broker: Broker, resource: Resource, change: Change, *, validate_
     except ApiError as error:
         return error.code, error.message
     except ZkError as error:
-        log.warning("The configuration of %s cannot be changed: %s", resource.name, error)
+        log.warning("changing the configuration of %s failed: %s", resource.name, error)
         return ErrorCode.UNKNOWN_SERVER_ERROR, f"ZooKeeper did not accept the change: {error}"
     return NO_ERROR
 

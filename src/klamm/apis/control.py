@@ -1,4 +1,4 @@
-"""What the control APIs share: fencing of the sender, and an answer in any case."""
+"""The part that the control APIs share: they fence the sender, and they answer in any case."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 v0-3: broker epoch v2; an epoch other than that of the broker's registration is STALE_BROKER_EPOCH (77). So are -1 and
 the versions without the field: brokers of the supported protocol versions do not use them, and anybody could send them
 in the name of a broker, which would then lead nothing until its next start. The response lists the partitions that
-could not be moved; the broker may stop when it is empty. A broker that is not the controller says
+could not be moved; the broker may stop when it is empty. A broker that is not the controller answers
 STALE_CONTROLLER_EPOCH (11), as Kafka does; one whose ZooKeeper does not answer within `controller.socket.timeout.ms`
 REQUEST_TIMED_OUT (7).
 """

@@ -1,7 +1,7 @@
 """CreatePartitions (37): the controller grows topics, this broker answers when it knows the leaders of all partitions.
 
 v0-3 (v3 may be throttled by a quota, which is left out). A topic named twice is INVALID_REQUEST (42); a broker that is
-not the controller says NOT_CONTROLLER (41).
+not the controller answers NOT_CONTROLLER (41).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 v0-7: validate-only v1; defaults for both counts (-1) v4; effective configurations in the response v5; topic ids v7.
 A topic named twice, and `__cluster_metadata`, is INVALID_REQUEST (42), a configuration that is not good INVALID_CONFIG
-(40), a broker that is not the controller says NOT_CONTROLLER (41). With the time run out the topic exists and
-REQUEST_TIMED_OUT (7) is said. Topics beyond 100,000 partitions in one request are POLICY_VIOLATION (44).
+(40), a broker that is not the controller answers NOT_CONTROLLER (41). If the time runs out, the topic exists and
+the answer is REQUEST_TIMED_OUT (7). Topics beyond 100,000 partitions in one request are POLICY_VIOLATION (44).
 """
 
 from __future__ import annotations

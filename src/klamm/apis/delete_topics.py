@@ -2,7 +2,7 @@
 
 v0-6: TOPIC_DELETION_DISABLED (73) instead of INVALID_REQUEST (42) v3; error messages v5; by topic id v6, where an
 unknown id is UNKNOWN_TOPIC_ID (100). A topic that is named twice is deleted once and answered twice. A broker that is
-not the controller says NOT_CONTROLLER (41).
+not the controller answers NOT_CONTROLLER (41).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _delete(broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest) -> St
 
 
 def _keys(asked: list[_Asked]) -> Steps[tuple[dict[str, None], dict[UUID, None]]]:
-    """What the controller is asked to delete, each once: names, and ids of topics that are not among these."""
+    """Return the topics to delete, each once: names, and ids of topics that are not among these."""
     names: dict[str, None] = {}
     ids: dict[UUID, None] = {}
 

@@ -5,7 +5,8 @@ NOT_LEADER_OR_FOLLOWER); sessions v7 (KIP-227); leader epoch v9; zstd v10; rack 
 diverging epoch v12; topic ids v13; replica state v15; the current leader and its endpoint when this broker is not it
 v16; replica directory v17 (read and not used).
 From v11 on a follower answers consumers as well, up to its own high watermark: an offset between that and the end of
-its log is no error but an empty answer, one beyond the end is OFFSET_OUT_OF_RANGE (1), on which clients ask the leader.
+its log is not an error but an empty answer, one beyond the end is OFFSET_OUT_OF_RANGE (1), on which
+clients ask the leader.
 With `replica.selector.class` a leader sends a consumer of another rack to an in-sync follower there.
 The first batch is always whole, whatever the limits. Clients of v0-3 do not know record batches: records are converted
 to message format 0 (v0-1) or 1 (v2-3), without their headers. Below v10 a partition of a topic
@@ -218,7 +219,7 @@ def _add(
     results: Reads,
     response: FetchResponse,
 ) -> None:
-    """Append results to the response. Afterwards the session leaves those alone that have nothing new to tell."""
+    """Append results to the response. Afterwards the session skips partitions without news until they change."""
     version = ctx.api_version
     if version < _FIRST_WITH_ZSTD:
         results = [(partition, _for_old_client(broker, partition, read, version)) for partition, read in results]

@@ -1,4 +1,4 @@
-"""Heartbeat (12): a member is alive; REBALANCE_IN_PROGRESS tells it to join again.
+"""Heartbeat (12): a member is alive; REBALANCE_IN_PROGRESS asks it to join again.
 
 v0-4: throttle time v1; throttling before the wait v2 (KIP-219); group instance id v3 (KIP-345); flexible v4. A
 coordinator that is still loading the group answers without an error.

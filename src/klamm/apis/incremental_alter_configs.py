@@ -1,7 +1,7 @@
 """IncrementalAlterConfigs (44): sets, deletes, appends to and subtracts from single settings.
 
 v0-1: only the encoding changes. SET (0), DELETE (1), and for lists APPEND (2) and SUBTRACT (3); appending begins with
-the default when nothing is set. A bad topic setting or a list operation on a key that is no list is INVALID_CONFIG
+the default when nothing is set. A bad topic setting or a list operation on a key that is not a list is INVALID_CONFIG
 (40); a broker key that cannot change while it runs, a bad broker value, a missing value, a key or resource
 named twice are INVALID_REQUEST (42). Loggers (BROKER_LOGGER) take SET and DELETE.
 When ZooKeeper does not answer within seconds: REQUEST_TIMED_OUT (7), and the change may yet be made.

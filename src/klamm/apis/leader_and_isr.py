@@ -1,4 +1,4 @@
-"""LeaderAndIsr (4): the controller tells this broker which partitions to lead and which to follow.
+"""LeaderAndIsr (4): the controller assigns this broker the partitions to lead and to follow.
 
 v0-7: broker epoch and grouping by topic v2; adding and removing replicas v3; topic ids v5, from where the response
 names topics by id only; recovery state v6 (recovering counts as recovered); KRaft flag v7 (read and not used).
@@ -36,14 +36,14 @@ def handle(
         return _sliced(_refuse(ctx, req, error))
 
     def change() -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
-        topics = at_once(_topics(req))  # of the controller, who is trusted not to send too many
+        topics = at_once(_topics(req))  # The controller is trusted not to send too many.
         return broker.replicas.exclusively(lambda: _apply(broker, ctx, req, topics), wait_for=_configs(broker, topics))
 
     return from_controller(broker, ctx, req, first_with_broker_epoch=2, handle=change, refuse=refuse)
 
 
 def _sliced(steps: Steps[LeaderAndIsrResponse]) -> LeaderAndIsrResponse:
-    """The response or, if it is large, the steps that make it: whoever waits for the one accepts the other."""
+    """The response or, if it is large, the steps that make it: callers accept either."""
     return cast("LeaderAndIsrResponse", begin(steps))
 
 

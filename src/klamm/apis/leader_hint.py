@@ -1,4 +1,4 @@
-"""Where the leader is now, told to a client that came to the wrong broker (KIP-951)."""
+"""The current leader, reported to a client that asked the wrong broker (KIP-951)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """ListPartitionReassignments (46): the partitions that are being moved to other replicas now.
 
-v0 (KIP-455). Null topics means all. A broker that is not the controller says NOT_CONTROLLER (41).
+v0 (KIP-455). Null topics means all. A broker that is not the controller answers NOT_CONTROLLER (41).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 v0-12: null topics (v1+; v0: an empty list) means all; auto creation may be forbidden from v4; offline replicas v5;
 LISTENER_NOT_FOUND instead of LEADER_NOT_AVAILABLE v6; leader epochs v7; authorized operations v8 (there is no
 authorizer: every operation is allowed); topic ids v10; topics asked for by id with a null name v12.
-Leaders are told as seen through the listener that the client came by. A missing topic is created when the request
+Leaders are reported as seen through the listener that the client uses. A missing topic is created when the request
 and `auto.create.topics.enable` allow it; the client meanwhile gets LEADER_NOT_AVAILABLE and asks again. Not so
 `__transaction_state`: there are no transactions.
 """

@@ -4,7 +4,7 @@ v0-11: append time v2; transactional id v3; KAFKA_STORAGE_ERROR v4 (before it NO
 v5; zstd v7 (before it UNSUPPORTED_COMPRESSION_TYPE, 76); record errors and messages v8; the current leader and its
 endpoint when this broker is not it v10. v0-2 carry messages of the formats 0 and 1, which become record batches; from
 v3 on they are INVALID_RECORD (87).
-acks=0 gets no response, and a failure then closes the connection, because nothing else could tell the client. acks
+acks=0 gets no response, and a failure then closes the connection, because the client has no other way to notice. acks
 other than -1, 0 and 1 is INVALID_REQUIRED_ACKS (21). Transactions are left out: a transactional id is answered with
 INVALID_TXN_STATE (48), as for a partition that is in no transaction; transactional records without such an id are
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED (53) for the whole request.

@@ -1,7 +1,7 @@
 """Requests that name very many things, answered a slice at a time so that other clients are served in between.
 
-A handler writes its answer as a generator that pauses after `SLICE` elements and hands it to `begin`: what fits into
-one slice is answered at once, as by a plain function.
+A handler builds its answer in a generator that pauses after `SLICE` elements, and passes it to `begin`: an answer that
+fits into one slice is returned at once, as by a plain function.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def begin(steps: Steps[A]) -> A | Steps[A]:
 
 
 def each(items: Iterable[A], answer: Callable[[A], B], size: int = SLICE) -> Steps[list[B]]:
-    """What `answer` makes of each item; `size` of them to a slice."""
+    """Return `answer(item)` for each item, `size` items per slice."""
     answers: list[B] = []
     for item in items:
         if answers and len(answers) % size == 0:
@@ -48,7 +48,7 @@ def each_partition(
     gather: Callable[[T, list[A]], B],
     size: int = SLICE,
 ) -> Steps[list[B]]:
-    """What `gather` makes of each topic and of its partitions' answers; topics without partitions count too.
+    """Return `gather(topic, answers of its partitions)` for each topic; topics without partitions count too.
 
     A slice has `size` of them.
     """

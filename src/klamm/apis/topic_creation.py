@@ -1,4 +1,4 @@
-"""Topics that come into being because somebody asked about them. The controller creates; this asks it to."""
+"""Creation of topics that clients ask for and that do not exist. The controller creates them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 def create_missing(
     broker: Broker, names: Iterable[str], make: Callable[[str], CreatableTopic] | None = None
 ) -> asyncio.Future[dict[str, ErrorCode]]:
-    """Asks the controller to create `names`; what to tell the client that asked for them, by name.
+    """Ask the controller to create `names`; return the error for the client that asked for them, by name.
 
     LEADER_NOT_AVAILABLE when the topic is on its way or the controller takes long, so that the client asks again; the
     controller's error when it cannot be; UNKNOWN_TOPIC_OR_PARTITION when the controller could not be asked. A topic

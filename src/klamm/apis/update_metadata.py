@@ -1,8 +1,9 @@
-"""UpdateMetadata (6): the controller tells this broker what the cluster looks like. The cache's only writer.
+"""UpdateMetadata (6): the controller sends this broker the state of the cluster. The cache's only writer.
 
 v0-8: endpoints by security protocol v1, by listener name v3; rack v2; offline replicas v4; broker epoch and grouping
 by topic v5; topic ids v7; KRaft flag and type v8 (read and not used: they are for migrations).
-Errors: 77 stale broker, 11 stale controller, -1 a bug. Afterwards whoever waits for a topic or a leader looks again.
+Errors: 77 stale broker, 11 stale controller, -1 a bug. Afterwards requests that wait for a topic or a leader are
+checked again.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _wake(broker: Broker, update: MetadataUpdate) -> None:
 
 
 def to_update(version: int, req: UpdateMetadataRequest, client_id: str | None = None) -> MetadataUpdate:
-    """The request as a value, whatever its version. The client id tells whether the controller is one of klamm's."""
+    """The request as a value, whatever its version. The client id shows whether the controller is one of klamm's."""
     grouped: dict[str, list[UpdateMetadataPartitionState]] = {}
     for state in req.ungrouped_partition_states:
         grouped.setdefault(state.topic_name, []).append(state)

@@ -1,4 +1,4 @@
-"""Consumer groups: who is a member, who leads, what was committed. Kafka's classic group protocol.
+"""Consumer groups: members, leaders and committed offsets. Kafka's classic group protocol.
 
 The rules (`join`, `membership`, `rebalance`, `offsets`) are plain functions of (group, input, now) and leave effects
 behind; `GroupMetadataManager` owns the groups of every offsets partition and writes them to `__consumer_offsets`;

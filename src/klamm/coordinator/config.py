@@ -18,9 +18,9 @@ class GroupConfig:
     record_max_bytes: int = 8 * 1024 * 1024
     """A group whose record would be larger is not even encoded; below that, the log decides."""
     members_max_bytes: int = 256 * 1024 * 1024
-    """What the members of all groups may hold: ids, subscriptions and assignments."""
+    """Memory limit of the members of all groups: ids, subscriptions and assignments."""
     offset_metadata_total_bytes: int = 128 * 1024 * 1024
-    """What the metadata of all committed offsets may hold."""
+    """Memory limit of the metadata of all committed offsets."""
     offsets_load_buffer_size: int = 5 * 1024 * 1024
     offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1000
     offsets_retention_check_interval_ms: int = 600_000

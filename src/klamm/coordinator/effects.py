@@ -1,4 +1,4 @@
-"""What a group's rules want done: answers to give, and the group to be written to its log."""
+"""The effects of a group's rules: answers to send, and the group to be written to its log."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class StoreStaticMember:
 
 @dataclass(frozen=True, slots=True)
 class StoreEmpty:
-    """The group has no members any more."""
+    """The group has lost its last member."""
 
     generation_id: int
 

@@ -1,4 +1,4 @@
-"""What the API handlers call. It checks that the group is here, hands it to the rules and gives the answers out."""
+"""The facade for API handlers: it checks that the group is hosted here, applies the rules and sends the answers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class GroupCoordinator:
         self.advance()
 
     def shutdown(self) -> None:
-        """Everybody who waits is answered; from now on every request is COORDINATOR_NOT_AVAILABLE."""
+        """Answer all waiting members; from now on every request is COORDINATOR_NOT_AVAILABLE."""
         self._is_active = False
         self._scheduler.stop()
         self._manager.resign_all()

@@ -174,7 +174,7 @@ class GroupMetadata:
     # Waiters
 
     def await_join(self, member: MemberMetadata, waiter: Any) -> None:
-        """The member's JoinGroup waits for the rebalance; one that it sent before is told to try again."""
+        """The member's JoinGroup waits for the rebalance; an earlier one is answered with a retriable error."""
         self.answer_join(member, JoinGroupResult.failed(member.member_id, ErrorCode.REBALANCE_IN_PROGRESS))
         member.awaiting_join = waiter
         self.awaiting_join_count += 1
@@ -234,7 +234,7 @@ class GroupMetadata:
         return topics is None or topic in topics
 
     def join_result(self, member_id: str, *, members: bool, skip_assignment: bool = False) -> JoinGroupResult:
-        """What a member learns of the current generation; the leader also learns of the `members`."""
+        """Return the current generation for a member; the leader also gets the `members`."""
         return JoinGroupResult(
             ErrorCode.NONE,
             member_id,

@@ -1,6 +1,6 @@
 """Owner of the groups: which offsets partitions this broker leads, their groups, loading, writing, forgetting.
 
-A partition is loaded when this broker becomes its leader and unloaded when it is not any more; leader epochs order
+A partition is loaded when this broker becomes its leader and unloaded when it no longer is; leader epochs order
 the two, so that a late notification does not undo a newer one.
 """
 
@@ -129,7 +129,7 @@ class GroupMetadataManager:
         def on_stored(error: ErrorCode) -> None:
             if error is not ErrorCode.NONE:
                 _log.warning(
-                    "group %s generation %d was not written: %s", group.group_id, store.generation_id, error.name
+                    "writing group %s generation %d failed: %s", group.group_id, store.generation_id, error.name
                 )
             rebalance.on_stored(group, store, error, self._config, self.now_ms())
             self.perform(group)
@@ -267,7 +267,7 @@ class GroupMetadataManager:
             if self._partitions.get(partition.index) is not partition:
                 return
             if error is not ErrorCode.NONE:
-                _log.error("__consumer_offsets-%d cannot be read: %s", partition.index, error.name)
+                _log.error("reading __consumer_offsets-%d failed: %s", partition.index, error.name)
                 del self._partitions[partition.index]
                 return
             yield

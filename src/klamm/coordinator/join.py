@@ -1,4 +1,4 @@
-"""JoinGroup: who may become a member, and when that starts a rebalance (KIP-62, 345, 394, 559, 800, 814)."""
+"""JoinGroup: rules for new members, and for when they start a rebalance (KIP-62, 345, 394, 559, 800, 814)."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _join_current_member(
     elif group.state is GroupState.STABLE and unchanged and not is_leader:
         group.effects.append(Answer(waiter, group.join_result(request.member_id, members=False)))
     else:
-        # A leader joins again to have the group assigned anew: the topics may have changed.
+        # A leader joins again to have the group assigned again: the topics may have changed.
         group.update(member, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
         group.await_join(member, waiter)
         rebalance.maybe_prepare_rebalance(group, config, now_ms)

@@ -32,7 +32,7 @@ class MemberMetadata:
         return self.group_instance_id is not None
 
     def metadata(self, protocol: str) -> bytes:
-        """What the member said for `protocol`, which it must support."""
+        """Return the member's metadata for `protocol`, which it must support."""
         return next(metadata for name, metadata in self.protocols if name == protocol)
 
     def vote(self, candidates: Container[str]) -> str:

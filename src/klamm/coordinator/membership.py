@@ -28,7 +28,7 @@ class SyncGroup:
 
 @dataclass(frozen=True, slots=True)
 class MemberIdentity:
-    """Who leaves. An operator removes a static member by its instance id alone: `member_id` is then empty."""
+    """A member that leaves. An operator removes a static member by its instance id alone: `member_id` is then empty."""
 
     member_id: str
     group_instance_id: str | None = None

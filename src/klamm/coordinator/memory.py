@@ -41,7 +41,7 @@ def protocols_bytes(protocols: Protocols) -> int:
 
 
 def members_bytes(group: GroupMetadata) -> int:
-    """What the members of a group hold, those with a pending id included."""
+    """Return the memory of a group's members, including those with a pending id."""
     size = sum(PENDING_COST + len(member_id) for member_id in group.pending_members)
     for member in group.members.values():
         size += MEMBER_COST + len(member.member_id) + len(member.client_id) + len(member.group_instance_id or "")

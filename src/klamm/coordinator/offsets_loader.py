@@ -46,7 +46,7 @@ class OffsetsLoader:
             for record in records(batch):
                 self._add_record(record, batch)
         except ProtocolError as error:
-            _log.warning("__consumer_offsets-%d: %s is skipped: %s", self.partition, batch, error)
+            _log.warning("__consumer_offsets-%d: skipping %s: %s", self.partition, batch, error)
 
     def _add_record(self, record: Record, batch: RecordBatch) -> None:
         try:
@@ -58,7 +58,7 @@ class OffsetsLoader:
             elif isinstance(key, UnknownKey):
                 _log.warning("__consumer_offsets-%d: key version %d is unknown", self.partition, key.version)
         except ProtocolError as error:
-            _log.warning("__consumer_offsets-%d: record %d is skipped: %s", self.partition, record.offset, error)
+            _log.warning("__consumer_offsets-%d: skipping record %d: %s", self.partition, record.offset, error)
 
     def _add_offset(self, key: OffsetKey, record: Record, batch: RecordBatch) -> None:
         offsets = self.offsets.setdefault(key.group_id, GroupOffsets())
@@ -85,7 +85,7 @@ class OffsetsLoader:
         try:
             key = next((record.key for record in records(batch)), None) or b""
         except ProtocolError as error:
-            _log.warning("__consumer_offsets-%d: marker %s is skipped: %s", self.partition, batch, error)
+            _log.warning("__consumer_offsets-%d: skipping marker %s: %s", self.partition, batch, error)
             return
         commit = int.from_bytes(key[2:4], "big") == _COMMIT_MARKER
         for group_id in self.open_transactions.pop(batch.producer_id, ()):

@@ -1,4 +1,4 @@
-"""What the coordinator needs of storage: append to and read from the partitions of `__consumer_offsets` it leads."""
+"""The coordinator's storage: it appends to and reads from the partitions of `__consumer_offsets` that it leads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OffsetsLog(Protocol):
 
 
 def group_store_error(error: ErrorCode) -> ErrorCode:
-    """What a member is told when the group's record could not be written."""
+    """Return the error for a member whose group's record could not be written."""
     match error:
         case (
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -52,7 +52,7 @@ def group_store_error(error: ErrorCode) -> ErrorCode:
 
 
 def offset_commit_error(error: ErrorCode) -> ErrorCode:
-    """What a consumer is told when its offsets could not be written."""
+    """Return the error for a consumer whose offsets could not be written."""
     match error:
         case ErrorCode.NETWORK_EXCEPTION:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS

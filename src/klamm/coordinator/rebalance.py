@@ -71,7 +71,7 @@ def try_complete_join(group: GroupMetadata, now_ms: int) -> None:
 
 
 def _complete_join(group: GroupMetadata, now_ms: int) -> None:
-    """Goes on with those who joined: dynamic members who did not are out, static ones keep their place."""
+    """Continue with the members that joined. Dynamic members that did not are removed; static ones keep their place."""
     for member in list(group.members.values()):
         if member.awaiting_join is None and not member.is_static:
             group.remove(member.member_id)
@@ -227,7 +227,7 @@ def _expire_pending_members(group: GroupMetadata, now_ms: int) -> None:
 
 
 def _expire_sessions(group: GroupMetadata, config: GroupConfig, now_ms: int) -> None:
-    """Who waits for our answer cannot send heartbeats and is not expired, except a new member that waits too long."""
+    """Members with a pending request cannot send heartbeats: only a new member that waits too long is expired."""
     for member in [m for m in group.members.values() if m.session_deadline_ms <= now_ms]:
         if group.members.get(member.member_id) is not member or member.session_deadline_ms > now_ms:
             continue
@@ -262,7 +262,7 @@ def _sync_deadline(group: GroupMetadata, config: GroupConfig, now_ms: int) -> No
 
 
 def unload(group: GroupMetadata, now_ms: int) -> None:
-    """Another broker coordinates this group now (or this one stops): everybody who waits is sent there."""
+    """Send all waiting members to the group's new coordinator; this broker no longer coordinates it, or stops."""
     group.transition_to(GroupState.DEAD, now_ms)
     for member in group.members.values():
         group.answer_join(member, JoinGroupResult.failed(member.member_id, ErrorCode.NOT_COORDINATOR))

@@ -17,7 +17,7 @@ class Scheduler(Protocol):
         """Steps through `job` to its end, letting other work run between two steps."""
 
     def stop(self) -> None:
-        """Nothing is called any more."""
+        """Stop all calls."""
 
 
 class Wakeups:

@@ -1,4 +1,4 @@
-"""Joins the coordinator to a broker: its event loop, its replicas, its metadata, its metrics."""
+"""Connects the coordinator to a broker: its event loop, replicas, metadata and metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RecordWorker(Protocol):
 
 
 class Replicas(Protocol):
-    """What the coordinator uses of the ReplicaManager."""
+    """The parts of the ReplicaManager that the coordinator uses."""
 
     leadership_listeners: list[Callable[[Leadership, Leadership], None]]
 
@@ -131,7 +131,7 @@ class ReplicaOffsetsLog:
         def on_done(done: asyncio.Future[bytes]) -> None:
             error = None if done.cancelled() else done.exception()
             if error is not None:
-                _log.error("a batch of %s was not built", GROUP_METADATA_TOPIC, exc_info=error)
+                _log.error("building a batch of %s failed", GROUP_METADATA_TOPIC, exc_info=error)
             built.complete(None if done.cancelled() or error is not None else done.result())
 
         self._replicas.record_checks.submit(work).add_done_callback(on_done)

@@ -1,4 +1,4 @@
-"""What this broker knows of the cluster: an immutable snapshot, and the cache that swaps it."""
+"""The broker's view of the cluster: an immutable snapshot, and the cache that swaps it."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def _change_topic(
 
 
 def _is_other_incarnation(before: TopicState, change: TopicUpdate) -> bool:
-    """A topic deleted and created again under its name has another id; its epochs start anew."""
+    """A topic deleted and created again under its name has another id; its epochs start again."""
     return change.topic_id != before.topic_id and ZERO_UUID not in (change.topic_id, before.topic_id)
 
 

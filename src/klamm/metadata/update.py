@@ -9,9 +9,9 @@ from klamm.frozen import dataclass
 from klamm.model import LEADER_DURING_DELETE, NO_CONTROLLER, NO_EPOCH, ZERO_UUID, BrokerEndPoints, TopicPartition
 
 MAX_PARTITIONS: Final = 2_000
-"""Partitions a request. What is more leaves in slices: one that is full has another behind it, if only an empty one."""
+"""Partitions per request. Larger updates are split. A full slice is always followed by another, possibly empty one."""
 SLICING_CLIENT: Final = "klamm-controller-"
-"""So begins the client id of klamm's controllers, which tell in slices. Kafka's have their broker id, and do not."""
+"""Prefix of the client id of klamm's controllers, which split updates. Kafka's use their broker id, and do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class TopicUpdate:
 class MetadataUpdate:
     """`live_brokers` is always complete; `topics` holds what changed; `broker_epoch` is the life it is for.
 
-    `is_sliced`: its controller tells no more than `MAX_PARTITIONS` at once.
+    `is_sliced`: its controller sends at most `MAX_PARTITIONS` at once.
     """
 
     controller_id: int = NO_CONTROLLER

@@ -135,11 +135,11 @@ class AlterPartitionManager:
     def _complain(self, problem: str) -> None:
         """Once for what may go on for long."""
         if problem != self._problem:
-            log.warning("The controller does not take an AlterPartition, which is sent again: %s", problem)
+            log.warning("sending AlterPartition to the controller failed, trying again: %s", problem)
         self._problem = problem
 
     def _again(self, changes: dict[TopicPartition, IsrChange]) -> None:
-        """What was proposed meanwhile is newer and stays."""
+        """Keep newer proposals that were made meanwhile."""
         self._unsent = changes | self._unsent
 
     def _on_response(self, changes: dict[TopicPartition, IsrChange], response: AlterPartitionResponse) -> bool:
@@ -166,7 +166,7 @@ class AlterPartitionManager:
         error = ErrorCode.UNKNOWN_SERVER_ERROR if data is None else ErrorCode.of(data.error_code)
         if error == ErrorCode.NONE and data is not None:
             return self._commit(change, data)
-        log.info("%s: the ISR %s is not accepted: %s", partition.topic_partition, list(change.isr), error.name)
+        log.info("%s: the controller rejected the ISR %s: %s", partition.topic_partition, list(change.isr), error.name)
         if error in REJECTED:
             replicas.isr_meters.failed_updates.mark()
             partition.reject_isr()
@@ -226,6 +226,6 @@ def _partition_data(change: IsrChange) -> PartitionData:
 
 
 def _broker_epoch(partition: Partition, member: int) -> int:
-    """A joining replica is accepted only as the incarnation that has fetched; who is in already is not asked."""
+    """A joining replica is accepted only as the incarnation that has fetched; members are not checked."""
     remote = partition.remotes.get(member)
     return UNKNOWN_BROKER_EPOCH if remote is None or member in partition.isr else remote.broker_epoch

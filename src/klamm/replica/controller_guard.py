@@ -32,7 +32,7 @@ REMINDER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a control request says of its sender. `broker_epoch` is None in versions that do not carry it."""
+    """The sender that a control request claims. `broker_epoch` is None in versions that do not carry it."""
 
     controller_id: int
     controller_epoch: int
@@ -41,7 +41,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """What ZooKeeper says: who is the controller, its epoch, and the epoch of this broker's own registration."""
+    """The state in ZooKeeper: the controller, its epoch, and the epoch of this broker's own registration."""
 
     controller_id: int
     controller_epoch: int

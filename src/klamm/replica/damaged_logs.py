@@ -1,4 +1,4 @@
-"""What becomes of a replica whose log was damaged while its broker was down.
+"""Replicas whose logs were damaged while their broker was down.
 
 A follower cuts its log at the damage and fetches the rest again. A broker that should lead leaves the leadership to
 another replica that is in sync and alive: it answers KAFKA_STORAGE_ERROR, as for a failed directory, and asks to be

@@ -100,7 +100,7 @@ class DelayedFetch:
                 self._estimates[partition] = read.size_bytes
 
     def close(self) -> None:
-        """The fetch is answered, or nobody waits for it any more."""
+        """Stop following the partitions: the fetch is answered, or no longer waited for."""
         session = self._session
         if self not in session.waiting:
             return
@@ -157,7 +157,7 @@ class DelayedFetch:
         return reads if self._is_large else answer(self._replicas, self._params, reads)
 
     def _estimate(self, partition: SessionPartition) -> int | None:
-        """The bytes that this partition would add to the answer; None when it has something to tell at once."""
+        """Return the bytes that this partition would add to the answer; None if it must be answered at once."""
         fetch = partition.fetch
         params = self._params
         hosted = self._replicas.hosted(partition.tp)

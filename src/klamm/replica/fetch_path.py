@@ -24,7 +24,7 @@ _NONE: Final = ErrorCode.NONE
 
 
 class ResponseBudget(Protocol):
-    """What is left of the memory for responses that their clients have not read."""
+    """The memory that is left for responses that their clients have not read."""
 
     def response_room(self) -> int: ...
 
@@ -33,9 +33,9 @@ class ResponseBudget(Protocol):
 
 @dataclass(slots=True)
 class FetchParams:
-    """What a fetch asks of all its partitions. `replica_id` -1 is a consumer, -2 a debugging one, else a follower.
+    """The parameters of a fetch for all partitions. `replica_id` -1 is a consumer, -2 a debugging one, else a follower.
 
-    A consumer that says who it is (`client`) may read from a follower.
+    A consumer that describes itself (`client`) may read from a follower.
     """
 
     max_wait_ms: int
@@ -57,7 +57,7 @@ class FetchParams:
 
 
 class ReadLimit:
-    """What is left of a response: the first batch always fits."""
+    """The room that is left in a response: the first batch always fits."""
 
     __slots__ = ("max_bytes", "min_one_message")
 
@@ -68,7 +68,7 @@ class ReadLimit:
 
 
 def bytes_to_wait_for(replicas: ReplicaManager, params: FetchParams, reads: Reads, min_bytes: int) -> int:
-    """How many of `min_bytes` are missing after these reads; 0 if one of them is to be reported at once."""
+    """Return how many of `min_bytes` are missing after these reads; 0 if one of them must be answered at once."""
     for _, read in reads:
         if read.error or read.diverging_epoch is not None or read.preferred_read_replica != NO_PREFERENCE:
             return 0
@@ -77,12 +77,12 @@ def bytes_to_wait_for(replicas: ReplicaManager, params: FetchParams, reads: Read
 
 
 def answer(replicas: ReplicaManager, params: FetchParams, reads: Reads) -> Reads:
-    """The reads that will be the answer. One append may complete many fetches before any of them is sent."""
+    """Account for reads that become a response. One append may complete many fetches before any of them is sent."""
     if params.budget is not None:
         params.budget.reserve_response(sum(read.size_bytes for _, read in reads))
     if params.is_from_follower and replicas.replica_selector is not None:
         for partition, read in reads:
-            _tell_high_watermark(replicas, params.replica_id, partition.tp, read)
+            _send_high_watermark(replicas, params.replica_id, partition.tp, read)
     quota = replicas.quotas.leader
     if params.is_from_follower and quota.has_throttled:
         throttled = (read for p, read in reads if read.size_bytes and p.tp is not None and quota.is_throttled(p.tp))
@@ -91,7 +91,7 @@ def answer(replicas: ReplicaManager, params: FetchParams, reads: Reads) -> Reads
 
 
 def is_held_back(replicas: ReplicaManager, params: FetchParams, partition: Partition) -> bool:
-    """Whether a follower gets no records of a partition now. Those in sync are spared, or they would fall out."""
+    """Return whether a follower is throttled now. In-sync followers are spared, or they would leave the ISR."""
     quota = replicas.quotas.leader
     return (
         quota.has_throttled
@@ -106,7 +106,7 @@ def is_held_back(replicas: ReplicaManager, params: FetchParams, partition: Parti
 
 
 def owes_high_watermark(replicas: ReplicaManager, params: FetchParams, partition: Partition) -> bool:
-    """Whether a follower has not been told the newest high watermark, while consumers may read from it."""
+    """Return whether a follower lacks the newest high watermark while consumers may read from it."""
     if not params.is_from_follower or replicas.replica_selector is None or partition.log is None:
         return False
     remote = partition.remotes.get(params.replica_id)
@@ -120,10 +120,10 @@ def _owes_any_high_watermark(replicas: ReplicaManager, params: FetchParams, read
     return any(partition is not None and owes_high_watermark(replicas, params, partition) for partition in hosted)
 
 
-def _tell_high_watermark(
+def _send_high_watermark(
     replicas: ReplicaManager, replica_id: int, tp: TopicPartition | None, read: PartitionRead
 ) -> None:
-    """The fetch itself may have moved the high watermark after it was read: the follower hears the newest."""
+    """Send the newest high watermark: the fetch itself may have moved it after the read."""
     partition = replicas.hosted(tp)
     if read.error or read.diverging_epoch is not None or partition is None or partition.log is None:
         return
@@ -295,7 +295,7 @@ def _stranger(fetch: PartitionFetch) -> ErrorCode:
 
 
 def _knows_all(partition: SessionPartition, hosted: Partition, log: Log, params: FetchParams) -> bool:
-    """Whether a reader that asks again would be told nothing new, as long as the partition stays as it is."""
+    """Return whether a repeated fetch would return nothing new until the partition changes."""
     fetch = partition.fetch
     return (
         partition.high_watermark == log.high_watermark

@@ -93,7 +93,7 @@ class SessionPartition:
         """The follower's replica, while it counts as caught up by the fetches of its session."""
 
     def watch(self, partition: Partition) -> None:
-        """Ask to be told of the next change."""
+        """Register for the next change."""
         if self.watched is not partition:
             self.unwatch()
             self.watched = partition
@@ -280,7 +280,7 @@ class FetchSessionCache:
     def create(
         self, *, is_privileged: bool, uses_topic_ids: bool, partition_count: int, size_bytes: int = 0
     ) -> FetchSession | None:
-        """A new session, or None when there is no room for one like this."""
+        """Return a new session, or None if there is no room for it."""
         self._sweep()
         now_ms = self._clock.now_ms()
         while len(self._sessions) >= self._max_slots or self.size_bytes + size_bytes > self._max_bytes:

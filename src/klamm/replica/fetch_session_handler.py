@@ -71,7 +71,7 @@ class FetchSessionHandler:
             self._new[tp] = state
 
     def remove(self, tp: TopicPartition) -> None:
-        """The partition is not to be asked for any more, or not for a while."""
+        """Stop asking for the partition, for good or for a while."""
         state = self._active.pop(tp, None)
         if state is None:
             return
@@ -83,7 +83,7 @@ class FetchSessionHandler:
             self._forgotten[key] = tp, state.topic_id
 
     def asked(self, topic: str, topic_id: UUID, partition: int) -> PartitionFetchState | None:
-        """What an answered partition was asked for; None when it is no longer asked for."""
+        """Return the request for an answered partition; None if it is no longer asked for."""
         name: str | UUID = topic_id if self._version >= TOPIC_ID_VERSION else topic
         return self._asked.get((name, partition))
 

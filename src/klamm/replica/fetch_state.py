@@ -19,7 +19,7 @@ UNKNOWN_LAG: Final = -1
 
 
 class PartitionFetchState:
-    """Owned by a ReplicaFetcher, made anew for every leader epoch: an answer to an older one finds another object."""
+    """Owned by a ReplicaFetcher, one object per leader epoch: a response for an older epoch finds another object."""
 
     __slots__ = (
         "due",

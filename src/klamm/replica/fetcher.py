@@ -1,7 +1,8 @@
 """One task that copies partitions from one leader: it asks, appends, truncates, and rests after failures.
 
-Kafka's ReplicaFetcherThread. What changes state does not await; between a request and its answer a partition may have
-been taken away or given back in a new leader epoch, so an answer counts only for the state that it was asked for.
+Kafka's ReplicaFetcherThread. Code that changes state does not await; between a request and its answer a partition
+may have been taken away or given back in a new leader epoch, so an answer counts only for the state
+that it was asked for.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class ReplicaFetcher:
                     self._on_connection_failure(failure)
                     await self._rest(self._connection_delay_s())
                 except Exception:
-                    log.exception("%s: an answer of broker %d could not be handled", self.name, self.leader_id)
+                    log.exception("%s: handling a response of broker %d failed", self.name, self.leader_id)
                     self.has_crashed = True
                     self._disconnect()
                     await self._rest(self._config.backoff_ms / 1000)
@@ -168,7 +169,7 @@ class ReplicaFetcher:
     def _on_connection_failure(self, failure: OSError) -> None:
         if self._connection is not None or not self._connection_failures:
             reason = str(failure) or "no answer in time"
-            log.info("%s: no connection to broker %d now: %s", self.name, self.leader_id, reason)
+            log.info("%s: connecting to broker %d failed: %s", self.name, self.leader_id, reason)
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -222,7 +223,7 @@ class ReplicaFetcher:
                 self._throttled[state.tp] = state
 
     def _seconds_to_next(self) -> float | None:
-        """When somebody who rests may be asked for again."""
+        """Return the seconds until a delayed partition may be fetched again."""
         waits = [min(state.due for state in self._delayed.values()) - self._loop.time()] if self._delayed else []
         if self._throttled:
             waits.append(self._replicas.quotas.follower.seconds_to_wait())
@@ -230,7 +231,7 @@ class ReplicaFetcher:
 
     def _fail(self, state: PartitionFetchState, error: ErrorCode) -> None:
         """Nothing but a new leader epoch can help this partition."""
-        log.warning("%s: %s is not fetched any more: %s", self.name, state.tp, error.name)
+        log.warning("%s: stopped fetching %s: %s", self.name, state.tp, error.name)
         self.remove((state.tp,))
         self.failed[state.tp] = error
 
@@ -248,7 +249,7 @@ class ReplicaFetcher:
         self._session.on_response(error, response.session_id)
         if error != ErrorCode.NONE:
             if error not in _SESSION_ERRORS:
-                log.warning("%s: broker %d answered a fetch with %s", self.name, self.leader_id, error.name)
+                log.warning("%s: broker %d rejected a fetch: %s", self.name, self.leader_id, error.name)
                 await self._rest(self._config.backoff_ms / 1000)
             return
         count = 0
@@ -283,7 +284,7 @@ class ReplicaFetcher:
             self._append(state, data)
 
     def _on_error(self, state: PartitionFetchState, error: ErrorCode) -> None:
-        """The controller tells leader and follower at about the same time: mostly a little patience is enough."""
+        """Retry later: the controller informs leader and follower at about the same time."""
         if error == ErrorCode.FENCED_LEADER_EPOCH:
             self._fail(state, error)
         elif error == ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -298,7 +299,9 @@ class ReplicaFetcher:
         records: Any = data.records if data.records is not None else b""
         result = state.partition.append_records_to_follower(records, data.high_watermark, data.log_start_offset)
         if result.error != ErrorCode.NONE:
-            log.error("%s: %s: what the leader sent is refused: %s", self.name, state.tp, result.error_message)
+            log.error(
+                "%s: %s: appending the records of the leader failed: %s", self.name, state.tp, result.error_message
+            )
             if result.error == ErrorCode.KAFKA_STORAGE_ERROR:
                 self._fail(state, result.error)
             else:
@@ -331,9 +334,11 @@ class ReplicaFetcher:
     def _cut(self, state: PartitionFetchState, offset: int) -> None:
         hosted = state.log
         if offset < hosted.high_watermark:
-            log.warning("%s: %s is cut at %d, below its high watermark %s", self.name, state.tp, offset, hosted)
+            log.warning(
+                "%s: truncating %s to offset %d, below its high watermark: %s", self.name, state.tp, offset, hosted
+            )
         elif offset < hosted.log_end_offset:
-            log.info("%s: %s is cut at %d: %s", self.name, state.tp, offset, hosted)
+            log.info("%s: truncating %s to offset %d: %s", self.name, state.tp, offset, hosted)
         self._after_change(state, hosted.truncate_to(offset))
 
     def _after_change(self, state: PartitionFetchState, error: ErrorCode) -> None:
@@ -388,7 +393,11 @@ class ReplicaFetcher:
                 self._delay(state)
             return
         log.warning(
-            "%s: %s goes on at %d: the leader has not got %s", self.name, state.tp, reset.fetch_offset, state.log
+            "%s: resuming %s at offset %d; %s is out of range on the leader",
+            self.name,
+            state.tp,
+            reset.fetch_offset,
+            state.log,
         )
         if reset.is_full:
             self._after_change(state, state.log.truncate_fully_and_start_at(reset.fetch_offset))

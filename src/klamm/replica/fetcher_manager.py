@@ -104,7 +104,7 @@ class ReplicaFetcherManager:
                 fetcher.on_brokers_change()
 
     def resize(self, num_fetchers: int) -> None:
-        """`num.replica.fetchers` has changed: partitions are dealt out anew."""
+        """Distribute the partitions again: `num.replica.fetchers` has changed."""
         if num_fetchers == self._config.num_fetchers:
             return
         self._config = replace(self._config, num_fetchers=num_fetchers)

@@ -1,4 +1,4 @@
-"""What the ReplicaManager needs of the tasks that copy from the leaders on other brokers."""
+"""The interface of the tasks that copy from leaders on other brokers, as the ReplicaManager needs it."""
 
 from __future__ import annotations
 

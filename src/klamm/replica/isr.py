@@ -1,4 +1,4 @@
-"""What the in-sync replicas should be, and how far a leader may say that records are committed. Pure."""
+"""The rules for in-sync replicas, and for how far a leader may regard records as committed. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a follower asks its leader beside Fetch: where an epoch ends, where the log begins and ends."""
+"""The requests of a follower to its leader besides Fetch: where an epoch ends, where the log begins and ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from klamm.replica.partition_reader import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from klamm.replica.truncation import Reset, reset_for
 
 MISSING = ErrorCode.UNKNOWN_SERVER_ERROR
-"""What a partition gets that the leader's answer leaves out."""
+"""The error of a partition that the leader's response leaves out."""
 
 
 class LeaderConnection(Protocol):
@@ -68,7 +68,7 @@ async def end_offsets_for_epochs(
 async def resets(
     connection: LeaderConnection, config: FetcherConfig, states: Sequence[PartitionFetchState]
 ) -> dict[TopicPartition, Reset | ErrorCode]:
-    """How each partition goes on after OFFSET_OUT_OF_RANGE."""
+    """Return how each partition continues after OFFSET_OUT_OF_RANGE."""
     ends = await _list_offsets(connection, config, states, LATEST_TIMESTAMP)
     starts = await _list_offsets(connection, config, states, EARLIEST_TIMESTAMP)
     out: dict[TopicPartition, Reset | ErrorCode] = {}

@@ -92,7 +92,7 @@ class LogDirMoves:
         return ErrorCode.NONE
 
     def resume(self, partitions: Iterable[Partition]) -> None:
-        """Copies go on, also those of an earlier run, once it is known who leads the partition."""
+        """Continue copies, also those of an earlier run, once the leader of the partition is known."""
         futures = self._logs.futures.logs
         for partition in partitions:
             if partition.topic_partition in futures:
@@ -140,7 +140,7 @@ class LogDirMoves:
             return 0
         copied = self._copy(tp, partition.log, future)
         if isinstance(copied, ErrorCode):
-            log.error("%s: the move to %s is given up: %s", tp, future.log_dir, copied.name)
+            log.error("%s: moving to %s failed: %s", tp, future.log_dir, copied.name)
             self._cancel(tp)
             return 0
         if future.log_end_offset == partition.log.log_end_offset:

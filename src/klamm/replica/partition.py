@@ -1,4 +1,4 @@
-"""One partition on this broker: its log, who leads it, who is in sync, and how far records are committed.
+"""One partition on this broker: its log, its leader, its in-sync replicas, and how far records are committed.
 
 Owner of leader epoch, ISR, high watermark and the followers' progress. Every method runs to its end without
 waiting; errors are values. Reading lives in `partition_reader`, the pure rules of the ISR in `isr`.
@@ -256,7 +256,7 @@ class Partition:
         remote = self.remotes.get(replica_id)
         if remote is None or self.log is None:
             return False
-        if fetch_offset < remote.log_end_offset:  # it was cut, or began anew
+        if fetch_offset < remote.log_end_offset:  # it was truncated, or started again
             self._lagging[self] = None
         remote.on_fetch(fetch_offset, log_start_offset, self.log.log_end_offset, now_ms, broker_epoch)
         return self.log.high_watermark < fetch_offset and self.maybe_increment_high_watermark(now_ms)

@@ -42,7 +42,7 @@ _NONE: Final = ErrorCode.NONE
 
 
 class PartitionFetch(NamedTuple):
-    """What is asked of one partition."""
+    """The request for one partition."""
 
     fetch_offset: int
     max_bytes: int
@@ -53,7 +53,7 @@ class PartitionFetch(NamedTuple):
 
 @dataclass(slots=True)
 class PartitionRead:
-    """What one partition answers; `records` is bytes-like (whole batches)."""
+    """The answer for one partition; `records` is bytes-like (whole batches)."""
 
     error: ErrorCode = ErrorCode.NONE
     high_watermark: int = UNKNOWN_OFFSET
@@ -88,7 +88,7 @@ def end_of(log: Log, isolation: Isolation) -> int:
 
 
 def readable_log(partition: Partition, current_leader_epoch: int, require_leader: bool) -> Log | ErrorCode:
-    """The log, when this replica may answer a reader who believes in `current_leader_epoch`."""
+    """Return the log if this replica may serve a reader with this `current_leader_epoch`, else the error."""
     if current_leader_epoch not in (NO_EPOCH, partition.leader_epoch):
         return partition.check_leader_epoch(current_leader_epoch)
     log = partition.log
@@ -169,7 +169,7 @@ def offset_for_timestamp(
 ) -> TimestampAndOffset:
     """The first record at or after `timestamp`, or the meaning of one of the negative timestamps.
 
-    Right after an election a leader cannot tell its clients the end until its high watermark has reached the start
+    Right after an election a leader cannot report the end to clients until its high watermark has reached the start
     of its epoch: OFFSET_NOT_AVAILABLE.
     """
     log = readable_log(partition, current_leader_epoch, require_leader)

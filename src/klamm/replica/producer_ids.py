@@ -22,7 +22,7 @@ class ProducerIdBlock(Protocol):
 
 
 class ProducerIdManager:
-    """Asks for the next block once the current one is used up; who asks meanwhile waits for the same answer.
+    """Asks for the next block once the current one is used up; later callers wait for the same answer.
 
     Nobody waits longer than `MAX_WAIT_S`: the client comes again, and a block that arrives late serves it then.
     """

@@ -92,7 +92,7 @@ class RemoteReplica:
             self._caught_up_ms = max(self._caught_up_ms, now_ms)
         elif fetch_offset >= self.last_fetch_leader_log_end_offset:
             self._caught_up_ms = max(self._caught_up_ms, self.last_fetch_time_ms)
-        if broker_epoch != self.broker_epoch or fetch_offset < self.log_end_offset:  # it began anew
+        if broker_epoch != self.broker_epoch or fetch_offset < self.log_end_offset:  # it started again
             self.last_sent_high_watermark = UNKNOWN_OFFSET
         self.log_end_offset = fetch_offset
         self.log_start_offset = log_start_offset

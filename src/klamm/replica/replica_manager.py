@@ -38,16 +38,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PARTITIONS_PER_SLICE: Final = 200
-"""Partitions that are looked at before the loop serves others: well below a millisecond."""
+"""Partitions that are checked before the loop serves others: well below a millisecond."""
 OFFLINE_PER_SLICE: Final = 50
 """The same for partitions of a failed directory: to take one offline takes 25 microseconds."""
 Leadership: TypeAlias = Sequence[tuple[TopicPartition, int]]
 LeadershipListener: TypeAlias = Callable[[Leadership, Leadership], None]
-"""Called with (became leader, became follower or stopped), each as (partition, leader epoch)."""
+"""Called with the partitions that this broker leads now, and those it follows or stopped, with leader epochs."""
 
 
 class ReplicaManager:
-    """`controller_epoch` is the newest a control request of any kind brought; older ones are refused."""
+    """`controller_epoch` is the highest of all control requests; requests with a lower one are rejected."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class ReplicaManager:
     # --- lookup ------------------------------------------------------------------------------------------------
 
     def partition_or_error(self, tp: TopicPartition) -> Partition | ErrorCode:
-        """The hosted partition, or what to tell a client that came to this broker for it."""
+        """Return the hosted partition, or the error for a client that asked this broker for it."""
         partition = self.partitions.get(tp)
         if partition is not None:
             return partition
@@ -122,7 +122,7 @@ class ReplicaManager:
         return None if tp is None else self.partitions.get(tp)
 
     def leader_log(self, tp: TopicPartition) -> Log | ErrorCode:
-        """The log of a partition that this broker leads."""
+        """Return the log of a partition that this broker leads, or why it does not."""
         partition = self.partition_or_error(tp)
         if isinstance(partition, ErrorCode):
             return partition
@@ -138,7 +138,7 @@ class ReplicaManager:
         self._by_topic.setdefault(tp.topic, {})[tp] = partition
 
     def drop(self, tp: TopicPartition) -> Partition | None:
-        """Forgets the partition; its topic's meters go with the topic's last partition."""
+        """Stop hosting the partition. Its topic's meters go with the topic's last partition."""
         partition = self.partitions.pop(tp, None)
         self.problems.clear(tp)
         if partition is None:
@@ -156,7 +156,7 @@ class ReplicaManager:
     # --- control -----------------------------------------------------------------------------------------------
 
     def check_controller_epoch(self, controller_epoch: int) -> ErrorCode:
-        """Refuses a controller that has been succeeded, else remembers the epoch."""
+        """Reject a deposed controller, else remember the epoch."""
         if controller_epoch < self.controller_epoch:
             return ErrorCode.STALE_CONTROLLER_EPOCH
         self.controller_epoch = controller_epoch
@@ -220,7 +220,7 @@ class ReplicaManager:
                 listener(became_leader, became_follower)
 
     def on_metadata_change(self) -> None:
-        """Leaders that were unknown may have an address now, and nobody waits for followers that are gone."""
+        """Look again for addresses of leaders, and stop waiting for followers that are no longer alive."""
         self.fetchers.on_metadata_change()
         self.damaged_logs.on_metadata_change()
         brokers = self.metadata.snapshot.brokers
@@ -231,7 +231,7 @@ class ReplicaManager:
         self.delete_records_purgatory.check_all()
 
     def _stop_waiting_for_the_gone(self, partitions: list[Partition]) -> None:
-        """High watermarks that a broker that is gone held back, slice by slice: after an election all may lag."""
+        """Advance high watermarks that a dead broker held back, in slices: after an election all may lag."""
         now_ms = self.clock.now_ms()
         for partition in partitions[-PARTITIONS_PER_SLICE:]:
             if partition.maybe_increment_high_watermark(now_ms):
@@ -241,7 +241,7 @@ class ReplicaManager:
             self.loop.call_soon(self._stop_waiting_for_the_gone, partitions)
 
     def on_topic_config_change(self, topic: str) -> None:
-        """`min.insync.replicas` may have changed: counts and waiting produces look again."""
+        """Check counts and waiting produces again: `min.insync.replicas` may have changed."""
         for tp, partition in self._by_topic.get(topic, {}).items():
             self.counters.refresh(partition)
             partition.changed()
@@ -249,7 +249,7 @@ class ReplicaManager:
         self.complete_woken_fetches()
 
     def on_segments_deleted(self, tp: TopicPartition) -> None:
-        """Retention moved the start of a log."""
+        """Notify the readers of a log whose start retention moved."""
         if (partition := self.partitions.get(tp)) is not None:
             partition.changed()
             self.complete_woken_fetches()
@@ -295,7 +295,7 @@ class ReplicaManager:
         return hosted is not None and hosted.log_dir == log_dir
 
     def on_log_dir_revival(self, log_dir: str) -> None:
-        """A failed directory can be used again: the controller may name its partitions anew."""
+        """Accept the partitions of a failed directory again, which can be used now."""
         self._failing.pop(log_dir, None)
         for tp in [tp for tp in self.offline if not self.logs.is_offline(tp)]:
             del self.offline[tp]
@@ -314,8 +314,8 @@ class ReplicaManager:
     def isr_pass(self) -> Iterator[bool] | None:
         """The `isr-expiration` task, every half of the lag limit. Returns the slices that are left after the first.
 
-        It costs what was written since, and what lags: that is everything after a change of many leaders. A broker that
-        stood still itself (or whose clock jumped) cannot say that others did: it first lets them fetch.
+        The cost is that of the partitions that were written since or that lag: all of them after many elections. A
+        broker that stalled itself, or whose clock jumped, cannot judge others: it first lets them fetch.
         """
         now_ms = self.clock.now_ms()
         late_ms, self._last_shrink_ms = now_ms - self._last_shrink_ms, now_ms
@@ -336,20 +336,20 @@ class ReplicaManager:
     # --- what waits --------------------------------------------------------------------------------------------
 
     def complete_after_append(self, tp: TopicPartition) -> None:
-        """New records are on disk: followers may read them, consumers too where the high watermark moved."""
+        """Wake readers of new records: followers, and consumers where the high watermark moved."""
         if self.woken_fetches:
             self.complete_woken_fetches()
         if self.produce_purgatory.size:
             self.produce_purgatory.check_and_complete(tp)
 
     def complete_after_high_watermark(self, tp: TopicPartition) -> None:
-        """The high watermark or a follower's log start moved."""
+        """Wake all requests that wait for the high watermark or for a follower's log start."""
         self.produce_purgatory.check_and_complete(tp)
         self.complete_woken_fetches()
         self.delete_records_purgatory.check_and_complete(tp)
 
     def complete_woken_fetches(self) -> None:
-        """Let the parked fetches look whose partitions changed."""
+        """Check the parked fetches whose partitions changed."""
         woken = self.woken_fetches
         while woken:
             delayed = next(iter(woken))
@@ -357,14 +357,14 @@ class ReplicaManager:
             self.fetch_purgatory.check_and_complete(delayed)
 
     def on_flushed(self, tp: TopicPartition, recovery_point: int) -> None:
-        """The log's recovery point moved: produces that waited for the disk look again."""
+        """Wake produces that wait for the disk: the log's recovery point moved."""
         if self.produce_purgatory.size:
             self.produce_purgatory.check_and_complete(tp)
 
     # --- tasks -------------------------------------------------------------------------------------------------
 
     def checkpoint_high_watermarks(self) -> None:
-        """Writes `replication-offset-checkpoint` of every live directory."""
+        """Write `replication-offset-checkpoint` of every live directory."""
         self.logs.checkpoints.write_high_watermarks(self.high_watermarks())
 
     def high_watermark_pass(self) -> Iterator[None]:
@@ -379,7 +379,7 @@ class ReplicaManager:
         return {tp: p.log.high_watermark for tp, p in self.partitions.items() if p.log is not None}
 
     def shutdown(self) -> None:
-        """Answers all that waits and leaves the high watermarks on disk."""
+        """Answer all waiting requests and write the high watermarks to disk."""
         self.log_dir_moves.stop()
         if self._applying is not None:
             self._applying.cancel()

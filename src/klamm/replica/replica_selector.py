@@ -14,7 +14,7 @@ NO_PREFERENCE: Final = -1
 
 
 class ClientMetadata(NamedTuple):
-    """What a consumer says of itself, from Fetch v11 on. An empty rack is none."""
+    """A consumer's own description, from Fetch v11 on. An empty rack means that it has none."""
 
     rack_id: str
     listener: str

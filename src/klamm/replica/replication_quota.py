@@ -100,7 +100,7 @@ class ReplicationQuotaManager:
     def seconds_to_wait(self) -> float:
         """How long the replicas that are held back should rest before it is looked again.
 
-        Not long: the limit, or who is held back by it, may have been changed meanwhile.
+        Short: the limit, or the set of throttled replicas, may have changed meanwhile.
         """
         return min(max(self._rate.seconds_until(self.limit), _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 
@@ -121,9 +121,9 @@ class ReplicationQuotas:
 
 
 def throttled_partitions(replicas: Sequence[str], broker_id: int) -> frozenset[int] | None:
-    """What a topic's `...throttled.replicas` means for one broker; None for all of them.
+    """Return the throttled partitions of one broker in a topic's `...throttled.replicas`; None for all of them.
 
-    What another tool left in ZooKeeper that means nothing throttles nothing.
+    Invalid entries, which another tool may have left in ZooKeeper, throttle nothing.
     """
     if list(replicas) == ["*"]:
         return None

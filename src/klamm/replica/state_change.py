@@ -1,4 +1,4 @@
-"""What LeaderAndIsr and StopReplica do to the hosted partitions.
+"""LeaderAndIsr and StopReplica: changes of the hosted partitions.
 
 Epochs decide: a request of an older leader epoch changes nothing, and a partition takes the new epoch over only
 once its transition has succeeded. Each partition has its own code; one failing does not touch the others.
@@ -62,9 +62,9 @@ class StateChangeResult:
 def become_leader_or_follower(
     replicas: ReplicaManager, controller_epoch: int, topics: Iterable[TopicPartitionStates]
 ) -> StateChangeResult | asyncio.Future[StateChangeResult]:
-    """Makes this broker leader or follower of each partition, as the controller decided.
+    """Make this broker leader or follower of each partition, as the controller decided.
 
-    What takes longer than a slice goes on later: the caller sees to it that nobody else changes replicas meanwhile.
+    Work that takes longer than a slice continues later; the caller excludes other changes of replicas meanwhile.
     """
     if error := replicas.check_controller_epoch(controller_epoch):
         return StateChangeResult(error)
@@ -75,7 +75,7 @@ def become_leader_or_follower(
 def _in_slices(
     replicas: ReplicaManager, controller_epoch: int, topics: Iterable[TopicPartitionStates], result: StateChangeResult
 ) -> Generator[int]:
-    """Yields between slices. Each is complete: its fetchers are restarted and its listeners told."""
+    """Yields between slices. Each is complete: its fetchers are restarted and its listeners notified."""
     clock = replicas.clock
     leader_count = follower_count = 0
     leaders: list[Partition] = []
@@ -93,7 +93,7 @@ def _in_slices(
             result.partitions[tp] = _change_or_refuse(replicas, tp, topic_id, state, leaders, followers)
     _complete(replicas, leaders, followers)
     log.info(
-        "LeaderAndIsr of controller epoch %d: %d leaders, %d followers, %d refused",
+        "LeaderAndIsr of controller epoch %d: %d leaders, %d followers, %d rejected",
         controller_epoch,
         leader_count + len(leaders),
         follower_count + len(followers),
@@ -120,7 +120,7 @@ def _change_or_refuse(
     try:
         return _change(replicas, tp, topic_id, state, leaders, followers)
     except Exception:
-        log.exception("%s: the change to leader epoch %d failed", tp, state.leader_epoch)
+        log.exception("%s: changing to leader epoch %d failed", tp, state.leader_epoch)
         return ErrorCode.UNKNOWN_SERVER_ERROR
 
 
@@ -205,7 +205,7 @@ def _log_for(replicas: ReplicaManager, tp: TopicPartition, topic_id: UUID, *, is
     try:
         hosted = replicas.logs.get_or_create_log(tp, is_new=is_new)
     except LogDirError as failure:
-        log.error("%s: no log: %s", tp, failure)
+        log.error("%s: opening or creating its log failed: %s", tp, failure)
         replicas.take_offline((tp,))
         replicas.offline[tp] = None
         return ErrorCode.KAFKA_STORAGE_ERROR

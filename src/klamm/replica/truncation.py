@@ -20,7 +20,7 @@ class Truncation(NamedTuple):
 
 
 def truncation_for(log: Log, leader: EpochEndOffset) -> Truncation:
-    """What to do after the leader said where the epoch we asked for (or the last it knows before it) ends there."""
+    """Return how to truncate after the leader reported where the requested epoch, or its last one before, ends."""
     if leader.end_offset == UNDEFINED_EPOCH_OFFSET:
         return Truncation(log.high_watermark, True)
     if leader.epoch == NO_EPOCH:

@@ -1,6 +1,6 @@
 """ISR changes of protocol versions before 2.7-IV2: the leader writes the state znode itself and notifies later.
 
-The write is a compare-and-set on the partition epoch that the leader knows. Changes are told to the controller in
+The write is a compare-and-set on the partition epoch that the leader knows. Changes are reported to the controller in
 notifications that gather many partitions; Kafka's pauses keep a flapping ISR from flooding it.
 """
 
@@ -68,13 +68,13 @@ class ZkIsrManager:
                 await asyncio.sleep(RETRY_MS / 1000)
                 continue
             except (ZkError, ZnodeFormatError) as failure:
-                log.warning("%s: its ISR cannot be written: %s", partition.topic_partition, failure)
+                log.warning("%s: writing the ISR failed: %s", partition.topic_partition, failure)
                 written = None
             self._settle(partition, isr, leader_epoch, written)
             return
 
     async def _compare_and_set(self, partition: Partition, isr: tuple[int, ...]) -> LeaderAndIsr | None:
-        """What the znode holds now, when it is still ours; None when another leader or controller wrote it."""
+        """Return the state in the znode if it is still ours; None if another leader or controller wrote it."""
         assert partition.partition_epoch >= 0, "a negative version would match any"
         wanted = LeaderAndIsr(partition.leader, partition.leader_epoch, isr)
         path = paths.partition_state_path(*partition.topic_partition)
@@ -121,7 +121,7 @@ class ZkIsrManager:
         try:
             await self._zk.create(Create(paths.isr_change_path(), encode_partitions(changed), sequential=True))
         except ZkError as failure:
-            log.warning("ISR changes of %d partitions are not told yet: %s", len(changed), failure)
+            log.warning("reporting ISR changes of %d partitions failed, trying again: %s", len(changed), failure)
             self._changed = changed | self._changed
 
 

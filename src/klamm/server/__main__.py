@@ -7,7 +7,7 @@ import sys
 
 
 def run() -> int:
-    """What the imports make stays for good: the collector does not look for garbage in it, now or later."""
+    """Exempt the objects of the imports from garbage collection: they live until the end."""
     gc.disable()
     from klamm.server import collector
     from klamm.server.main import main

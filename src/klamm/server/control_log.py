@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 1.0
 PAUSE_S: Final = 0.25
-"""Seldom, and much at a time: every append wakes the followers, who ask again for all they follow."""
+"""Rarely, and many records at a time: every append wakes the followers, which fetch again."""
 BATCH_RECORDS: Final = 500
 BATCH_BYTES: Final = 256 * 1024
 SLICE_RECORDS: Final = 50
-"""What is put into words at a time: less than a millisecond of the broker loop."""
+"""Records that are encoded at a time: less than a millisecond of the broker loop."""
 LONGEST_BACKOFF_S: Final = 5.0
 FEWER_REPLICAS_AFTER_S: Final = 30.0
 """A cluster that stays smaller than the replication factor gets the topic all the same, after this long."""
@@ -111,7 +111,7 @@ class ControlLogWriter:
                 while await self._write_some(self._broker):
                     pass
         except Exception:
-            log.debug("the last records of the control log could not be written")
+            log.debug("writing the last records of the control log failed")
         self._disconnect()
 
     def _on_leadership(self, became_leader: Leadership, became_follower: Leadership) -> None:
@@ -135,10 +135,10 @@ class ControlLogWriter:
             except OSError as failure:
                 failures += 1
                 if failures.bit_count() == 1:
-                    log.debug("the control log cannot be written (attempt %d): %s", failures, failure)
+                    log.debug("writing the control log failed (attempt %d): %s", failures, failure)
                 pause_s = min(0.1 * (1 << min(failures - 1, 10)), LONGEST_BACKOFF_S)
             except Exception:
-                log.exception("a batch of the control log is given up")
+                log.exception("writing the control log failed; its batch is dropped")
                 self._give_up()
                 pause_s = LONGEST_BACKOFF_S
             await asyncio.sleep(pause_s)
@@ -156,7 +156,7 @@ class ControlLogWriter:
             raise ConnectionError("the topic is not there yet")
         error = await self._append(broker, state, self._pending[0])
         if error in _HOPELESS:
-            log.warning("%d records of the control log are refused: %s", self._pending[1], error.name)
+            log.warning("appending %d records to the control log failed: %s", self._pending[1], error.name)
             self._give_up()
         elif error is not ErrorCode.NONE:
             raise ConnectionError(f"its leader answers {error.name}")

@@ -42,7 +42,7 @@ async def controlled_shutdown(broker: Broker) -> bool:
                 await zookeeper.rest(config.controlled_shutdown_retry_backoff_ms / 1000)
             if await _is_let_go(broker, zookeeper):
                 return True
-        log.warning("Leaving without the controller's consent: leaders move when the session ends")
+        log.warning("controlled shutdown failed: leaders move when the session ends")
     except CutOff as why:
         log.warning("Leaving without a controlled shutdown: %s", why)
     finally:
@@ -51,7 +51,7 @@ async def controlled_shutdown(broker: Broker) -> bool:
 
 
 async def _is_let_go(broker: Broker, zookeeper: _ZooKeeperWatch) -> bool:
-    """Asks once, and says why not."""
+    """Ask once; return the reason if the controller did not agree."""
     try:
         async with asyncio.timeout(broker.config.controller_socket_timeout_ms / 1000):
             error, remaining = await zookeeper.answer_to(_ask(broker))

@@ -66,7 +66,7 @@ class ControllerChannel:
         return await connection.send(request, version)
 
     async def _connected(self) -> BrokerConnection:
-        """The open connection, or a new one; who comes while it is being opened waits for the same."""
+        """The open connection, or a new one; callers that come while it is being opened wait for it."""
         snapshot = self._metadata.snapshot
         endpoint = snapshot.endpoint(snapshot.controller_id, self._listener)
         if endpoint is None:
@@ -100,7 +100,7 @@ def _close(opening: asyncio.Task[BrokerConnection]) -> None:
 
 
 def is_refusal(response: Any) -> bool:
-    """Whether the broker says that it is not the controller, for the request or for all of its topics."""
+    """Return whether the broker answered that it is not the controller, for the request or for all of its topics."""
     if getattr(response, "error_code", ErrorCode.NONE) == ErrorCode.NOT_CONTROLLER:
         return True
     topics = getattr(response, "topics", ())

@@ -38,7 +38,7 @@ def embedded_dir(config: KafkaConfig) -> Path:
 class Coordination:
     """Owner of the session and, without `zookeeper.connect`, of the embedded server.
 
-    `on_failure` hears, on the loop of `start`, why the embedded server has ended by itself.
+    `on_failure` is called on the loop of `start` with the reason if the embedded server ends by itself.
     """
 
     def __init__(self, config: KafkaConfig, on_failure: Callable[[str], None] | None = None) -> None:

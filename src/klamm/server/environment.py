@@ -1,4 +1,4 @@
-"""What a broker takes from the world around it: time, chance, files, threads, ZooKeeper. A simulator gives its own."""
+"""A broker's environment: time, randomness, files, threads, ZooKeeper. The simulator supplies its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who this broker is: the cluster's id, the broker's id, and the files that say whose the log directories are."""
+"""The identity of a broker: the cluster's id, the broker's id, and the files that mark its log directories."""
 
 from __future__ import annotations
 

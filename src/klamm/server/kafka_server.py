@@ -1,8 +1,8 @@
 """KafkaServer: one broker, from its configuration to an answering process and back.
 
-The order is Kafka's: coordination first, then who we are, what is configured, the logs; then the listeners are bound,
+The order is Kafka's: coordination first, then identity, configuration and logs; then the listeners are bound,
 so that the registered ports are really ours, the broker registers and competes for the controller's role, and only then
-does it read its first request. Ready means: the controller has told this broker of itself.
+does it read its first request. Ready means: the controller has sent its first metadata.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class KafkaServer:
         environment: Environment | None = None,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_failure` hears why the broker cannot go on; whoever started it stops it then."""
+        """`on_failure` is called with the reason if the broker cannot continue; its starter then stops it."""
         self._static_config = config
         self._on_failure = on_failure
         self._environment = environment or Environment()
@@ -339,7 +339,7 @@ class KafkaServer:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("A background task could not be done now: %s", error)
+            log.warning("a background task failed: %s", error)
 
     def _on_broker_epoch(self, broker_epoch: int) -> None:
         self.broker.registration.epoch = broker_epoch
@@ -401,7 +401,7 @@ class KafkaServer:
         log.info("Stopped")
 
     async def _stop_tasks(self) -> None:
-        """What they wait for, ZooKeeper or a controller's word, will not come any more."""
+        """Cancel them: ZooKeeper or the controller, for which they wait, will not answer."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -409,7 +409,7 @@ class KafkaServer:
             await asyncio.wait(tasks)
 
     async def _stop_controller(self, controller: ControllerRunner) -> None:
-        """The event under way is finished first, unless ZooKeeper, for which it waits, does not answer any more."""
+        """Finish the current event first, unless ZooKeeper, for which it waits, no longer answers."""
         stopping = asyncio.ensure_future(controller.stop())
         is_connected = self.broker.zk.state is SessionState.CONNECTED
         timeout_s = self._static_config.zookeeper_session_timeout_ms / 1000 if is_connected else 0

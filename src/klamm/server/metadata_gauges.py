@@ -1,4 +1,4 @@
-"""What a broker tells of its view of the cluster, so that one that lags behind the others can be seen."""
+"""Gauges of a broker's view of the cluster, which show a broker that lags behind the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _METADATA_CACHE: Final = ("klamm.server", "MetadataCache")
 
 
 def register(broker: Broker) -> None:
-    """`LastUpdateAgeMs` grows while the controller has nothing to tell; before the first update it is -1."""
+    """`LastUpdateAgeMs` grows while the controller has nothing to send; before the first update it is -1."""
     cache, clock = broker.metadata, broker.clock
     applied_s: list[float] = []
 

@@ -1,4 +1,4 @@
-"""A broker joins its cluster: it registers in ZooKeeper, and then the controller connects to it and tells it so."""
+"""A broker joins its cluster: it registers in ZooKeeper, and then the controller connects to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from klamm.zk.model import paths
 log = logging.getLogger(__name__)
 
 MARGIN_MS: Final = 10_000
-"""ZooKeeper ends sessions by ticks, and counts anew when it was itself started again."""
+"""ZooKeeper expires sessions in ticks, and starts counting again after its own restart."""
 RETRY_S: Final = 0.2
 
 
@@ -28,7 +28,7 @@ WARN_S: Final = 5.0
 LIMIT_S: Final = 120.0
 """The controller first fails over, if it is new, and retries its connections."""
 PARTITIONS_LIMIT_S: Final = 10.0
-"""Topics none of whose partitions ever had a leader are told to nobody."""
+"""Topics none of whose partitions ever had a leader are not reported to brokers."""
 
 
 async def register(handle: ControllerHandle, wait_ms: int = 0) -> BrokerRegistration:
@@ -56,7 +56,7 @@ async def until_known(
 ) -> None:
     """The controller's first UpdateMetadata has arrived at `address`, so clients are told of this broker.
 
-    After `warn_s` says once what may be wrong; raises KlammError after `limit_s`.
+    After `warn_s` logs once what may be wrong; raises KlammError after `limit_s`.
     """
     known = asyncio.Event()
     metadata.when_alive(metadata.broker_id, known.set)

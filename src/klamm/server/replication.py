@@ -1,4 +1,4 @@
-"""What a broker has because it is not alone: fetchers, ISR changes, and the channels to the controller."""
+"""The parts of a broker that talk to other brokers: fetchers, ISR changes, and channels to the controller."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def follow_network_keys(configs: ConfigRepository, sockets: SocketServer) -> Non
 
 
 def advertised(config: KafkaConfig, bound: tuple[EndPoint, ...]) -> tuple[EndPoint, ...]:
-    """What is registered for clients to connect to; port 0 stands for the port that was really bound."""
+    """Return the endpoints to register for clients; port 0 stands for the port that was bound."""
     ports = {endpoint.listener: endpoint.port for endpoint in bound}
     return tuple(replace(e, port=e.port or ports[e.listener]) for e in config.advertised_endpoints)
 

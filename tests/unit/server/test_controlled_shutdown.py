@@ -206,4 +206,4 @@ def test_partitions_remain(replicas: tuple[int, ...] | None, caplog: pytest.LogC
     assert len(times) == 2
     said = "No other replica in sync can lead t-0, t-1, t-2, t-3, t-4 and 2 more partitions yet"
     assert caplog.text.count(said) == 2
-    assert "Leaving without the controller's consent" in caplog.text
+    assert "controlled shutdown failed: leaders move" in caplog.text
