@@ -74,7 +74,6 @@ class GroupCoordinator:
         self._new_uuid = new_uuid
         self._is_active = False
         self._next_expiry_ms = 0
-        """FindCoordinator has asked for `__consumer_offsets` and has no answer yet."""
 
     def startup(self) -> None:
         self._is_active = True

@@ -40,9 +40,10 @@ class TrieMap(Generic[K, V]):
 
     __slots__ = ("_root", "_size")
 
-    def __init__(self, items: Mapping[K, V] | None = None) -> None:
-        self._root: _Node = {}
-        self._size = 0
+    def __init__(self, items: Mapping[K, V] | None = None, *, root: _Node | None = None, size: int = 0) -> None:
+        """`root` and `size` are those of a tree that `with_changes` made."""
+        self._root: _Node = {} if root is None else root
+        self._size = size
         if items:
             self._root, self._size = _evolve({}, [(stable_hash(k), k, v) for k, v in items.items()], 0)
 
@@ -59,11 +60,9 @@ class TrieMap(Generic[K, V]):
     def with_changes(self, changes: Mapping[K, V | None]) -> TrieMap[K, V]:
         if not changes:
             return self
-        changed: TrieMap[K, V] = TrieMap()
         listed = [(stable_hash(key), key, value) for key, value in changes.items()]
-        changed._root, growth = _evolve(self._root, listed, 0)
-        changed._size = self._size + growth
-        return changed
+        root, growth = _evolve(self._root, listed, 0)
+        return TrieMap(root=root, size=self._size + growth)
 
     def __contains__(self, key: K) -> bool:
         return self.get(key) is not None
