@@ -52,7 +52,7 @@ def _convert(
 
 
 def _convert_all(magic: int, work: list[tuple[PartitionData, int]]) -> None:
-    """Runs in the thread; nobody else uses the response meanwhile."""
+    """Runs in the thread; no other code uses the response meanwhile."""
     for data, offset in work:
         parts = data.records if isinstance(data.records, tuple) else (data.records or b"",)
         sent = b"".join(parts)

@@ -155,7 +155,7 @@ class _PartedRequest:
         self._req = req
         self._rest = parts.split(getattr(req, parts.asked))
         self._responses: list[tuple[Any, bool]] = []
-        """Responses or their futures, and whether they go on with the last answer before."""
+        """Responses or their futures, and whether they continue the last answer before."""
         timeout_ms = getattr(req, "timeout_ms", None)
         self._deadline = None if timeout_ms is None or parts.together else Deadline(broker.loop, timeout_ms)
 

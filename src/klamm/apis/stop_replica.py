@@ -1,7 +1,7 @@
 """StopReplica (5): the controller takes partitions away from this broker, with or without their logs.
 
-v0-4: broker epoch and grouping by topic v1; a leader epoch and a delete flag a partition v3 (KIP-570), so that a
-stop that was overtaken by a LeaderAndIsr is refused (74); KRaft flag v4 (read and not used).
+v0-4: broker epoch and grouping by topic v1; a leader epoch and a delete flag per partition v3 (KIP-570), so that
+a stop that was overtaken by a LeaderAndIsr is refused (74); KRaft flag v4 (read and not used).
 A whole-request error (77, 11, -1 a bug) comes without partitions. A request of thousands of partitions is carried out
 in several turns of the loop; no other control request is handled before it is complete.
 """

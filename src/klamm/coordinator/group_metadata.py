@@ -1,7 +1,7 @@
 """A group: its members, its state, its timers and its effects. Data and small steps; the rules are elsewhere.
 
 Owner: the `GroupMetadataManager` of the broker that leads the group's offsets partition. Times are milliseconds of a
-clock that never goes back. Timers are values: a rule that sets one calls `wake_by`, and whoever owns the clock calls
+clock that never goes back. Timers are values: a rule that sets one calls `wake_by`, and the owner of the clock calls
 `rebalance.advance` no later than `wake_ms`. Most moves of a deadline are to a later time and cost nothing.
 """
 

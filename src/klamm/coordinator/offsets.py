@@ -96,7 +96,7 @@ class GroupOffsets:
         base_timestamp_ms: Callable[[OffsetAndMetadata], int],
         subscribed: frozenset[str] = frozenset(),
     ) -> list[TopicPartition]:
-        """Offsets past their retention, counted from `base_timestamp_ms`, of topics nobody subscribes to (KIP-211)."""
+        """Offsets past their retention, counted from `base_timestamp_ms`, of topics without subscribers (KIP-211)."""
 
         def is_expired(value: OffsetAndMetadata) -> bool:
             if value.expire_timestamp_ms is not None:

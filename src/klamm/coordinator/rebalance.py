@@ -65,7 +65,7 @@ def _set_join_deadline(group: GroupMetadata, deadline_ms: int) -> None:
 
 
 def try_complete_join(group: GroupMetadata, now_ms: int) -> None:
-    """Ends PreparingRebalance when nobody is waited for. The initial delay always runs to its end."""
+    """End PreparingRebalance when no member is waited for. The initial delay always runs to its end."""
     if group.state is GroupState.PREPARING_REBALANCE and group.initial_delay is None and group.all_members_joined:
         _complete_join(group, now_ms)
 

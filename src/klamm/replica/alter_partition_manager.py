@@ -48,7 +48,7 @@ WAIT_FOR_CONTROLLER: Final = frozenset(
 
 
 class AlterPartitionChannel(Protocol):
-    """Carries a request to whoever is the controller; keeps looking until it is answered."""
+    """Sends a request to the current controller; retries until it is answered."""
 
     def alter_partition(
         self, request: AlterPartitionRequest, max_version: int
@@ -56,7 +56,7 @@ class AlterPartitionChannel(Protocol):
 
 
 class IsrChange(NamedTuple):
-    """One proposal. It is current as long as the partition still waits for exactly this one."""
+    """One proposal. It is current while the partition still waits for exactly this one."""
 
     partition: Partition
     isr: tuple[int, ...]
@@ -133,7 +133,7 @@ class AlterPartitionManager:
             return None
 
     def _complain(self, problem: str) -> None:
-        """Once for what may go on for long."""
+        """Log a problem once, although it may last."""
         if problem != self._problem:
             log.warning("sending AlterPartition to the controller failed, trying again: %s", problem)
         self._problem = problem
@@ -187,7 +187,7 @@ class AlterPartitionManager:
 
 
 def after_isr_change(replicas: ReplicaManager, partition: Partition, before: Sequence[int]) -> None:
-    """The ISR is another one now: meters, counts, and whoever waits for the high watermark."""
+    """Update meters and counts after a change of the ISR, and wake requests that wait for the high watermark."""
     tp = partition.topic_partition
     log.info("%s: ISR %s -> %s at partition epoch %d", tp, list(before), list(partition.isr), partition.partition_epoch)
     if len(partition.isr) > len(before):

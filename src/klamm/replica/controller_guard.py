@@ -121,7 +121,7 @@ class ControllerGuard:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     async def _ask(self) -> None:
-        """Until nobody waits. Requests that come while a read is under way wait for the next one."""
+        """Read until no request waits. Requests that arrive during a read wait for the next one."""
         waiting: list[tuple[Claim, asyncio.Future[ErrorCode]]] = []
         try:
             while self._waiting:

@@ -21,7 +21,7 @@ _NOT_COUNTED = _Standing(False, False, False, False, False)
 
 
 class PartitionCounters:
-    """Kafka's ReplicaManager gauges. Whoever changes a partition calls `refresh`, whoever drops it `forget`."""
+    """Kafka's ReplicaManager gauges. Code that changes a partition calls `refresh`, code that drops it `forget`."""
 
     def __init__(self) -> None:
         self.leader_count = 0

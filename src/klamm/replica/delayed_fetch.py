@@ -67,7 +67,7 @@ class DelayedFetch:
     def __init__(
         self, replicas: ReplicaManager, params: FetchParams, session: Readers, *, is_large: bool = False
     ) -> None:
-        """`is_large`: it has been read in slices, and whoever waits for it completes the answer in slices."""
+        """`is_large`: it has been read in slices, and its caller completes the answer in slices."""
         self._replicas = replicas
         self._is_large = is_large
         self._params = params

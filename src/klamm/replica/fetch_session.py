@@ -6,7 +6,7 @@ changed since the last one, whatever the session holds.
 
 The cache holds a bounded number of sessions and bytes. When it is full a new session replaces one that has not been
 used for a while, or one that matters less (a consumer's before a follower's, few partitions before many); else the
-reader goes on without a session, which every client accepts.
+reader continues without a session, which every client accepts.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class FetchSessionCache:
         return session
 
     def resume(self, session_id: int, epoch: int, uses_topic_ids: bool) -> FetchSession | ErrorCode:
-        """The session a request goes on with, or why it cannot."""
+        """Return the session that a request continues, or the error."""
         self._sweep()
         session = self._sessions.get(session_id)
         if session is None:

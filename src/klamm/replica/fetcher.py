@@ -408,7 +408,7 @@ class ReplicaFetcher:
 
 
 def _take(waiting: dict[TopicPartition, PartitionFetchState], state: PartitionFetchState) -> bool:
-    """Whether this very state still waited; one that took its place meanwhile goes on waiting."""
+    """Return whether this state still waited; a state that replaced it meanwhile keeps waiting."""
     if waiting.get(state.tp) is not state:
         return False
     del waiting[state.tp]

@@ -35,7 +35,7 @@ def high_watermark_candidate(
     """The smallest end offset among the leader, the ISR and the replicas that are about to join it.
 
     Waiting for a replica that has caught up but is not yet a member keeps the high watermark from running away
-    from it; on a broker that is gone nobody waits. An ISR member that has not fetched yet (-1) holds the candidate
+    from it; a dead broker is not waited for. An ISR member that has not fetched yet (-1) holds the candidate
     below any high watermark.
     """
     candidate = leader_log_end_offset

@@ -45,7 +45,7 @@ SELECTORS: Final[dict[str, ReplicaSelector | None]] = {
     "org.apache.kafka.common.replica.LeaderSelector": None,
     "org.apache.kafka.common.replica.RackAwareReplicaSelector": select_in_rack,
 }
-"""By the value of `replica.selector.class`. None: every consumer reads from the leader, so nobody has to choose."""
+"""By the value of `replica.selector.class`. None: every consumer reads from the leader, without a choice."""
 
 
 def preferred_read_replica(

@@ -1,4 +1,4 @@
-"""Replication throttles (KIP-73): how many bytes a second replicas that are not in sync may cost this broker.
+"""Replication throttles (KIP-73): the bytes per second that out-of-sync replicas may use on this broker.
 
 Two quotas, one for what it sends as a leader and one for what it takes as a follower. Which replicas count is said for
 each topic (`leader.replication.throttled.replicas`), how many bytes for each broker (`...throttled.rate`). All bytes of

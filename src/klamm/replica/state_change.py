@@ -116,7 +116,7 @@ def _change_or_refuse(
     leaders: list[Partition],
     followers: list[Partition],
 ) -> ErrorCode:
-    """An unexpected failure is the partition's, and the controller goes on: repeating would fail as often."""
+    """Limit an unexpected failure to its partition, so that the controller continues: a repetition would fail too."""
     try:
         return _change(replicas, tp, topic_id, state, leaders, followers)
     except Exception:
@@ -192,7 +192,7 @@ def _check(
 
 
 def _same_epoch(replicas: ReplicaManager, partition: Partition, topic_id: UUID) -> ErrorCode:
-    """Nothing new, but a topic id that the log has not got yet is taken over."""
+    """Assign a topic id that the log lacks; otherwise there is nothing new."""
     if topic_id != ZERO_UUID and partition.topic_id == ZERO_UUID and partition.log is not None:
         if (error := partition.log.assign_topic_id(topic_id)) == ErrorCode.NONE:
             partition.topic_id = topic_id
@@ -245,7 +245,7 @@ def _restart_fetchers(replicas: ReplicaManager, leaders: list[Partition], follow
 def stop_replicas(
     replicas: ReplicaManager, controller_epoch: int, stops: Iterable[StopReplica]
 ) -> StateChangeResult | asyncio.Future[StateChangeResult]:
-    """Stops following; with `delete` the partition and its log go as well. Long requests go on later, as above."""
+    """Stop following; with `delete`, delete the partition and its log. Long requests continue later, as above."""
     if error := replicas.check_controller_epoch(controller_epoch):
         return StateChangeResult(error)
     result = StateChangeResult()

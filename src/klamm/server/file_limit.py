@@ -17,7 +17,7 @@ def raise_to_hard_limit() -> int:
     if soft != resource.RLIM_INFINITY and soft < allowed:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        except (OSError, ValueError):  # not on this system: what was allowed before is enough to go on
+        except (OSError, ValueError):  # Not possible on this system: the old limit is enough to continue.
             return soft
     return allowed
 

@@ -14,9 +14,10 @@ RETRY_S: Final = 0.1
 
 
 async def leave_note(zk: ZkSession, broker_id: int) -> None:
-    """Tries until the note is there: one that is left twice does no harm, without one nobody learns of the failure.
+    """Retry until the note is written. A second note does no harm; without a note the failure is not noticed.
 
-    When the session is over, the controller tells this broker everything anew in the next, and hears of it then.
+    When the session is over, the controller sends this broker everything again in the next one, and
+    learns of the failure then.
     """
     note = Create(paths.log_dir_event_path(), encode_log_dir_event(broker_id), sequential=True)
     while True:

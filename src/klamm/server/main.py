@@ -19,7 +19,7 @@ from klamm.server import file_limit
 from klamm.server.kafka_server import KafkaServer
 
 COLLECTOR_OFF_S: Final = 60
-"""A start that takes longer waits for somebody, and makes garbage meanwhile."""
+"""A start that takes longer waits for another process, and produces garbage meanwhile."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,7 +57,7 @@ def announce(path: Path, server: KafkaServer) -> None:
 
 
 async def _start(server: KafkaServer) -> None:
-    """A start fills the memory with objects that stay: looking for garbage among them only takes time."""
+    """Start without garbage collection: a start allocates long-lived objects, so collecting only wastes time."""
     gc.disable()
     limit = asyncio.get_running_loop().call_later(COLLECTOR_OFF_S, gc.enable)
     try:
@@ -69,7 +69,7 @@ async def _start(server: KafkaServer) -> None:
 
 
 async def run(config: KafkaConfig, ready_file: Path | None) -> None:
-    """Until a signal comes. Raises KlammError when the broker cannot start, or cannot go on."""
+    """Run until a signal arrives. Raises KlammError if the broker cannot start or continue."""
     stop = asyncio.Event()
     failures: list[str] = []
     loop = asyncio.get_running_loop()

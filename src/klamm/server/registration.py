@@ -97,7 +97,7 @@ def is_tail_settled(broker: Broker) -> bool:
     """Whether the next start may take this broker's logs for whole, if it stops cleanly now.
 
     A log that may have lost its tail is as good as any other once its partition has a leader: then it follows that
-    leader, or was compared with the others and leads. Until then it must go on being suspected.
+    leader, or was compared with the others and leads. Until then it must remain suspect.
     """
     if not broker.logs.may_lack_records:
         return True
