@@ -35,9 +35,9 @@ class PartitionReader(Protocol):
 class Partition:
     """Before its first LeaderAndIsr it has leader epoch -1, so that any epoch of a controller is newer.
 
-    It enters itself into `lagging` whenever an in-sync follower may have fallen behind; the code that checks
-    these takes it out again. Every change that a reader could see (log end, high watermark, log start, leader, epoch, ISR) is
-    reported to the `readers` by `changed`.
+    It enters itself into `lagging` whenever an in-sync follower may have fallen behind; the code that checks these
+    takes it out again. Every change that a reader could see (log end, high watermark, log start, leader, epoch, ISR)
+    is reported to the `readers` by `changed`.
     """
 
     __slots__ = (
