@@ -40,17 +40,13 @@ REPLACEMENTS = {
 NOT_REWRITTEN: frozenset[str] = frozenset(
     {
         "ARCHITECTURE.md",
-        "src/klamm/apis",
         "src/klamm/controller",
-        "src/klamm/coordinator",
         "src/klamm/errors.py",
         "src/klamm/log",
-        "src/klamm/metadata",
         "src/klamm/metrics",
         "src/klamm/model.py",
         "src/klamm/network",
         "src/klamm/protocol",
-        "src/klamm/replica",
         "src/klamm/server",
         "src/klamm/sim",
         "src/klamm/zk",

@@ -18,8 +18,8 @@ SLICING_CLIENT: Final = "klamm-controller-"
 class PartitionState:
     """One partition as UpdateMetadata describes it; `partition_epoch` is the version of its state znode.
 
-    `controller_epoch` and `broker_epoch` are those of the request: who told it, and to which life of this broker. What
-    controller epoch the znode names is not kept, because it says nothing of what is newer (`is_older_than`).
+    `controller_epoch` and `broker_epoch` are those of the request: its sender, and the registration of this broker that
+    it is for. The controller epoch in the znode is not kept, because it does not order states (`is_older_than`).
     """
 
     topic: str
@@ -42,15 +42,15 @@ class PartitionState:
         return self.leader == LEADER_DURING_DELETE
 
     def is_older_than(self, known: PartitionState) -> bool:
-        """Whether taking this state over `known` would go back in time (a request that was overtaken).
+        """Return whether replacing `known` by this state would go back in time (a request that was overtaken).
 
-        What a later controller tells, or what this broker is told in a later life, is newer: it was read from ZooKeeper
-        since. Otherwise the znode decides, which was never deleted in between, or this broker would have been told.
+        A state of a later controller, or for a later registration of this broker, is newer: it was read from ZooKeeper
+        since. Otherwise the znode decides. It was not deleted in between: this broker would have received that.
 
         With the znode's controller epoch in place of the sender's there is no order. Kafka's controller sends its own
         with a state that it has only read, klamm's the one it has read: (6, 4, 8) and (2, 4, 8), as controller epoch,
         leader epoch and version, are the same state, and so is (7, 4, 8). Of those, (7, 4, 0) is older than the last,
-        but as a topic without id that was created anew it is newer than the first.
+        but as a topic without id that was created again it is newer than the first.
         """
         return (self.controller_epoch, self.broker_epoch, self.leader_epoch, self.partition_epoch) < (
             known.controller_epoch,

@@ -1,8 +1,8 @@
 """Replicas whose logs were damaged while their broker was down.
 
 A follower cuts its log at the damage and fetches the rest again. A broker that should lead leaves the leadership to
-another replica that is in sync and alive: it answers KAFKA_STORAGE_ERROR, as for a failed directory, and asks to be
-told again once another broker leads. Only when there is no such replica does it lead with what it has.
+another replica that is in sync and alive: it answers KAFKA_STORAGE_ERROR, as for a failed directory, and asks for
+another LeaderAndIsr once another broker leads. Only if there is no such replica, it leads with the log that it has.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class WaitingFetch(Protocol):
 
 
 class SessionPartition:
-    """One partition as a reader asks for it, and the state the reader was last told (-1: to be told again).
+    """One partition as a reader asks for it, and the state last sent to the reader (-1: to be sent again).
 
     `place` orders the partitions of a session: it decides which are read before the response is full.
     """
@@ -176,10 +176,10 @@ class FetchSession(Readers):
         self.last_used_ms = now_ms
 
     def update(self, key: SessionKey, partition: SessionPartition) -> None:
-        """A changed partition keeps its place and what the reader was last told; a new one goes to the end.
+        """Update a partition: it keeps its place and the state last sent to the reader. A new one is put at the end.
 
-        A reader that does not ask for what comes after the last answer has not used that answer: it started anew in
-        another leader epoch, or cut its log. It is told everything again.
+        A reader that does not continue after the last answer has not used that answer: it started again in another
+        leader epoch, or truncated its log. It receives everything again.
         """
         known = self.partitions.get(key)
         if known is None:

@@ -208,8 +208,8 @@ class Partition:
         if log is None or self.leader != self.broker_id:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if required_acks == -1 and self.remotes and len(self.isr) < self.effective_min_isr:
-            # A record that is there already was not refused, whatever became of the first answer. A client that is
-            # told so may write it once more under another producer epoch; its answer waits like that of the first.
+            # A record that is already in the log was not rejected, even if its first response was lost. A client that
+            # receives an error may write it again under another producer epoch; a duplicate waits like the original.
             return find_duplicate(log, records) or ErrorCode.NOT_ENOUGH_REPLICAS
         result = append_as_leader(log, records, self.leader_epoch, origin=origin)
         if not self.remotes:

@@ -41,10 +41,10 @@ class Reset(NamedTuple):
 
 
 def reset_for(log_end_offset: int, leader_start_offset: int, leader_end_offset: int) -> Reset:
-    """What to do when the leader has not got the offset we asked for.
+    """Return how to continue if the fetch offset is out of range on the leader.
 
-    The leader ends before us: it was elected without being in sync, and its log is the truth. It begins after us: what
-    is between is gone for good. Else it changed meanwhile, and we go on.
+    If the leader ends before us, it was elected out of sync, and its log counts. If it begins after us, the records
+    in between are lost. Otherwise its log changed meanwhile, and fetching continues.
     """
     if leader_end_offset < log_end_offset:
         return Reset(leader_end_offset)

@@ -261,11 +261,10 @@ class KafkaServer:
             broker.configs.settle("klamm.metrics.port", str(self.metrics_port))
 
     async def _join(self, wait_ms: int) -> EndPoint:
-        """Registers, competes for the controller's role, and begins to read requests; where the controller connects.
+        """Register, compete for the controller's role, and read requests; return the address for the controller.
 
-        Clients wait until the controller has told this broker of the cluster. What it would say before, that there are
-        no brokers and that topics do not exist, makes a client forget all brokers it knows: librdkafka 2.16 was seen
-        to stand still for good after it.
+        Clients wait until the controller has sent the metadata. An earlier answer, without brokers and topics, makes a
+        client forget all brokers that it knows: librdkafka 2.16 was seen to hang for good after it.
         """
         assert self._controller is not None and self._sockets is not None
         broker = self.broker

@@ -54,9 +54,9 @@ async def register(handle: ControllerHandle, wait_ms: int = 0) -> BrokerRegistra
 async def until_known(
     metadata: MetadataCache, address: EndPoint, *, warn_s: float = WARN_S, limit_s: float = LIMIT_S
 ) -> None:
-    """The controller's first UpdateMetadata has arrived at `address`, so clients are told of this broker.
+    """Wait for the controller's first UpdateMetadata at `address`: from then on clients learn of this broker.
 
-    After `warn_s` logs once what may be wrong; raises KlammError after `limit_s`.
+    After `warn_s` it logs once what may be wrong; after `limit_s` it raises KlammError.
     """
     known = asyncio.Event()
     metadata.when_alive(metadata.broker_id, known.set)
@@ -80,10 +80,10 @@ async def until_known(
 
 
 async def until_partitions_known(metadata: MetadataCache, zk: ZkSession, limit_s: float = PARTITIONS_LIMIT_S) -> None:
-    """The controller has told of the topics there are, so that no client is told that one of them does not exist.
+    """Wait until the controller has sent all topics, so that no client gets the answer that one does not exist.
 
-    A controller that has just been elected tells first who is alive, and of partitions when it has read them all.
-    After `limit_s` it is waited for no longer, nor for ZooKeeper's answer whether there are topics.
+    A controller that has just been elected first sends the live brokers, and partitions when it has read them all.
+    After `limit_s` the wait ends, also that for ZooKeeper's answer whether there are topics.
     """
     known = asyncio.Event()
     metadata.when_partitions_known(known.set)
