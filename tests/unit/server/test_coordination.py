@@ -24,6 +24,7 @@ SAVE = """
 import sys
 from pathlib import Path
 from klamm.zk.client import predecessor
+from klamm.zk.client.client_connection import SessionCredentials
 predecessor.save(Path(sys.argv[1]), SessionCredentials(int(sys.argv[2]), bytes.fromhex(sys.argv[3])))
 """
 
