@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from struct import Struct as Format
 from typing import Any
 
@@ -217,7 +218,7 @@ class _Writer:
 
     def fixed_array(self, code: str, size: int, n: str, target: str) -> None:
         table = self.constant(f"unpack_{code}s_", runtime.unpackers(code))
-        self.env.setdefault(f"format_{code}", lambda count, buf, pos: Format(f">{count}{code}").unpack_from(buf, pos))
+        self.env.setdefault(f"format_{code}", partial(runtime.unpack_many, code))
         read = f"{table}[{n}](buf, pos) if {n} < {runtime.SMALL} else format_{code}({n}, buf, pos)"
         if not self.sliced:
             self.emit(f"{target} = [*({read})]; pos += {n} * {size}")

@@ -128,6 +128,11 @@ def unpackers(code: str) -> tuple[Callable[[BytesLike, int], tuple[Any, ...]], .
     return tuple(Struct(f">{n}{code}").unpack_from for n in range(SMALL))
 
 
+def unpack_many(code: str, count: int, buf: BytesLike, pos: int) -> tuple[Any, ...]:
+    """Unpack a large array of one fixed-size type."""
+    return Struct(f">{count}{code}").unpack_from(buf, pos)
+
+
 @lru_cache(maxsize=256)
 def packers(length_code: str, code: str) -> tuple[Callable[..., bytes], ...]:
     """pack for an array's count and its 0, 1, 2 ... elements."""
