@@ -214,7 +214,7 @@ class World:
                 offsets = group.offsets
                 assert offsets.committed or offsets.pending, "an empty group without offsets was left behind"
 
-        outcome = self.harness.coordinator.delete_offsets(GROUP, wanted)
+        outcome = self.harness.delete_offsets(wanted)
         if sum(self.harness.log.end_offsets.values()) > in_log:
             for tp in wanted:
                 self.possible.setdefault(tp, []).append(None)

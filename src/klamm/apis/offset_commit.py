@@ -45,7 +45,7 @@ def _commit(broker: Broker, req: OffsetCommitRequest) -> Steps[Any]:
     if not offsets:
         return (yield from _response(req, {}))
     groups: GroupCoordinator = broker.groups
-    committed = groups.commit_offsets(
+    committed = yield from groups.commit_offsets(
         req.group_id, req.member_id, req.group_instance_id, req.generation_id_or_member_epoch, offsets
     )
     if committed.done:

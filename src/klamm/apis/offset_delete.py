@@ -42,7 +42,7 @@ def _delete(broker: Broker, req: OffsetDeleteRequest) -> Steps[Any]:
 
     yield from each_partition(req.topics, lambda topic: topic.partitions, add, lambda *_: None)
     groups: GroupCoordinator = broker.groups
-    deleted = groups.delete_offsets(req.group_id, list(known))
+    deleted = yield from groups.delete_offsets(req.group_id, list(known))
     if deleted.done:
         return (yield from _response(req, deleted.value))
     return deleted.map(lambda result: begin(_response(req, result))).on(broker.loop)

@@ -10,9 +10,9 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Final
 
 PROTOCOL_TYPE: Final = "consumer"
-
-
 TOPICS_PER_SLICE: Final = 1_000
+MAX_TOPICS: Final = 100_000
+"""A group with more topics counts as subscribed to every topic: a larger set would hold the loop while it grows."""
 
 
 class Subscriptions:
@@ -33,7 +33,7 @@ class Subscriptions:
 
     @property
     def topics(self) -> frozenset[str] | None:
-        """The union of all members' topics, or None if one of the subscriptions cannot be read."""
+        """The union of all members' topics, or None if a subscription cannot be read or there are too many topics."""
         for _ in self.reading():
             pass
         return self._topics
@@ -41,30 +41,34 @@ class Subscriptions:
 
 def _union(subscriptions: Iterable[bytes]) -> Generator[None, None, frozenset[str] | None]:
     topics: set[str] = set()
+    read = 0
     for subscription in subscriptions:
-        names = yield from _topics(subscription)
-        if names is None:
-            return None
-        topics |= names
+        for name in _names(subscription):
+            if name is not None:
+                topics.add(name)
+            if name is None or len(topics) > MAX_TOPICS:
+                return None
+            read += 1
+            if read % TOPICS_PER_SLICE == 0:
+                yield
     return frozenset(topics)
 
 
-def _topics(subscription: bytes) -> Generator[None, None, set[str] | None]:
+def _names(subscription: bytes) -> Iterator[str | None]:
+    """Yield the names of topics, and None where the subscription cannot be read."""
     if len(subscription) < 6 or int.from_bytes(subscription[:2], "big", signed=True) < 0:
-        return None
-    count = int.from_bytes(subscription[2:6], "big", signed=True)
+        yield None
+        return
     position = 6
-    names: set[str] = set()
-    for number in range(1, count + 1):
+    for _ in range(int.from_bytes(subscription[2:6], "big", signed=True)):
         end = position + 2
         size = int.from_bytes(subscription[position:end], "big", signed=True)
-        if end > len(subscription) or size < 0 or end + size > len(subscription):
-            return None
-        try:
-            names.add(subscription[end : end + size].decode())
-        except UnicodeDecodeError:
-            return None
         position = end + size
-        if number % TOPICS_PER_SLICE == 0:
-            yield
-    return names
+        if end > len(subscription) or size < 0 or position > len(subscription):
+            yield None
+            return
+        try:
+            yield subscription[end:position].decode()
+        except UnicodeDecodeError:
+            yield None
+            return

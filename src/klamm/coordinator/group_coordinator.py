@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 
 from klamm.coordinator import membership
 from klamm.coordinator import rebalance as rules
@@ -16,6 +16,7 @@ from klamm.coordinator.membership import MemberIdentity, MemberResponse, SyncGro
 from klamm.coordinator.memory import MEMBER_COST, protocols_bytes
 from klamm.coordinator.metrics import GroupMetrics
 from klamm.coordinator.offset_records import OffsetAndMetadata
+from klamm.coordinator.offsets import OFFSETS_PER_SLICE
 from klamm.coordinator.scheduler import Scheduler
 from klamm.errors import ErrorCode
 from klamm.frozen import dataclass
@@ -194,19 +195,31 @@ class GroupCoordinator:
         group_instance_id: str | None,
         generation_id: int,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
-    ) -> Deferred[dict[TopicPartition, ErrorCode]]:
+    ) -> Generator[None, None, Deferred[dict[TopicPartition, ErrorCode]]]:
+        """Check `offsets` in slices, then commit them all at once, in the generation that the group has by then."""
+        member = MemberIdentity(member_id, group_instance_id)
+        group = self._commit_target(group_id, member, generation_id)
+        if isinstance(group, ErrorCode):
+            return Deferred.of(dict.fromkeys(offsets, group))
+        checked = yield from self._manager.check_offsets(offsets)
+        group = self._commit_target(group_id, member, generation_id)
+        if isinstance(group, ErrorCode):
+            return Deferred.of(dict.fromkeys(offsets, group))
+        if (known := group.members.get(member_id)) is not None:
+            rules.restart_session(group, known, self._manager.now_ms())
+        return self._manager.commit(group, checked)
+
+    def _commit_target(self, group_id: str, member: MemberIdentity, generation_id: int) -> GroupMetadata | ErrorCode:
+        """The group, made if need be, if the member may commit its offsets now."""
         error = self._status(group_id, allow_empty=True)
-        group = self._manager.get(group_id) if error is ErrorCode.NONE else None
-        if error is ErrorCode.NONE and group is None and generation_id >= 0:
-            error = ErrorCode.ILLEGAL_GENERATION
-        if error is ErrorCode.NONE:
-            group = group or self._manager.get_or_add(group_id)
-            error = membership.validate_offset_commit(group, member_id, group_instance_id, generation_id)
-        if error is not ErrorCode.NONE or group is None:
-            return Deferred.of(dict.fromkeys(offsets, error))
-        if (member := group.members.get(member_id)) is not None:
-            rules.restart_session(group, member, self._manager.now_ms())
-        return self._manager.commit(group, dict(offsets))
+        if error is not ErrorCode.NONE:
+            return error
+        group = self._manager.get(group_id)
+        if group is None and generation_id >= 0:
+            return ErrorCode.ILLEGAL_GENERATION
+        group = group or self._manager.get_or_add(group_id)
+        error = membership.validate_offset_commit(group, member.member_id, member.group_instance_id, generation_id)
+        return group if error is ErrorCode.NONE else error
 
     def fetch_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool = False
@@ -228,21 +241,35 @@ class GroupCoordinator:
 
     def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
-    ) -> Deferred[dict[TopicPartition, ErrorCode] | ErrorCode]:
-        """An empty group's offsets, or a consumer group's for topics it does not subscribe to (KIP-496)."""
-        error = self._status(group_id)
-        group = self._manager.get(group_id) if error is ErrorCode.NONE else None
-        if error is ErrorCode.NONE and (group is None or group.state is GroupState.DEAD):
-            error = ErrorCode.GROUP_ID_NOT_FOUND
-        elif group is not None and group.state is not GroupState.EMPTY and not group.is_consumer_group:
-            error = ErrorCode.NON_EMPTY_GROUP
-        if error is not ErrorCode.NONE or group is None:
-            return Deferred.of(error)
-        is_empty = group.state is GroupState.EMPTY
-        free = [tp for tp in partitions if is_empty or not group.is_subscribed_to(tp.topic)]
+    ) -> Generator[None, None, Deferred[dict[TopicPartition, ErrorCode] | ErrorCode]]:
+        """An empty group's offsets, or a consumer group's for topics it does not subscribe to (KIP-496).
+
+        Subscriptions and partitions are looked at in slices, again if the group has changed meanwhile.
+        """
+        free: list[TopicPartition] = []
+        seen: tuple[object, ...] = ()
+        while True:
+            group = self._deletion_target(group_id)
+            if isinstance(group, ErrorCode):
+                return Deferred.of(group)
+            now = (group, group.state is GroupState.EMPTY, group.subscriptions)
+            if seen and all(before is after for before, after in zip(seen, now, strict=True)):
+                break
+            seen = now
+            free = yield from _free(group, partitions)
         errors = dict.fromkeys(partitions, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)
         self._metrics.offset_deletions.mark(len(free))
         return self._manager.delete_offsets(group, free).map(lambda e: {**errors, **dict.fromkeys(free, e)})
+
+    def _deletion_target(self, group_id: str) -> GroupMetadata | ErrorCode:
+        error = self._status(group_id)
+        if error is not ErrorCode.NONE:
+            return error
+        group = self._manager.get(group_id)
+        if group is None or group.state is GroupState.DEAD:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        is_deletable = group.state is GroupState.EMPTY or group.is_consumer_group
+        return group if is_deletable else ErrorCode.NON_EMPTY_GROUP
 
     # --- administration ------------------------------------------------------------------------------------------
 
@@ -322,6 +349,22 @@ class GroupCoordinator:
         if not self._is_active:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self._manager.status(group_id)
+
+
+def _free(group: GroupMetadata, partitions: Sequence[TopicPartition]) -> Generator[None, None, list[TopicPartition]]:
+    """Those of `partitions` whose offsets the group does not need, in slices."""
+    is_empty = group.state is GroupState.EMPTY
+    if not is_empty and group.subscriptions is not None:
+        yield from group.subscriptions.reading()
+    topics = frozenset[str]() if is_empty else group.subscribed_topics
+    if topics is None:
+        return []
+    free: list[TopicPartition] = []
+    for start in range(0, len(partitions), OFFSETS_PER_SLICE):
+        if start:
+            yield
+        free += [tp for tp in partitions[start : start + OFFSETS_PER_SLICE] if tp.topic not in topics]
+    return free
 
 
 def _summaries(group: GroupMetadata, protocol: str | None) -> tuple[MemberSummary, ...]:

@@ -226,12 +226,8 @@ class GroupMetadata:
 
     @property
     def subscribed_topics(self) -> frozenset[str] | None:
-        """Known only for consumers: no topics if there is no member, None if a subscription is unreadable."""
+        """Known only for consumers: no topics if there is no member, None if it must be taken for every topic."""
         return None if self.subscriptions is None else self.subscriptions.topics
-
-    def is_subscribed_to(self, topic: str) -> bool:
-        topics = self.subscribed_topics
-        return topics is None or topic in topics
 
     def join_result(self, member_id: str, *, members: bool, skip_assignment: bool = False) -> JoinGroupResult:
         """Return the current generation for a member; the leader also gets the `members`."""

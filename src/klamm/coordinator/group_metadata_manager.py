@@ -18,10 +18,9 @@ from klamm.coordinator.deferred import Deferred
 from klamm.coordinator.effects import Answer, Store
 from klamm.coordinator.expiry import expired_offsets
 from klamm.coordinator.group_metadata import GroupMetadata, GroupState
-from klamm.coordinator.group_writer import GroupWriter
+from klamm.coordinator.group_writer import CheckedOffsets, GroupWriter
 from klamm.coordinator.memory import Budget, members_bytes
 from klamm.coordinator.metrics import GroupMetrics
-from klamm.coordinator.offset_records import OffsetAndMetadata
 from klamm.coordinator.offsets_loader import OffsetsLoader
 from klamm.coordinator.offsets_log import OffsetsLog
 from klamm.coordinator.ordered_appends import OrderedAppends
@@ -70,7 +69,10 @@ class GroupMetadataManager:
         )
         self._wakeups = Wakeups()
         self._partitions: dict[int, OffsetsPartition] = {}
-        self._writer = GroupWriter(OrderedAppends(log, self._partitions.get), clock, config, metadata_budget)
+        self._writer = GroupWriter(
+            OrderedAppends(log, self._partitions.get), clock, config, metadata_budget, scheduler.spawn
+        )
+        self.check_offsets = self._writer.check_offsets
         self._epochs: dict[int, int] = {}
         metrics.register(self.groups)
 
@@ -146,10 +148,8 @@ class GroupMetadataManager:
 
     # --- offsets -------------------------------------------------------------------------------------------------
 
-    def commit(
-        self, group: GroupMetadata, offsets: dict[TopicPartition, OffsetAndMetadata]
-    ) -> Deferred[dict[TopicPartition, ErrorCode]]:
-        self._metrics.offset_commits.mark(len(offsets))
+    def commit(self, group: GroupMetadata, offsets: CheckedOffsets) -> Deferred[dict[TopicPartition, ErrorCode]]:
+        self._metrics.offset_commits.mark(len(offsets.accepted) + len(offsets.refused))
         return self._writer.commit(group, offsets)
 
     def delete_offsets(self, group: GroupMetadata, partitions: Sequence[TopicPartition]) -> Deferred[ErrorCode]:

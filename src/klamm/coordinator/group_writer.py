@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -22,9 +22,11 @@ from klamm.coordinator.offset_records import (
     encode_offset_key,
     encode_offset_value,
 )
+from klamm.coordinator.offsets import OFFSETS_PER_SLICE
 from klamm.coordinator.offsets_log import Appended, group_store_error, offset_commit_error
 from klamm.coordinator.ordered_appends import OrderedAppends
 from klamm.errors import ErrorCode
+from klamm.frozen import dataclass
 from klamm.model import TopicPartition
 from klamm.protocol.record_batch import Record, build_batch
 
@@ -37,9 +39,28 @@ ENTRY_COST: Final = 1_000
 _LONGEST_STRING_BYTES: Final = 32_767
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedOffsets:
+    """The offsets of one commit, divided by whether their metadata is accepted."""
+
+    accepted: Mapping[TopicPartition, OffsetAndMetadata]
+    refused: Mapping[TopicPartition, ErrorCode]
+    metadata_bytes: int
+
+
 class GroupWriter:
-    def __init__(self, log: OrderedAppends, clock: Clock, config: GroupConfig, metadata_budget: Budget) -> None:
+    """`spawn` runs a job in steps, with other work between them."""
+
+    def __init__(
+        self,
+        log: OrderedAppends,
+        clock: Clock,
+        config: GroupConfig,
+        metadata_budget: Budget,
+        spawn: Callable[[Iterator[None]], None],
+    ) -> None:
         self._metadata_budget = metadata_budget
+        self._spawn = spawn
         self._log = log
         self._clock = clock
         self._config = config
@@ -88,33 +109,49 @@ class GroupWriter:
             group.protocol_type or "", group.generation_id, protocol, group.leader_id, timestamp_ms, members
         )
 
-    def commit(
-        self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]
-    ) -> Deferred[dict[TopicPartition, ErrorCode]]:
-        """Writes those of `offsets` whose metadata is not too long; they count as committed once the log has them."""
-        errors = {
-            tp: ErrorCode.NONE
-            if not value.metadata or self._metadata_fits(value.metadata)
-            else ErrorCode.OFFSET_METADATA_TOO_LARGE
-            for tp, value in offsets.items()
-        }
-        accepted = {tp: offsets[tp] for tp, error in errors.items() if error is ErrorCode.NONE}
-        if not accepted:
-            return Deferred.of(errors)
-
-        def on_appended(appended: Appended) -> dict[TopicPartition, ErrorCode]:
-            if appended.error is ErrorCode.NONE:
-                group.offsets.complete(accepted, appended.base_offset)
+    def check_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> Generator[None, None, CheckedOffsets]:
+        """Find the offsets whose metadata is too long, in slices."""
+        accepted: dict[TopicPartition, OffsetAndMetadata] = {}
+        refused: dict[TopicPartition, ErrorCode] = {}
+        metadata_bytes = 0
+        for number, (tp, value) in enumerate(offsets.items()):
+            if number and number % OFFSETS_PER_SLICE == 0:
+                yield
+            if not value.metadata or self._metadata_fits(value.metadata):
+                accepted[tp] = value
+                metadata_bytes += len(value.metadata)
             else:
-                group.offsets.fail(accepted)
-            error = offset_commit_error(appended.error)
-            return {tp: error if tp in accepted else code for tp, code in errors.items()}
+                refused[tp] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+        return CheckedOffsets(accepted, refused, metadata_bytes)
 
-        cost = sum(len(value.metadata) for value in accepted.values()) + ENTRY_COST * len(accepted)
+    def commit(self, group: GroupMetadata, offsets: CheckedOffsets) -> Deferred[dict[TopicPartition, ErrorCode]]:
+        """Writes the accepted offsets as one batch; they count as committed once the log has them."""
+        accepted = offsets.accepted
+        if not accepted:
+            return Deferred.of(dict(offsets.refused))
+        committed: Deferred[dict[TopicPartition, ErrorCode]] = Deferred()
+
+        def finish(appended: Appended) -> Iterator[None]:
+            base_offset = appended.base_offset if appended.error is ErrorCode.NONE else None
+            yield from group.offsets.completing(accepted, base_offset)
+            errors = dict.fromkeys(accepted, offset_commit_error(appended.error))
+            errors.update(offsets.refused)
+            committed.complete(errors)
+
+        cost = offsets.metadata_bytes + ENTRY_COST * len(accepted)
         build = partial(_offsets_batch, group.group_id, accepted, self._clock.now_ms(), self._codec)
         batch = build() if cost <= INLINE_BYTES else None
         group.offsets.prepare(accepted)  # last: what could not be encoded must not stay pending
-        return self._append(group, build if batch is None else batch).map(on_appended)
+        self._append(group, build if batch is None else batch).then(lambda appended: self._run(finish(appended)))
+        return committed
+
+    def _run(self, job: Iterator[None]) -> None:
+        """Run the first step at once: most jobs have no other."""
+        for _ in job:
+            self._spawn(job)
+            return
 
     def _metadata_fits(self, metadata: str) -> bool:
         """Kafka counts UTF-16 code units; the record's string must also fit its int16 length."""

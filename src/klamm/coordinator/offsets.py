@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from klamm.coordinator.offset_records import OffsetAndMetadata
 from klamm.model import TopicPartition
+
+OFFSETS_PER_SLICE: Final = 1_000
+"""Offsets that are checked, committed or deleted before the loop serves others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class GroupOffsets:
     """By producer id: in the log, but the transaction is still open."""
     metadata_bytes: int = 0
     """The characters of all committed metadata."""
+    removed_meanwhile: dict[int, set[TopicPartition]] = field(default_factory=dict)
+    """For each batch whose offsets are being committed, by its base offset: those that later tombstones removed."""
 
     @property
     def is_empty(self) -> bool:
@@ -42,16 +48,25 @@ class GroupOffsets:
     def prepare(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         self.pending.update(offsets)
 
-    def complete(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], appended_offset: int) -> None:
-        """The log acknowledged `offsets`."""
-        for tp, value in offsets.items():
-            self._put(tp, CommittedOffset(value, appended_offset))
-        self.fail(offsets)
+    def completing(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], appended_offset: int | None
+    ) -> Iterator[None]:
+        """Commit `offsets`, which the log holds from `appended_offset` on, in slices. None: the log refused them.
 
-    def fail(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        for tp, value in offsets.items():
+        An offset counts as pending until its turn.
+        """
+        removed: set[TopicPartition] = set()
+        if appended_offset is not None:
+            self.removed_meanwhile[appended_offset] = removed
+        for number, (tp, value) in enumerate(offsets.items(), 1):
+            if appended_offset is not None and tp not in removed:
+                self._put(tp, CommittedOffset(value, appended_offset))
             if self.pending.get(tp) is value:
                 del self.pending[tp]
+            if number % OFFSETS_PER_SLICE == 0:
+                yield
+        if appended_offset is not None:
+            del self.removed_meanwhile[appended_offset]
 
     def _put(self, tp: TopicPartition, entry: CommittedOffset) -> None:
         current = self.committed.get(tp)
@@ -70,9 +85,12 @@ class GroupOffsets:
         """Those of `partitions` that a tombstone is needed for."""
         return [tp for tp in partitions if tp in self.committed or self.is_unstable(tp)]
 
-    def remove(self, partitions: Iterable[TopicPartition], *, before_offset: int) -> int:
+    def remove(self, partitions: Collection[TopicPartition], *, before_offset: int) -> int:
         """Forgets what was committed before the tombstones at `before_offset`; returns how many offsets that were."""
         removed = 0
+        for appended_offset, others in self.removed_meanwhile.items():
+            if appended_offset < before_offset:
+                others.update(partitions)
         for tp in partitions:
             entry = self.committed.get(tp)
             if entry is not None and entry.appended_offset < before_offset:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from klamm.apis.registry import at_once
 from klamm.coordinator.config import GroupConfig
 from klamm.coordinator.deferred import Deferred
 from klamm.coordinator.effects import JoinGroupResult, SyncGroupResult
@@ -253,7 +254,17 @@ class Harness:
     ) -> Deferred[dict[TopicPartition, ErrorCode]]:
         value = OffsetAndMetadata(offset, -1, metadata, self.clock.now_ms())
         tp = tp or TopicPartition("t", 0)
-        return self.coordinator.commit_offsets(group_id, member_id, instance, generation_id, {tp: value})
+        return at_once(self.coordinator.commit_offsets(group_id, member_id, instance, generation_id, {tp: value}))
+
+    def commit_all(
+        self, offsets: dict[TopicPartition, OffsetAndMetadata], group_id: str = GROUP
+    ) -> Deferred[dict[TopicPartition, ErrorCode]]:
+        return at_once(self.coordinator.commit_offsets(group_id, "", None, -1, offsets))
+
+    def delete_offsets(
+        self, partitions: Sequence[TopicPartition], group_id: str = GROUP
+    ) -> Deferred[dict[TopicPartition, ErrorCode] | ErrorCode]:
+        return at_once(self.coordinator.delete_offsets(group_id, partitions))
 
     def committed(self, tp: TopicPartition | None = None, group_id: str = GROUP) -> int | ErrorCode | None:
         tp = tp or TopicPartition("t", 0)

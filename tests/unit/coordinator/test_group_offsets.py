@@ -77,7 +77,7 @@ def test_long_metadata_is_refused(metadata: str, fits: bool) -> None:
 def test_long_metadata_is_refused_for_its_partition_alone() -> None:
     harness = Harness().start()
     offsets = {T0: OffsetAndMetadata(1, metadata="x" * 5_000), T1: OffsetAndMetadata(2)}
-    result = harness.coordinator.commit_offsets(GROUP, "", None, -1, offsets).value
+    result = harness.commit_all(offsets).value
     assert result == {T0: ErrorCode.OFFSET_METADATA_TOO_LARGE, T1: ErrorCode.NONE}
     assert (harness.committed(T0), harness.committed(T1)) == (None, 2)
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_encoded_does_not_stay_pending() -> None:
     harness.commit(1)
     value = OffsetAndMetadata(2, -1, "", 0, expire_timestamp_ms=2**63)
     with pytest.raises(struct.error):
-        harness.coordinator.commit_offsets(GROUP, "", None, -1, {T0: value})
+        harness.commit_all({T0: value})
     assert not harness.group.offsets.pending
 
 
@@ -201,7 +201,7 @@ def test_a_group_whose_subscription_cannot_be_read_keeps_its_offsets() -> None:
 def test_an_offset_with_its_own_expiry_keeps_to_it() -> None:
     harness = with_retention()
     value = OffsetAndMetadata(1, commit_timestamp_ms=START_MS, expire_timestamp_ms=START_MS + CHECK_MS)
-    harness.coordinator.commit_offsets(GROUP, "", None, -1, {T0: value, T1: replace(value, expire_timestamp_ms=None)})
+    harness.commit_all({T0: value, T1: replace(value, expire_timestamp_ms=None)})
     harness.pass_ms(CHECK_MS)
     assert (harness.committed(T0), harness.committed(T1)) == (None, 1)
 
@@ -246,12 +246,12 @@ def test_deleted_topics_take_their_offsets_along() -> None:
 
 def test_deleting_offsets_of_an_empty_group() -> None:
     harness = Harness().start()
-    delete = harness.coordinator.delete_offsets
-    assert delete(GROUP, [T0]).value is ErrorCode.GROUP_ID_NOT_FOUND
-    assert delete("", [T0]).value is ErrorCode.INVALID_GROUP_ID
+    delete = harness.delete_offsets
+    assert delete([T0]).value is ErrorCode.GROUP_ID_NOT_FOUND
+    assert delete([T0], "").value is ErrorCode.INVALID_GROUP_ID
     harness.commit(1)
     harness.commit(2, tp=T1)
-    assert delete(GROUP, [T0, U0]).value == {T0: ErrorCode.NONE, U0: ErrorCode.NONE}
+    assert delete([T0, U0]).value == {T0: ErrorCode.NONE, U0: ErrorCode.NONE}
     reloaded = harness.restart()
     assert (reloaded.committed(T0), reloaded.committed(T1)) == (None, 2)
 
@@ -263,24 +263,24 @@ def test_an_empty_group_that_loses_its_last_offset_is_gone() -> None:
     harness.commit(1, member_id=member, generation_id=1)
     harness.commit(2, tp=T1, member_id=member, generation_id=1)
     assert harness.coordinator.leave_group(GROUP, [MemberIdentity(member, None)])[0] is ErrorCode.NONE
-    delete = harness.coordinator.delete_offsets
-    assert delete(GROUP, [T0]).value == {T0: ErrorCode.NONE}
+    delete = harness.delete_offsets
+    assert delete([T0]).value == {T0: ErrorCode.NONE}
     assert harness.manager.get(GROUP) is not None
-    assert delete(GROUP, [T1, U0]).value == {T1: ErrorCode.NONE, U0: ErrorCode.NONE}
+    assert delete([T1, U0]).value == {T1: ErrorCode.NONE, U0: ErrorCode.NONE}
     for reload in (False, True):
         now = harness.restart() if reload else harness
         assert now.manager.get(GROUP) is None
-        assert now.coordinator.delete_offsets(GROUP, [T0]).value is ErrorCode.GROUP_ID_NOT_FOUND
+        assert now.delete_offsets([T0]).value is ErrorCode.GROUP_ID_NOT_FOUND
 
 
 def test_a_group_stays_if_the_tombstones_of_its_offsets_cannot_be_written() -> None:
     harness = Harness().start()
     harness.commit(1)
     harness.log.error = ErrorCode.NOT_ENOUGH_REPLICAS
-    assert harness.coordinator.delete_offsets(GROUP, [T0]).value == {T0: ErrorCode.COORDINATOR_NOT_AVAILABLE}
+    assert harness.delete_offsets([T0]).value == {T0: ErrorCode.COORDINATOR_NOT_AVAILABLE}
     harness.log.error = ErrorCode.NONE
     assert harness.committed() == 1
-    assert harness.coordinator.delete_offsets(GROUP, [T0]).value == {T0: ErrorCode.NONE}
+    assert harness.delete_offsets([T0]).value == {T0: ErrorCode.NONE}
     assert harness.manager.get(GROUP) is None
 
 
@@ -290,7 +290,7 @@ def test_deleting_offsets_of_subscribed_topics_is_refused() -> None:
     harness.sync(member, 1, {member: b""})
     for tp in (T0, U0):
         harness.commit(1, tp=tp, member_id=member, generation_id=1)
-    result = harness.coordinator.delete_offsets(GROUP, [T0, U0]).value
+    result = harness.delete_offsets([T0, U0]).value
     assert result == {T0: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, U0: ErrorCode.NONE}
     assert (harness.committed(T0), harness.committed(U0)) == (1, None)
 
@@ -298,14 +298,14 @@ def test_deleting_offsets_of_subscribed_topics_is_refused() -> None:
 def test_deleting_offsets_of_another_protocol_type_needs_an_empty_group() -> None:
     harness = Harness().start()
     harness.join(version=0, protocol_type="connect")
-    assert harness.coordinator.delete_offsets(GROUP, [T0]).value is ErrorCode.NON_EMPTY_GROUP
+    assert harness.delete_offsets([T0]).value is ErrorCode.NON_EMPTY_GROUP
 
 
 def test_a_commit_after_the_tombstone_stays() -> None:
     harness = Harness().start()
     harness.commit(1)
     harness.log.holds = True
-    deleted = harness.coordinator.delete_offsets(GROUP, [T0])
+    deleted = harness.delete_offsets([T0])
     harness.commit(2)
     harness.log.release()
     assert deleted.value == {T0: ErrorCode.NONE}
@@ -316,7 +316,9 @@ def test_a_commit_after_the_tombstone_stays() -> None:
 def test_many_offsets_are_deleted_in_batches() -> None:
     harness = Harness().start()
     offsets = {TopicPartition("t", i): OffsetAndMetadata(i, commit_timestamp_ms=START_MS) for i in range(4_500)}
-    harness.coordinator.commit_offsets(GROUP, "", None, -1, offsets)
+    committed = harness.commit_all(offsets)
+    harness.scheduler.run_jobs()
+    assert set(committed.value.values()) == {ErrorCode.NONE}
     before = len(harness.log.partitions[0])
     assert harness.coordinator.delete_groups([GROUP]).value == {GROUP: ErrorCode.NONE}
     assert len(harness.log.partitions[0]) - before == 3

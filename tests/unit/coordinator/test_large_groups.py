@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from klamm.apis import join_group, sync_group
+from klamm.apis.registry import at_once
+from klamm.apis.slices import begin
+from klamm.coordinator import consumer_protocol
+from klamm.coordinator.deferred import Deferred
 from klamm.coordinator.group_metadata import GroupState
 from klamm.coordinator.group_writer import ENTRY_COST, INLINE_BYTES
 from klamm.coordinator.offset_records import (
@@ -20,6 +24,7 @@ from klamm.coordinator.offset_records import (
     decode_group_value,
     decode_key,
 )
+from klamm.coordinator.offsets import OFFSETS_PER_SLICE
 from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
 from klamm.model import GROUP_METADATA_TOPIC, TopicPartition
@@ -71,7 +76,7 @@ def test_batches_that_are_built_out_of_order_are_appended_in_order(harness: Harn
     harness.log.holds_builds = True
     sync_large(harness)
     offsets = {TopicPartition("t", i): OffsetAndMetadata(i) for i in range(INLINE_BYTES // ENTRY_COST + 1)}
-    committed = harness.coordinator.commit_offsets("other", "", None, -1, offsets)
+    committed = harness.commit_all(offsets, "other")
     assert len(harness.log.builds) == 2, "a large commit is built off the loop, too"
     built, work = harness.log.builds.pop()
     built.complete(work())
@@ -110,7 +115,7 @@ def test_a_batch_that_cannot_be_built_fails_its_write_alone(harness: Harness) ->
 
 def test_tombstones_of_a_large_group_are_built_off_the_loop(harness: Harness) -> None:
     offsets = {TopicPartition("t", i): OffsetAndMetadata(i) for i in range(3 * INLINE_BYTES // ENTRY_COST)}
-    harness.coordinator.commit_offsets(GROUP, "", None, -1, offsets)
+    harness.commit_all(offsets)
     harness.log.holds_builds = True
     deleted = harness.coordinator.delete_groups([GROUP])
     assert harness.log.builds and not deleted.done
@@ -119,17 +124,150 @@ def test_tombstones_of_a_large_group_are_built_off_the_loop(harness: Harness) ->
     assert [record.value for record in harness.log.records(0)[len(offsets) :]] == [None] * len(offsets)
 
 
-def test_a_join_does_not_read_the_subscription_and_expiry_reads_it_in_slices(harness: Harness) -> None:
-    count = 5_000
-    names = [f"topic-{number}".encode() for number in range(count)]
-    subscription = b"\0\1" + count.to_bytes(4, "big") + b"".join(len(n).to_bytes(2, "big") + n for n in names)
-    joined = harness.join(version=0, protocols=(("range", subscription),))
+def subscription(names: list[str]) -> bytes:
+    raw = [name.encode() for name in names]
+    return b"\0\1" + len(raw).to_bytes(4, "big") + b"".join(len(name).to_bytes(2, "big") + name for name in raw)
+
+
+def join_large(harness: Harness, names: list[str]) -> str:
+    joined = harness.join(version=0, protocols=(("range", subscription(names)),))
     harness.pass_ms(0)
-    harness.sync(joined.value.member_id, 1, {})
+    harness.sync(joined.value.member_id, joined.value.generation_id, {})
     assert harness.state() is GroupState.STABLE
-    assert sum(1 for _ in harness.manager.expire_offsets()) >= count // 1_000
+    return joined.value.member_id
+
+
+def test_a_join_does_not_read_the_subscription_and_expiry_reads_it_in_slices(harness: Harness) -> None:
+    names = [f"topic-{number}" for number in range(5_000)]
+    join_large(harness, names)
+    assert sum(1 for _ in harness.manager.expire_offsets()) >= len(names) // 1_000
     assert sum(1 for _ in harness.manager.expire_offsets()) < 5, "it is read once"
-    assert harness.group.is_subscribed_to("topic-4999") and not harness.group.is_subscribed_to("topic-5000")
+    assert harness.group.subscribed_topics == frozenset(names)
+
+
+def many_offsets(count: int, offset: int = 1) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {TopicPartition("t", i): OffsetAndMetadata(offset, metadata="m") for i in range(count)}
+
+
+COMMITTED = 5 * OFFSETS_PER_SLICE
+
+
+class TestLargeCommits:
+    """Offsets are checked in slices, written as one batch, and committed in slices."""
+
+    def commit(self, harness: Harness, offsets: dict[TopicPartition, OffsetAndMetadata], **who: Any) -> Any:
+        given = {"member_id": "", "group_instance_id": None, "generation_id": -1} | who
+        return harness.coordinator.commit_offsets(GROUP, offsets=offsets, **given)
+
+    def test_offsets_are_checked_and_committed_in_slices_and_written_at_once(self, harness: Harness) -> None:
+        offsets = many_offsets(COMMITTED)
+        checking = self.commit(harness, offsets)
+        slices = [len(harness.log.records(0)) for _ in range(COMMITTED // OFFSETS_PER_SLICE - 1) if not next(checking)]
+        assert slices == [0] * 4
+        committed = at_once(checking)
+        assert len(harness.log.partitions[0]) == 1 and not committed.done
+        (job,) = harness.scheduler.jobs
+        group = harness.group.offsets
+        visible = [len(group.committed)]
+        for _ in job:
+            visible.append(len(group.committed))
+            assert len(group.pending) == COMMITTED - len(group.committed), "unstable until its turn"
+        assert visible == [1_000, 2_000, 3_000, 4_000, 5_000]
+        assert committed.value == dict.fromkeys(offsets, ErrorCode.NONE)
+        assert group.metadata_bytes == COMMITTED and not group.removed_meanwhile
+
+    def test_the_generation_counts_that_the_group_has_at_the_commit(self, harness: Harness) -> None:
+        (member, *_), generation = harness.stable_group()
+        checking = self.commit(harness, many_offsets(COMMITTED), member_id=member, generation_id=generation)
+        next(checking)
+        harness.join(member, protocols=(("range", b"other"),))
+        harness.sync(member, harness.group.generation_id, {})
+        committed = at_once(checking)
+        assert set(committed.value.values()) == {ErrorCode.ILLEGAL_GENERATION}
+        assert harness.committed() is None
+
+    def test_a_commit_that_is_refused_at_once_is_not_looked_at(self, harness: Harness) -> None:
+        committed = begin(self.commit(harness, many_offsets(COMMITTED), generation_id=3))
+        assert isinstance(committed, Deferred) and set(committed.value.values()) == {ErrorCode.ILLEGAL_GENERATION}
+
+    def test_offsets_of_a_failed_write_do_not_stay_pending(self, harness: Harness) -> None:
+        harness.log.error = ErrorCode.NOT_ENOUGH_REPLICAS
+        committed = at_once(self.commit(harness, many_offsets(COMMITTED)))
+        harness.scheduler.run_jobs()
+        assert set(committed.value.values()) == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+        assert harness.group.offsets.is_empty and not harness.group.offsets.removed_meanwhile
+
+    def test_tombstones_and_later_commits_win_over_one_that_is_under_way(self, harness: Harness) -> None:
+        offsets = many_offsets(COMMITTED)
+        first, last = TopicPartition("t", 0), TopicPartition("t", COMMITTED - 1)
+        committed = at_once(self.commit(harness, offsets))
+        assert harness.committed(first) == 1 and harness.committed(last) is None
+        deleted = harness.delete_offsets([first, last])
+        newer = harness.commit(7, tp=TopicPartition("t", COMMITTED - 2))
+        harness.scheduler.run_jobs()
+        assert deleted.value == dict.fromkeys([first, last], ErrorCode.NONE)
+        assert newer.done and committed.done and not harness.group.offsets.pending
+        for reload in (False, True):
+            now = harness.restart() if reload else harness
+            assert now.committed(first) is None and now.committed(last) is None
+            assert now.committed(TopicPartition("t", COMMITTED - 2)) == 7
+            assert now.committed(TopicPartition("t", 1)) == 1
+
+    def test_a_group_is_deleted_while_its_offsets_are_committed(self, harness: Harness) -> None:
+        committed = at_once(self.commit(harness, many_offsets(COMMITTED)))
+        deleted = harness.coordinator.delete_groups([GROUP])
+        harness.scheduler.run_jobs()
+        assert committed.done and deleted.value == {GROUP: ErrorCode.NONE}
+        assert harness.manager.get(GROUP) is None and harness.restart().manager.get(GROUP) is None
+
+
+class TestLargeDeletions:
+    """OffsetDelete reads subscriptions and looks at partitions in slices."""
+
+    NAMES = tuple(f"topic-{number}" for number in range(5_000))
+
+    def deleting(self, harness: Harness, topics: list[str]) -> Any:
+        return harness.coordinator.delete_offsets(GROUP, [TopicPartition(topic, 0) for topic in topics])
+
+    def test_a_subscription_is_read_in_slices(self, harness: Harness) -> None:
+        member_id = join_large(harness, list(self.NAMES))
+        for topic in ("topic-7", "other"):
+            harness.commit(1, tp=TopicPartition(topic, 0), member_id=member_id, generation_id=1)
+        deleting = self.deleting(harness, ["topic-7", "other"])
+        for _ in range(len(self.NAMES) // 1_000):
+            next(deleting)
+        deleted = at_once(deleting).value
+        assert list(deleted.values()) == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE]
+
+    def test_partitions_are_looked_at_in_slices(self, harness: Harness) -> None:
+        harness.commit(1, tp=TopicPartition("topic-7", 0))
+        deleting = self.deleting(harness, list(self.NAMES))
+        for _ in range(len(self.NAMES) // OFFSETS_PER_SLICE - 1):
+            next(deleting)
+        assert set(at_once(deleting).value.values()) == {ErrorCode.NONE}
+
+    def test_the_subscription_counts_that_the_group_has_at_the_deletion(self, harness: Harness) -> None:
+        member_id = join_large(harness, list(self.NAMES))
+        other = TopicPartition("other", 0)
+        harness.commit(1, tp=other, member_id=member_id, generation_id=1)
+        deleting = self.deleting(harness, ["other"])
+        next(deleting)
+        harness.join(member_id, protocols=(("range", subscription(["other"])),))
+        harness.sync(member_id, harness.group.generation_id, {})
+        assert at_once(deleting).value == {other: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
+        assert harness.committed(other) == 1
+
+    def test_a_group_with_too_many_topics_is_subscribed_to_all(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(consumer_protocol, "MAX_TOPICS", 2_000)
+        member_id = join_large(harness, list(self.NAMES))
+        other = TopicPartition("other", 0)
+        harness.commit(1, tp=other, member_id=member_id, generation_id=1)
+        deleting = self.deleting(harness, ["other"])
+        assert next(deleting) is next(deleting) is None
+        assert at_once(deleting).value == {other: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
+        assert harness.group.subscribed_topics is None
 
 
 class CountingWorker(ThreadPoolExecutor):
