@@ -1,14 +1,14 @@
 """The follower's side of incremental fetch sessions (KIP-227): what one Fetch request has to name.
 
-The leader remembers the partitions that a session has named; later requests name only new and changed ones. The
-first requests name `NEW_PARTITIONS` each until all partitions are named: encoding one request for 20,000 partitions
-would hold the loop for 6 ms. After any failure everything is named again. Cost follows the change, not the number of
-partitions.
+The leader remembers the partitions that a session has named; later requests name only new and changed ones. One
+request names a bounded number of them, and later requests name the others: encoding one request for 20,000 partitions
+would hold the loop for 6 ms. After any failure everything is named again. A leader without room for a session is asked
+for the partitions in turn. Cost follows the change, not the number of partitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -23,6 +23,10 @@ from klamm.replica.fetcher_config import REPLICA_STATE_VERSION, TOPIC_ID_VERSION
 _MAX_EPOCH: Final = (1 << 31) - 1
 NEW_PARTITIONS: Final = 2_000
 """Partitions that one request adds to a session. If more are left, the leader is asked to answer at once."""
+CHANGED_PARTITIONS: Final = 2_000
+"""Changed partitions that one request names. The session forgets the others, and they are added to it again."""
+FORGOTTEN_PARTITIONS: Final = 2_000
+"""Partitions that one request takes out of a session."""
 PARTITIONS_PER_SLICE: Final = 200
 """Partitions that a follower asks for, or takes from an answer, before the loop serves others."""
 
@@ -42,9 +46,9 @@ class FetchSessionHandler:
         self._new: dict[TopicPartition, PartitionFetchState] = {}
         """Partitions that the leader's session does not hold yet."""
         self._changed: dict[TopicPartition, PartitionFetchState] = {}
-        """Partitions that the session holds with an outdated position: every request names all of them."""
-        self._names_all = False
-        """The leader has no room for a session: each request has to name every partition."""
+        """Partitions that the session holds with an outdated position."""
+        self._is_refused = False
+        """The leader has no room for a session: requests name the partitions in the order of `_active`."""
         self._forgotten: dict[SessionKey, tuple[TopicPartition, UUID]] = {}
         self._session_id = INVALID_SESSION_ID
         self._epoch = INITIAL_EPOCH
@@ -67,6 +71,7 @@ class FetchSessionHandler:
         key = self._key(state)
         if self._forgotten.pop(key, None) is not None or key in self._asked:
             self._changed[tp] = state
+            self._new.pop(tp, None)
         else:
             self._new[tp] = state
 
@@ -119,17 +124,17 @@ class FetchSessionHandler:
         if version != self._version:
             self.reset()
         self._version = version
-        is_full = self._epoch == INITIAL_EPOCH
-        if is_full:
-            self._asked = {}
-            self._new = dict(self._active)
-            self._changed = {}
-        states = [*self._changed.values(), *self._take_new()]
-        forgotten = () if is_full else self._forgotten_topics()
-        self._changed = {}
-        self._forgotten = {}
+        if self._epoch == INITIAL_EPOCH:
+            changed, new = self._begin()
+            forgotten: dict[SessionKey, tuple[TopicPartition, UUID]] = {}
+        else:
+            new = self._take_new(NEW_PARTITIONS)
+            yield from self._forget_changed()
+            changed, self._changed = self._changed, {}
+            taken = list(islice(self._forgotten, FORGOTTEN_PARTITIONS))
+            forgotten = {key: self._forgotten.pop(key) for key in taken}
         grouped: dict[tuple[str, UUID], list[FetchPartition]] = {}
-        for count, state in enumerate(states, 1):
+        for count, state in enumerate([*changed.values(), *new], 1):
             if self.is_asked_for(state):
                 grouped.setdefault((state.tp.topic, state.topic_id), []).append(self._partition(state))
                 self._asked[self._key(state)] = state
@@ -138,12 +143,50 @@ class FetchSessionHandler:
         topics = [
             FetchTopic(topic=name, topic_id=topic_id, partitions=each) for (name, topic_id), each in grouped.items()
         ]
-        wait_ms = 0 if self._new else max_wait_ms
-        return BuiltRequest(self._request(version, topics, forgotten, wait_ms, broker_epoch), version)
+        wait_ms = self._wait_ms(max_wait_ms)
+        return BuiltRequest(
+            self._request(version, topics, _forgotten_topics(forgotten), wait_ms, broker_epoch), version
+        )
 
-    def _take_new(self) -> list[PartitionFetchState]:
-        count = len(self._new) if self._names_all else NEW_PARTITIONS
-        return [self._new.pop(tp) for tp in list(islice(self._new, count))]
+    def _begin(self) -> tuple[dict[TopicPartition, PartitionFetchState], list[PartitionFetchState]]:
+        """The partitions of a request that begins a session: without one, those that changed come first."""
+        changed: dict[TopicPartition, PartitionFetchState] = {}
+        if self._is_refused:
+            changed = dict(islice(self._changed.items(), CHANGED_PARTITIONS))
+        self._asked, self._changed, self._forgotten = {}, {}, {}
+        self._new = dict(self._active)
+        for tp in changed:
+            del self._new[tp]
+        new = self._take_new(NEW_PARTITIONS)
+        for state in new:  # The next request that begins a session names others.
+            del self._active[state.tp]
+            self._active[state.tp] = state
+        return changed, new
+
+    def _forget_changed(self) -> Iterator[None]:
+        """Take partitions that one request cannot name out of the session, or the leader would send them again."""
+        count = 0
+        while len(self._changed) > CHANGED_PARTITIONS:
+            tp, state = self._changed.popitem()
+            key = self._key(state)
+            self._asked.pop(key, None)
+            self._forgotten[key] = tp, state.topic_id
+            self._new[tp] = state
+            count += 1
+            if count % PARTITIONS_PER_SLICE == 0:
+                yield
+
+    def _take_new(self, count: int) -> list[PartitionFetchState]:
+        states = [self._new.pop(tp) for tp in list(islice(self._new, count))]
+        for state in states:
+            self._forgotten.pop(self._key(state), None)
+        return states
+
+    def _wait_ms(self, max_wait_ms: int) -> int:
+        """If others are left, the leader answers at once; without a session, all have their turn within the wait."""
+        if self._is_refused and self._new:
+            return max(1, max_wait_ms * len(self._asked) // len(self._active)) if max_wait_ms else 0
+        return 0 if self._new or self._forgotten else max_wait_ms
 
     def _request(
         self,
@@ -180,14 +223,6 @@ class FetchSessionHandler:
             partition_max_bytes=self._config.max_bytes,
         )
 
-    def _forgotten_topics(self) -> list[ForgottenTopic]:
-        grouped: dict[tuple[str, UUID], list[int]] = {}
-        for tp, topic_id in self._forgotten.values():
-            grouped.setdefault((tp.topic, topic_id), []).append(tp.partition)
-        return [
-            ForgottenTopic(topic=name, topic_id=topic_id, partitions=each) for (name, topic_id), each in grouped.items()
-        ]
-
     def on_response(self, error: ErrorCode, session_id: int) -> None:
         """Moves the session on. An error, or a leader that has no room for a session, means a full request next."""
         if error == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
@@ -197,7 +232,16 @@ class FetchSessionHandler:
             self.reset()
         elif self._epoch == INITIAL_EPOCH:
             self._session_id = session_id
-            self._names_all = session_id == INVALID_SESSION_ID
-            self._epoch = INITIAL_EPOCH if self._names_all else 1
+            self._is_refused = session_id == INVALID_SESSION_ID
+            self._epoch = INITIAL_EPOCH if self._is_refused else 1
         else:
             self._epoch = 1 if self._epoch == _MAX_EPOCH else self._epoch + 1
+
+
+def _forgotten_topics(forgotten: Mapping[SessionKey, tuple[TopicPartition, UUID]]) -> list[ForgottenTopic]:
+    grouped: dict[tuple[str, UUID], list[int]] = {}
+    for tp, topic_id in forgotten.values():
+        grouped.setdefault((tp.topic, topic_id), []).append(tp.partition)
+    return [
+        ForgottenTopic(topic=name, topic_id=topic_id, partitions=each) for (name, topic_id), each in grouped.items()
+    ]

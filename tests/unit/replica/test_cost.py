@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator
 from itertools import count, pairwise
 from pathlib import Path
@@ -651,21 +652,108 @@ class TestFollowersOfMany:
         session.reset()
         assert len(named(session.build(500).request)) == 25, "a new session begins in the same way"
 
-    def test_a_leader_without_room_for_sessions_is_asked_for_everything(
+    def begun(
+        self, follower: OneBroker, monkeypatch: pytest.MonkeyPatch, session_id: int
+    ) -> tuple[FetchSessionHandler, list[PartitionFetchState]]:
+        """A handler whose first request, for 20 of all partitions, was answered with `session_id`."""
+        for name in ("NEW_PARTITIONS", "CHANGED_PARTITIONS", "FORGOTTEN_PARTITIONS"):
+            monkeypatch.setattr(fetch_session_handler, name, 20)
+        session = FetchSessionHandler(FetcherConfig(broker_id=1))
+        states = self.states(follower)
+        for state in states:
+            session.put(state)
+        assert named(session.build(500).request) == [*range(20)]
+        session.on_response(ErrorCode.NONE, session_id)
+        return session, states
+
+    def test_a_leader_without_room_for_sessions_is_asked_for_partitions_in_turn(
         self, follower: OneBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(fetch_session_handler, "NEW_PARTITIONS", 25)
+        session, states = self.begun(follower, monkeypatch, 0)
+        seen = []
+        for _ in range(MANY // 20):
+            request = session.build(500).request
+            assert len(named(request)) == 20 and request.max_wait_ms == 500 * 20 // MANY
+            seen += named(request)
+            session.on_response(ErrorCode.NONE, 0)
+        assert sorted(seen) == [*range(MANY)] and seen[:20] == [*range(20, 40)]
+        session.put(states[seen[-1]])
+        session.put(states[seen[0]])
+        assert named(session.build(500).request) == [seen[-1], *seen[:20]], "partitions with records come every time"
+        session.on_response(ErrorCode.NONE, 7)
+        later = [named(session.build(500).request)]
+        while later[-1]:
+            session.on_response(ErrorCode.NONE, 7)
+            later.append(named(session.build(500).request))
+        assert sorted([seen[-1], *seen[:20], *itertools.chain(*later)]) == [*range(MANY)], "a session names the others"
+
+    def test_without_a_session_few_partitions_are_named_at_once(self, follower: OneBroker) -> None:
         session = FetchSessionHandler(FetcherConfig(broker_id=1))
         for state in self.states(follower):
             session.put(state)
-        session.build(500)
-        for _ in range(2):
-            session.on_response(ErrorCode.NONE, 0)
+        for _ in range(3):
             request = session.build(500).request
             assert (len(named(request)), request.max_wait_ms) == (MANY, 500)
+            session.on_response(ErrorCode.NONE, 0)
+
+    def test_changed_partitions_that_do_not_fit_are_forgotten_and_added_again(
+        self, follower: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The leader must not send records again for a position that it was not told to be outdated."""
+        monkeypatch.setattr(fetch_session_handler, "PARTITIONS_PER_SLICE", 10)
+        session, states = self.begun(follower, monkeypatch, 7)
+        while named(session.build(500).request):
+            session.on_response(ErrorCode.NONE, 7)
         session.on_response(ErrorCode.NONE, 7)
-        session.reset()
-        assert len(named(session.build(500).request)) == 25
+        for state in states:
+            session.put(state)
+        steps = session.building(500)
+        slices = 0
+        while True:
+            try:
+                next(steps)
+                slices += 1
+            except StopIteration as done:
+                request = done.value.request
+                break
+        assert slices >= (MANY - 20) // 10, "partitions are taken out in slices, too"
+        held = set(range(MANY))
+        for _ in range(3 * MANY // 20):
+            gone = forgotten(request)
+            assert len(named(request)) <= 40 and len(gone) <= 20 and not {*gone} & {*named(request)}
+            held = (held | {*named(request)}) - {*gone}
+            for number in held - {*named(request)}:
+                tp = states[number].tp
+                assert session.asked(tp.topic, states[number].topic_id, tp.partition) in (None, states[number])
+            session.on_response(ErrorCode.NONE, 7)
+            if request.max_wait_ms:
+                break
+            request = session.build(500).request
+        assert held == {*range(MANY)} and request.max_wait_ms == 500
+        assert not named(session.build(500).request)
+        for state in states:
+            assert session.asked(state.tp.topic, state.topic_id, state.tp.partition) is state
+
+    def test_many_removed_partitions_are_forgotten_by_several_requests(
+        self, follower: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        session, states = self.begun(follower, monkeypatch, 7)
+        while named(session.build(500).request):
+            session.on_response(ErrorCode.NONE, 7)
+        session.on_response(ErrorCode.NONE, 7)
+        for state in states[:60]:
+            session.remove(state.tp)
+        built = [session.build(500).request]
+        session.on_response(ErrorCode.NONE, 7)
+        session.put(states[59])
+        for _ in range(2):
+            built.append(session.build(500).request)
+            session.on_response(ErrorCode.NONE, 7)
+        assert [(forgotten(request), named(request), request.max_wait_ms) for request in built] == [
+            ([*range(20)], [], 0),
+            ([*range(20, 40)], [59], 0),
+            ([*range(40, 59)], [], 500),
+        ]
 
     def test_a_partition_that_is_put_back_does_not_wait_behind_new_ones(
         self, follower: OneBroker, monkeypatch: pytest.MonkeyPatch
@@ -686,3 +774,7 @@ class TestFollowersOfMany:
 
 def named(request: FetchRequest) -> list[int]:
     return [p.partition for topic in request.topics for p in topic.partitions]
+
+
+def forgotten(request: FetchRequest) -> list[int]:
+    return [partition for topic in request.forgotten_topics_data for partition in topic.partitions]
