@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Final
 
@@ -43,6 +43,13 @@ class BackgroundWorker:
         future = self._executor.submit(self._work, job, loop)
         self._pending[job] = future
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._finish, job))
+
+    def run_in_steps(self, steps: Iterator[None]) -> None:
+        """Run work of the loop in steps, with other callbacks between them: the first now, all without a loop."""
+        for _ in steps:
+            if self._loop is not None:
+                self._loop.call_soon(self.run_in_steps, steps)
+                return
 
     def stop(self) -> None:
         """Wait for the submitted jobs and commit them; later jobs are run at once."""

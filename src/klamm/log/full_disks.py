@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from klamm.log.files import Files
 from klamm.log.jobs import FileJob
 from klamm.log.log import Log
+from klamm.model import TopicPartition
 
+RELEASED_PER_SLICE: Final = 200
+"""Logs of a failed directory that are closed before the loop serves others: 20,000 took 70 ms."""
 PROBE: Final = ".klamm-probe"
 _PROBE_BYTES: Final = 64 * 1024
 _ENOUGH_BYTES: Final = 64 * 1024 * 1024
@@ -23,6 +26,18 @@ _ENOUGH_SHARE: Final = 0.02
 
 def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def release(
+    logs: Collection[Log], close: Callable[[Log], None], suspend: Callable[[Collection[Log]], None] | None
+) -> Iterator[None]:
+    """Close the logs of a failed directory, in slices, and pass them to `suspend` if they may come back."""
+    for number, log in enumerate(logs, 1):
+        close(log)
+        if number % RELEASED_PER_SLICE == 0:
+            yield
+    if suspend is not None:
+        suspend(logs)
 
 
 class Suspended(NamedTuple):
@@ -44,6 +59,10 @@ class FullDisks:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._waiting)
+
+    def suspend(self, log_dir: str, broken: Container[TopicPartition], logs: Iterable[Log]) -> None:
+        """Keep the logs until there is room. Those that are `broken` have to be loaded again."""
+        self.put(log_dir, [Suspended(log, log.topic_partition in broken) for log in logs])
 
     def put(self, log_dir: str, logs: list[Suspended]) -> None:
         self._waiting[log_dir] = logs

@@ -37,11 +37,22 @@ class HostedLogs:
     def remove(self, tp: TopicPartition) -> Log | None:
         log = self._logs.pop(tp, None)
         if log is not None:
-            self._counts[log.log_dir] -= 1
-            del self._by_topic[tp.topic][tp]
-            if not self._by_topic[tp.topic]:
-                del self._by_topic[tp.topic]
+            self.forget(log)
         return log
+
+    def remove_dir(self, log_dir: str) -> dict[TopicPartition, Log]:
+        """Remove all logs of a directory. The caller calls `forget` for each: that takes longer."""
+        logs = {tp: log for tp, log in self._logs.items() if log.log_dir == log_dir}
+        for tp in logs:
+            del self._logs[tp]
+        return logs
+
+    def forget(self, log: Log) -> None:
+        tp = log.topic_partition
+        self._counts[log.log_dir] -= 1
+        del self._by_topic[tp.topic][tp]
+        if not self._by_topic[tp.topic]:
+            del self._by_topic[tp.topic]
 
     def of_topic(self, topic: str) -> Collection[Log]:
         return self._by_topic.get(topic, {}).values()

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from random import Random
 from typing import Final
 from uuid import UUID
@@ -21,7 +22,7 @@ from klamm.log.checkpoints import MetaProperties
 from klamm.log.cleaner_manager import LogCleanerManager
 from klamm.log.environment import LogEnvironment
 from klamm.log.files import Files, OsFiles, is_exhausted
-from klamm.log.full_disks import FullDisks, Suspended, is_full
+from klamm.log.full_disks import FullDisks, Suspended, is_full, release
 from klamm.log.future_logs import FutureLogs, delete_name, swap
 from klamm.log.hosted_logs import HostedLogs
 from klamm.log.log import Log
@@ -268,9 +269,12 @@ class LogManager:
     def _remove(self, tp: TopicPartition) -> Log | None:
         log = self._hosted.remove(tp)
         if log is not None:
-            self._cleaner.forget(log)
-            self.checkpoints.forget(log)
+            self._forget(log)
         return log
+
+    def _forget(self, log: Log) -> None:
+        self._cleaner.forget(log)
+        self.checkpoints.forget(log)
 
     def delete_logs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, ErrorCode]:
         """Stop hosting logs. Rename their directories now and remove them after `file.delete.delay.ms`.
@@ -341,14 +345,18 @@ class LogManager:
         self.futures.fail(log_dir)
         until = "there is room again" if is_full(error) else "the broker is restarted"
         _log.error("%s. Its partitions are offline until %s", sentence, until)
-        logs = self._hosted.in_dir(log_dir)
-        if is_full(error):
-            self._full_disks.put(log_dir, [Suspended(log, log.disk.is_failed) for log in logs])
-        for log in logs:
-            log.fail()
-            self._offline[log.topic_partition] = log_dir
-            self._remove(log.topic_partition)
+        logs = self._hosted.remove_dir(log_dir)
+        suspend = partial(self._full_disks.suspend, log_dir, {tp for tp, log in logs.items() if log.disk.is_failed})
+        for log in logs.values():
+            log.disk.set_failed(True)
+        self._offline.update(dict.fromkeys(logs, log_dir))
+        self._services.run_in_steps(release(logs.values(), self._release, suspend if is_full(error) else None))
         self._events.on_dir_failure(log_dir, sentence)
+
+    def _release(self, log: Log) -> None:
+        log.close_handles()
+        self._hosted.forget(log)
+        self._forget(log)
 
     def _revive(self, log_dir: str, suspended: list[Suspended]) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 
 from klamm.clock import Clock
@@ -55,6 +55,10 @@ class LogServices:
 
     def submit(self, job: Job) -> None:
         self._worker.submit(job)
+
+    def run_in_steps(self, steps: Iterator[None]) -> None:
+        """Run work of the loop in steps: see `BackgroundWorker`."""
+        self._worker.run_in_steps(steps)
 
     def sync_soon(self, log_dir: str, *paths: str) -> None:
         self._syncs.put(log_dir, *paths)

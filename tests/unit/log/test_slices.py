@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from klamm.log import Log, LogConfig, LogManager, append_as_follower, hosted_logs, log_checkpoints
+from klamm.log import Log, LogConfig, LogManager, append_as_follower, full_disks, hosted_logs, log_checkpoints
 from klamm.log.checkpoints import read_offsets
 from klamm.log.names import (
     CLEANER_CHECKPOINT,
@@ -246,3 +248,39 @@ def test_the_dirtiest_log_is_cut_while_it_is_looked_for() -> None:
     next(steps), next(steps)
     manager.logs[TPS[2]].truncate_to(0)
     assert list(steps) == [False], "nothing is left of it to clean"
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_logs_of_a_failed_directory_fail_at_once_and_are_closed_in_slices(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(full_disks, "RELEASED_PER_SLICE", 2)
+    closed: list[TopicPartition] = []
+    real_close = Log.close_handles
+
+    def close(log: Log) -> None:
+        closed.append(log.topic_partition)
+        real_close(log)
+
+    monkeypatch.setattr(Log, "close_handles", close)
+    manager = filled(Bench(), *TPS)
+    logs = list(manager.logs.values())
+    loop = asyncio.new_event_loop()
+    with ThreadPoolExecutor(1) as worker:
+        manager.start_background(loop, worker)
+        manager.failed(DIR, OSError(code, "testing"), "testing")
+        assert all(log.disk.is_failed for log in logs) and not manager.logs
+        assert all(manager.is_offline(tp) and manager.get_log(tp) is None for tp in TPS)
+        seen = [len(closed)]
+        for _ in range(2):
+            assert manager.passes.revival() == 0, "not before all logs are closed"
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+            seen.append(len(closed))
+        assert seen == [2, 4, 5] and closed == TPS
+        assert manager.passes.revival() == (code == errno.ENOSPC)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert [*manager.logs] == (TPS if code == errno.ENOSPC else [])
+    manager.abandon()
+    loop.close()
