@@ -234,7 +234,7 @@ def prepare(
     recompress = target is not None and target != batch.compression and not batch.attributes & CONTROL_BIT
     body = memoryview(b"")
     max_timestamp = batch.max_timestamp
-    needs_records = recompress or _needs_records(batch, config, now_ms)
+    needs_records = recompress or _needs_records(batch, config, now_ms, origin)
     if needs_records or (origin is AppendOrigin.CLIENT and batch.attributes & COMPRESSION_MASK):
         limit = max_unpacked_bytes(config)
         try:
@@ -276,11 +276,11 @@ def _too_large_recompressed(size: int, config: LogConfig) -> Rejection:
     )
 
 
-def _needs_records(batch: RecordBatch, config: LogConfig, now_ms: int) -> bool:
+def _needs_records(batch: RecordBatch, config: LogConfig, now_ms: int, origin: AppendOrigin) -> bool:
     if batch.attributes & CONTROL_BIT:
         return False
-    if config.is_compacted:
-        return True
+    if config.is_compacted and origin is AppendOrigin.CLIENT:
+        return True  # Records of a coordinator have keys: looking for those of 20,000 offsets took 30 ms.
     if config.message_timestamp_type is TimestampType.LOG_APPEND_TIME:
         return False
     if config.message_timestamp_before_max_ms != INT64_MAX:

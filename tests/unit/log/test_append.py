@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from klamm.errors import ErrorCode
 from klamm.log import AppendOrigin, LogConfig, append_as_follower, append_as_leader
 from klamm.protocol.compression import CompressionType
-from klamm.protocol.record_batch import Record, TimestampType, build_batch, records
+from klamm.protocol.record_batch import Record, RecordBatch, TimestampType, build_batch, records
+from klamm.protocol.record_scan import body_outlines
 from tests.unit.log.harness import NOW, Bench, append, batch, marker, read_batches, read_values
 
 
@@ -210,3 +212,21 @@ def test_config_from_properties() -> None:
 
     with pytest.raises(ConfigError, match=r"segment\.bytes cannot be 'x'"):
         LogConfig.from_properties({"segment.bytes": "x"})
+
+
+def test_records_of_a_coordinator_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group coordinator appends batches of very many offsets to a compacted topic, on the loop."""
+    looks: list[int] = []
+
+    def count(looked: RecordBatch, body: memoryview) -> Iterator[tuple[int, bool]]:
+        looks.append(looked.record_count)
+        return body_outlines(looked, body)
+
+    monkeypatch.setattr("klamm.log.validator.body_outlines", count)
+    log = Bench(LogConfig(cleanup_policy=frozenset({"compact"}))).open()
+    append(log, batch(b"a", b"b"), origin=AppendOrigin.COORDINATOR)
+    assert looks == []
+    append(log, batch(b"c"))
+    refused = log.append_as_leader(batch(b"d", key=None), 0)
+    assert (refused.error, looks) == (ErrorCode.INVALID_RECORD, [1, 1])
+    assert read_values(log) == [(0, b"a"), (1, b"b"), (2, b"c")]
