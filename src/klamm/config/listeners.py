@@ -54,8 +54,3 @@ def _parse_listener(text: str, protocols: Mapping[str, SecurityProtocol]) -> End
     if protocol is not SecurityProtocol.PLAINTEXT:
         raise ValueError(f"PLAINTEXT listeners only, because klamm does not support {protocol.name} yet")
     return EndPoint(name, host, port, protocol)
-
-
-def format_listener(endpoint: EndPoint) -> str:
-    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    return f"{endpoint.listener}://{host}:{endpoint.port}"
