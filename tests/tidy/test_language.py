@@ -40,7 +40,6 @@ REPLACEMENTS = {
 NOT_REWRITTEN: frozenset[str] = frozenset(
     {
         "ARCHITECTURE.md",
-        "src/klamm/controller",
         "src/klamm/errors.py",
         "src/klamm/log",
         "src/klamm/metrics",
@@ -48,7 +47,6 @@ NOT_REWRITTEN: frozenset[str] = frozenset(
         "src/klamm/network",
         "src/klamm/protocol",
         "src/klamm/server",
-        "src/klamm/sim",
         "src/klamm/zk",
         "tests/support",
         "tests/unit",

@@ -128,7 +128,7 @@ def on_auto_preferred_election(ctx: ControllerContext) -> Steps[None]:
 
 
 def _imbalanced(ctx: ControllerContext) -> list[list[TopicPartition]]:
-    """For each broker over the threshold, the partitions that it can take back now."""
+    """For each broker over the threshold, the partitions that it can lead again now."""
     by_preferred: dict[int, list[TopicPartition]] = {}
     for tp in ctx.states.leadership:
         replicas = ctx.topics.assignment(tp).replicas

@@ -50,7 +50,7 @@ class ControllerMetrics:
         context = self._controller.context
         return sum(
             context.states.replica_count(topic)
-            for topic in tuple(context.deletions.queued)  # a copy: the control loop goes on
+            for topic in tuple(context.deletions.queued)  # a copy: the control loop continues
         )
 
     def _replicas_ineligible(self) -> int:

@@ -1,7 +1,7 @@
 """Moving replicas (KIP-455): add the new ones, wait until the whole target is in sync, then take the old ones away.
 
 While a partition moves, its replicas are the target followed by the leftover originals; the topic znode holds what is
-added and removed, so any controller can go on. A move ends when the target is a subset of the ISR in ZooKeeper.
+added and removed, so any controller can continue. A move ends when the target is a subset of the ISR in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _remove_replicas(ctx: ControllerContext, tp: TopicPartition, removed: Iterab
 def maybe_complete(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> Steps[None]:
     """The ISR of these partitions changed: moves whose target is in sync now are completed.
 
-    All are looked at with one reading, so that moves that go on cost nothing more.
+    One read covers all, so that moves that continue cost nothing more.
     """
     moving = [tp for tp in tps if tp in ctx.topics.reassigning]
     for tp, state in (yield from store.read_states(moving)).items():
@@ -164,7 +164,7 @@ def maybe_complete(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> Ste
 
 
 def resume_on_brokers(ctx: ControllerContext, brokers: Iterable[int]) -> Steps[None]:
-    """Moves to brokers that have started go on."""
+    """Continue the moves to brokers that have started."""
     started = frozenset(brokers)
     yield from _resume(
         ctx, [tp for tp in ctx.topics.reassigning if started.intersection(ctx.topics.assignment(tp).target_replicas)]
@@ -172,7 +172,7 @@ def resume_on_brokers(ctx: ControllerContext, brokers: Iterable[int]) -> Steps[N
 
 
 def resume_all(ctx: ControllerContext) -> Steps[None]:
-    """At failover: every move that the topic znodes speak of goes on."""
+    """At failover: continue every move that the topic znodes contain."""
     yield from _resume(ctx, list(ctx.topics.reassigning))
 
 

@@ -231,7 +231,7 @@ class Consumer:
         self._high_watermark = -1
         self._answered: tuple[int, int] = (-1, -1)
         """The connection and the leader epoch of the last answer. A leader that was killed and is back before the
-        controller has noticed leads in the same epoch, and learns anew what is committed."""
+        controller has noticed leads in the same epoch, and learns again what is committed."""
 
     async def run(self) -> None:
         while True:

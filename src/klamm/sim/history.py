@@ -54,7 +54,7 @@ class History:
         return len(self._seen.get(tp, ()))
 
     def committed(self, tp: TopicPartition) -> int:
-        """Return the end of the records that clients know to be committed: they read them or were told so."""
+        """Return the end of the records that clients know to be committed: read or acknowledged."""
         return max(self.read_count(tp), self._acknowledged_end.get(tp, 0))
 
     def check(self) -> None:

@@ -40,8 +40,8 @@ class Tails:
         self._number = 0
         self.acknowledged: dict[TopicPartition, dict[Record, None]] = {}
         self._unclean_epochs: dict[TopicPartition, int] = {}
-        """Epoch of the last leader from outside the ISR: the leader that it replaced may continue for a while, in
-        vain."""
+        """Epoch of the last leader from outside the ISR: the leader that it replaced may continue for a while,
+        without effect."""
         self._lost: set[Record] = set()
         """A replaced leader may acknowledge them again."""
         self._branched: set[TopicPartition] = set()

@@ -1,4 +1,4 @@
-"""A broker as the controller's senders meet it: it decodes control requests and answers as it is told."""
+"""A broker as the controller's senders meet it: it decodes control requests and answers as the test says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Answer = Callable[[Any], Any]
 
 
 def success(request: Any) -> Any:
-    """What a broker answers when all is well; None closes the connection instead."""
+    """The answer of a healthy broker; None closes the connection instead."""
     if isinstance(request, UpdateMetadataRequest):
         return UpdateMetadataResponse(error_code=0)
     if isinstance(request, LeaderAndIsrRequest):

@@ -149,7 +149,7 @@ def test_a_removed_broker_gets_nothing_more_and_leaves_no_metrics() -> None:
 def test_a_request_that_cannot_be_sent_or_whose_answer_cannot_be_read_is_given_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sender never ends: what comes behind such a request is sent, and the controller hears of both."""
+    """The sender never ends: later requests are sent, and the controller learns of both."""
 
     async def scenario() -> None:
         events = Events()

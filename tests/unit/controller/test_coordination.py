@@ -15,7 +15,7 @@ PATH = "/brokers/topics/t"
 
 
 class Session:
-    """Answers when it is told to; what it tells of a znode goes to the handler that is registered then."""
+    """Answers on demand; an event of a znode goes to the handler that is registered then."""
 
     session_id = 1
 

@@ -41,7 +41,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 class Stuck:
-    """A ZooKeeper that does not answer until it is told to, and then only with an error."""
+    """A ZooKeeper that answers only on demand, and then with an error."""
 
     session_id = 1
 

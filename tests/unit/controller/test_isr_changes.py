@@ -74,7 +74,7 @@ def test_an_incarnation_that_is_over_does_not_join() -> None:
 
 
 def test_a_replica_that_is_being_added_is_asked_for_after_a_directory_failed() -> None:
-    """It is NEW until it is in sync; its broker is told again all the same, or nobody learns that its log is gone."""
+    """It is NEW until it is in sync; its broker still receives it again, or nobody learns that its log is gone."""
     core = Core("brokers 2 3", "controller 1", "create t 1,2", "reassign t-0 1,3")
     core.sent.clear()
     note = Create(paths.log_dir_event_path(), encode_log_dir_event(3), sequential=True)
@@ -145,7 +145,7 @@ def test_an_answer_of_another_life_or_term_is_not_believed() -> None:
 
 
 def test_an_isr_that_the_leader_wrote_and_nobody_told_of_decides_whether_an_unclean_election_is_needed() -> None:
-    """Under an old protocol the leader takes 3 out of the ISR and dies before the controller hears of it."""
+    """Under an old protocol the leader takes 3 out of the ISR and dies before the controller learns of it."""
     core = Core("protocol 2.5", "brokers 2 3", "controller 1")
     topic = CreatableTopic("t", assignments=((0, (2, 3)),), configs=(("unclean.leader.election.enable", "true"),))
     core.ask(CreateTopics((topic,)))

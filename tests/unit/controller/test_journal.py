@@ -1,4 +1,4 @@
-"""What the controller tells the control log: its events with their causes, its elections, its requests."""
+"""The controller's records in the control log: its events with their causes, its elections, its requests."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ KINDS = ["update", "delete metadata", "broker joins", "new epoch", "same epoch",
 
 
 class Controller:
-    """Makes sequences of requests as a controller would: epochs grow, leaders are told of before they lead.
+    """Makes sequences of requests as a controller would: epochs grow, leaders are announced before they lead.
 
-    A leader epoch has one leader. A topic that was deleted comes back with another id, and its epochs begin anew.
+    A leader epoch has one leader. A topic that was deleted comes back with another id, and its epochs begin again.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Controller:
         self.gone: set[str] = set()
 
     def steps(self, kind: str, chosen: list[TopicPartition], step: int) -> list[ControlRequest]:
-        """What a controller sends together: it deletes the replicas of a topic whose end it tells."""
+        """The requests of one deletion: the replicas of a topic are deleted together with its end."""
         requests = [self.make(kind, chosen, step)]
         if kind == "delete metadata":
             topics = {tp.topic for tp in chosen}

@@ -1,4 +1,4 @@
-"""What is asked of the controller about topics, and defaults that change while it runs."""
+"""Requests to the controller about topics, and defaults that change while it runs."""
 
 from __future__ import annotations
 

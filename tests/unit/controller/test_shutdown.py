@@ -1,4 +1,4 @@
-"""Who may ask for a controlled shutdown: the broker whose registration the controller knows."""
+"""A controlled shutdown may be requested only by the broker whose registration the controller knows."""
 
 from __future__ import annotations
 

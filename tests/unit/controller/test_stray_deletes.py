@@ -1,4 +1,4 @@
-"""What a controller remembers of replicas that a reassignment took away, until their brokers have deleted them."""
+"""A controller remembers replicas that a reassignment took away until their brokers have deleted them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a topic must fulfil, with the codes clients get."""
+"""Validation of topics, with the error codes that clients receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas of moves that were replaced or taken back do not stay in an ISR: they would count as copies, and no leader
+"""Replicas of moves that were replaced or cancelled do not stay in an ISR: they would count as copies, and no leader
 notices that they lag."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def leader_writes(core: Core, *isr: int) -> None:
 
 
 def test_a_leader_that_takes_in_a_dropped_replica_while_another_is_elected_for_the_move() -> None:
-    """Leader 1 goes; what it writes last has the replica that the new move does not want any more."""
+    """Leader 1 goes; its last write contains the replica that the new move no longer wants."""
     core = Core("protocol 2.7-IV1", "brokers 1 2 3", "controller 0", "create T 1,2", "reassign T-0 2,3")
 
     def late_write(ops: tuple[WriteOp, ...]) -> None:
@@ -51,7 +51,7 @@ def test_a_leader_that_takes_in_a_dropped_replica_while_another_is_elected_for_t
 
 @pytest.mark.parametrize("protocol", ["2.7-IV1", "3.9-IV0"])
 def test_the_next_controller_takes_out_what_its_predecessor_could_not(protocol: str) -> None:
-    """The topic znode says that the move was taken back; nobody was told, and the leader had taken the replica in."""
+    """The topic znode says that the move was cancelled; no broker knows, and the leader had added the replica."""
     core = Core(f"protocol {protocol}", "brokers 1 2 3", "controller 0", "create T 1")
     leader_writes(core, 1, 3)
     core.run("controller-fails-over-to 4")
@@ -97,7 +97,7 @@ def test_a_leader_that_was_not_told_lets_the_replica_in_after_the_failover() -> 
 
 
 def test_a_note_of_a_topic_in_deletion_tells_nobody_to_lead_it() -> None:
-    """Its replicas are being stopped: a broker that is told of an ISR would take the partition up again."""
+    """Its replicas are being stopped: a broker that receives an ISR would host the partition again."""
     core = Core("protocol 2.7-IV1", "brokers 1 2 3", "controller 0", "create T 1,2", "dies 2", "delete T")
     assert core.controller is not None and core.controller.context.deletions.is_queued("T")
     leader_writes(core, 1, 3)

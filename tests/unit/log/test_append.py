@@ -227,6 +227,6 @@ def test_records_of_a_coordinator_are_not_looked_at_one_by_one(monkeypatch: pyte
     append(log, batch(b"a", b"b"), origin=AppendOrigin.COORDINATOR)
     assert looks == []
     append(log, batch(b"c"))
-    refused = log.append_as_leader(batch(b"d", key=None), 0)
+    refused = append_as_leader(log, batch(b"d", key=None), 0)
     assert (refused.error, looks) == (ErrorCode.INVALID_RECORD, [1, 1])
     assert read_values(log) == [(0, b"a"), (1, b"b"), (2, b"c")]
