@@ -1,8 +1,8 @@
 """Configurations in ZooKeeper: read at the start, followed through /config/changes, changed with a notification.
 
-`/config/<type>/<name>` holds what is set for a topic or broker. Whoever changes one writes it and a sequential child of
-`/config/changes` in one transaction; every broker watches these children, reads the entities they name and hands them
-to its `ConfigRepository`. A broker that loses its session reads everything again, so no change is missed.
+`/config/<type>/<name>` holds what is set for a topic or broker. A change writes it and a sequential child of
+`/config/changes` in one transaction; every broker watches these children, reads the named entities and passes them to
+its `ConfigRepository`. A broker that loses its session reads everything again, so no change is missed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 TOPICS: Final = "topics"
 BROKERS: Final = "brokers"
 CHANGE_EXPIRATION_MS: Final = 15 * 60 * 1000
-"""How long notifications are kept for brokers that are slow to read them."""
+"""Retention of notifications, for brokers that read them slowly."""
 
 Properties = dict[str, str]
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 async def read_configs(zk: ZkSession, entity_type: str, names: Sequence[str]) -> dict[str, Properties]:
-    """What is set for each entity, in one round trip; an entity without a znode has nothing set."""
+    """Read the settings of each entity, in one round trip; an entity without a znode has none."""
     wanted = [paths.config_entity_path(entity_type, name) for name in names]
     found = await zk.read_many(wanted)
     return {
@@ -56,10 +56,10 @@ async def read_configs(zk: ZkSession, entity_type: str, names: Sequence[str]) ->
 async def change_config(
     zk: ZkSession, entity_type: str, name: str, change: Callable[[Properties], Properties]
 ) -> Properties:
-    """Reads, changes and writes one entity together with its notification; gives what is set now.
+    """Read, change and write one entity together with its notification; returns the new settings.
 
-    When another writer came between, `change` is asked again with what that one wrote. `change` may raise: then nothing
-    was written. After a lost connection the znode itself tells whether the write took place.
+    After a concurrent write, `change` is called again with the new content. If `change` raises, nothing is written.
+    After a lost connection the znode shows whether the write took effect.
     """
     path = paths.config_entity_path(entity_type, name)
     while True:
@@ -88,11 +88,11 @@ def _write(path: str, entity_path: str, found: tuple[bytes | None, Stat] | None,
 
 
 def _decode(path: str, data: bytes | None) -> Properties:
-    """A znode that nobody can read is logged and counts as empty: a broker must start with it, as Kafka's does."""
+    """An undecodable znode is logged and counts as empty: a broker must start in spite of it, as in Kafka."""
     try:
         return znodes.decode_config(path, data)
     except znodes.ZnodeFormatError as error:
-        log.warning("A configuration in ZooKeeper is left out: %s", error)
+        log.warning("ignoring a configuration in ZooKeeper: %s", error)
         return {}
 
 
@@ -107,11 +107,11 @@ class ConfigChangeListener:
         self._is_dirty = False
         self._runner: asyncio.Task[None] | None = None
         self._refreshes: dict[asyncio.Task[None], None] = {}
-        """In the order of their start: a set would cancel them in the order of their addresses."""
+        """In start order: a set would cancel them in the order of memory addresses."""
         configs.refresh_topics = self.refresh_topics
 
     def start(self) -> None:
-        """Follows changes from the last `load_all` on; after a lost session everything is read again."""
+        """Follow changes from the last `load_all` on; after a lost session everything is read again."""
         from klamm.zk.client.zk_session import SessionListener
 
         self._zk.on_children(paths.CONFIG_CHANGES, self._on_change)
@@ -139,21 +139,21 @@ class ConfigChangeListener:
         try:
             await self.load_all()
         except ZkError as error:
-            log.warning("Configurations cannot be read now: %s; the next session reads all", error)
+            log.warning("reading configurations failed: %s; the next session reads all", error)
 
     def refresh_topics(self, topics: Iterable[str]) -> asyncio.Future[None]:
-        """Reads the configurations of topics that come to this broker; done when the repository has them."""
+        """Read the configurations of topics that are new to this broker; done when the repository has them."""
         task = asyncio.get_running_loop().create_task(self._refresh_quietly(list(topics)))
         self._refreshes[task] = None
         task.add_done_callback(self._refreshes.pop)
         return task
 
     async def _refresh_quietly(self, topics: list[str]) -> None:
-        """A topic must not be refused because its configuration cannot be read now: the next session reads it."""
+        """An unreadable configuration must not block a topic: the next session reads it."""
         try:
             await self._refresh(topics)
         except ZkError as error:
-            log.warning("The configurations of %d topics cannot be read now: %s", len(topics), error)
+            log.warning("reading the configurations of %d topics failed: %s", len(topics), error)
 
     async def _refresh(self, topics: Sequence[str], *, is_news: bool = False) -> None:
         for topic, config in (await read_configs(self._zk, TOPICS, list(dict.fromkeys(topics)))).items():
@@ -163,7 +163,7 @@ class ConfigChangeListener:
         self.wake()
 
     def wake(self) -> None:
-        """Looks for notifications that came since the last look."""
+        """Process notifications since the last check."""
         self._is_dirty = True
         if self._runner is None or self._runner.done():
             self._runner = asyncio.get_running_loop().create_task(self._run())
@@ -174,10 +174,10 @@ class ConfigChangeListener:
                 self._is_dirty = False
                 await self._process(await self._changes())
         except ZkError as error:
-            log.warning("Changes of configurations cannot be read now: %s; the next session reads all", error)
+            log.warning("reading configuration changes failed: %s; the next session reads all", error)
 
     async def _changes(self) -> list[str]:
-        """The notifications in order; arms the watch for the next one."""
+        """Return the notifications in order; arms the watch for the next one."""
         try:
             names = await self._zk.get_children(paths.CONFIG_CHANGES, watch=True)
         except NoNode:
@@ -204,7 +204,7 @@ class ConfigChangeListener:
             self._configs.set_broker(name, config)
 
     async def purge(self, now_ms: int) -> None:
-        """Removes notifications that every broker has had time to read."""
+        """Remove notifications that every broker has had time to read."""
         names = [paths.config_change_path(name) for name in await self._zk.get_children(paths.CONFIG_CHANGES)]
         for path, answer in zip(names, await self._zk.read_many(names), strict=True):
             if answer is not None and now_ms - answer[1].ctime > CHANGE_EXPIRATION_MS:

@@ -39,14 +39,12 @@ REPLACEMENTS = {
 
 NOT_REWRITTEN: frozenset[str] = frozenset(
     {
-        "ARCHITECTURE.md",
         "src/klamm/errors.py",
         "src/klamm/log",
         "src/klamm/metrics",
         "src/klamm/model.py",
         "src/klamm/network",
         "src/klamm/protocol",
-        "src/klamm/server",
         "src/klamm/zk",
         "tests/support",
         "tests/unit",

@@ -1,4 +1,4 @@
-"""ApiVersions (18): what this broker serves, derived from the declarations of all APIs.
+"""ApiVersions (18): the APIs and versions of this broker, derived from the declarations of all APIs.
 
 v0-4. A request of a higher version never reaches the handler: the network layer answers it in v0's format with
 UNSUPPORTED_VERSION (35) and this API's range, whatever was asked (KIP-511). From v3 on a client names its software,

@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 READ_WAIT_S: Final = 1.0
 CHANGE_WAIT_S: Final = 5.0
-"""How long ZooKeeper is waited for. These requests carry no time of their own, and clients give up after 30 s."""
+"""Maximum wait for ZooKeeper. These requests carry no timeout, and clients give up after 30 s."""
 
 MAX_CONFIGS: Final = 1000
 """Settings of one resource in a request; there are far fewer keys."""
 _SLICE: Final = 200
-"""Resources that are only looked at before the loop gets its turn."""
+"""Resources that are checked before the loop serves others."""
 
 
 class ResourceType(IntEnum):
@@ -54,7 +54,7 @@ class NamedResource(Protocol):
 
 
 class ApiError(Exception):
-    """Why one resource of a request is refused; never leaves the handler."""
+    """Refusal of one resource of a request; never leaves the handler."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ Change = Callable[[Properties], Properties]
 
 
 def check_resource(broker: Broker, resource: Resource) -> None:
-    """Raises when the resource is not there, or when another broker has to be asked."""
+    """Raise if the resource does not exist, or if another broker must be asked."""
     match resource.type:
         case ResourceType.TOPIC:
             if not resource.name:
@@ -98,9 +98,9 @@ def key_of(resource: NamedResource) -> Resource:
 async def alter_each(
     resources: Sequence[R], change: Callable[[R], Coroutine[Any, Any, Outcome]], answer: Callable[..., A]
 ) -> list[A]:
-    """Changes one resource after the other; one that is named twice is refused both times.
+    """Change one resource after the other; a resource that is named twice is refused both times.
 
-    Once ZooKeeper has not answered in time the rest is not tried.
+    After a timeout of ZooKeeper the rest is not tried.
     """
     times: Counter[Resource] = Counter()
     for start in range(0, len(resources), _SLICE):
@@ -141,7 +141,7 @@ async def _in_time(change: Coroutine[Any, Any, Outcome]) -> Outcome:
 async def topic_overrides(broker: Broker, topics: list[str]) -> dict[str, Properties]:
     """Read the configurations of topics from ZooKeeper, also of those that this broker does not host.
 
-    While ZooKeeper is away, what this broker applied last is the best answer there is.
+    While ZooKeeper is unreachable, the settings that this broker applied last are returned.
     """
     try:
         async with asyncio.timeout(READ_WAIT_S):
@@ -151,7 +151,7 @@ async def topic_overrides(broker: Broker, topics: list[str]) -> dict[str, Proper
 
 
 async def alter(broker: Broker, resource: Resource, change: Change, *, validate_only: bool) -> Outcome:
-    """Changes the settings of a topic or broker: checked, written with a notification, applied here."""
+    """Change the settings of a topic or broker: check, write with a notification, apply here."""
     try:
         check_resource(broker, resource)
         if resource.type == ResourceType.TOPIC:
@@ -201,7 +201,7 @@ async def _alter_broker(broker: Broker, name: str, change: Change, validate_only
 def alter_loggers(
     broker: Broker, resource: Resource, levels: Mapping[str, str | None], *, validate_only: bool
 ) -> Outcome:
-    """Sets levels of this process's loggers, all or none; they are not kept over a restart."""
+    """Set levels of this process's loggers, all or none; a restart resets them."""
     try:
         check_resource(broker, resource)
     except ApiError as error:

@@ -1,4 +1,5 @@
-"""CreatePartitions (37): the controller grows topics, this broker answers when it knows the leaders of all partitions.
+"""CreatePartitions (37): the controller grows topics, and this broker answers when it knows the leaders of all
+partitions.
 
 v0-3 (v3 may be throttled by a quota, which is left out). A topic named twice is INVALID_REQUEST (42); a broker that is
 not the controller answers NOT_CONTROLLER (41).

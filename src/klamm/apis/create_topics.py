@@ -62,7 +62,7 @@ def _refuse(broker: Broker, req: CreateTopicsRequest, error: ErrorCode) -> Steps
 
 
 def _refusals(req: CreateTopicsRequest) -> Steps[dict[str, TopicResult]]:
-    """Topics that need no controller to be refused."""
+    """Return refusals that need no controller."""
     refused: dict[str, TopicResult] = {}
     counts = Counter(topic.name for topic in req.topics)
 

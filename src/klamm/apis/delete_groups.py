@@ -1,4 +1,4 @@
-"""DeleteGroups (42): groups without members go, with all their offsets (KIP-229).
+"""DeleteGroups (42): deletes groups without members, with all their offsets (KIP-229).
 
 v0-2: throttling before the wait v1 (KIP-219); flexible v2. A group with members is NON_EMPTY_GROUP, an unknown one
 GROUP_ID_NOT_FOUND. The answer waits until the tombstones are written; if they cannot be, the group stays.

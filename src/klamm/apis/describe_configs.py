@@ -1,4 +1,4 @@
-"""DescribeConfigs (32): the values that hold for topics, brokers and loggers, and where each comes from.
+"""DescribeConfigs (32): the effective values of topics, brokers and loggers, and their sources.
 
 v0-4: sources and synonyms v1 (v0 has a flag for defaults that Kafka never sets); types and documentation v3, the latter
 only when asked for. A topic shows its overrides above the broker's values and defaults (retention.ms, then

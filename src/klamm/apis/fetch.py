@@ -56,7 +56,7 @@ _UNKNOWN_SERVER_ERROR: Final = ErrorCode.UNKNOWN_SERVER_ERROR
 _READS: Final = 50
 """Partitions of a large request that are read per step: their logs may have to be opened."""
 _MAX_WAIT_MS: Final = 600_000
-"""The longest a fetch is held, whatever it asks for: nothing may stay parked for a client that has long gone."""
+"""Maximum wait of a fetch: nothing may stay parked for a client that is long gone."""
 
 
 def handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse | asyncio.Future[FetchResponse]:

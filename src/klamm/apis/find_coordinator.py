@@ -1,4 +1,4 @@
-"""FindCoordinator (10): which broker coordinates a group.
+"""FindCoordinator (10): returns the broker that coordinates a group.
 
 v0-6: key type v1 (KIP-98: 0 group, 1 transaction); throttling before the wait v2 (KIP-219); flexible v3; several keys
 in one request v4 (KIP-699), every one of them echoed with its own error; v5 and v6 (KIP-890, KIP-932) change nothing

@@ -24,7 +24,7 @@ class LeaderHints:
         self.endpoints: dict[int, tuple[EndPoint, str | None]] = {}
 
     def current_leader(self, tp: TopicPartition, make: Callable[..., T]) -> T | None:
-        """The leader as the metadata has it, as the response's own structure; its endpoint is noted."""
+        """Return the leader of the metadata in the response's structure; its endpoint is collected."""
         snapshot = self._broker.metadata.snapshot
         state = snapshot.partition(tp.topic, tp.partition)
         if state is None:

@@ -72,7 +72,7 @@ def _create_and_name(
 
 
 def _to_create(broker: Broker, req: MetadataRequest) -> Generator[None, None, list[str]]:
-    """Names that are not known and may be created. If there are very many, the rest follows when the client returns."""
+    """Return unknown names that may be created. If there are very many, the rest follows with the client's retry."""
     if not (req.allow_auto_topic_creation and broker.config.auto_create_topics_enable):
         return []
     topics = broker.metadata.snapshot.topics

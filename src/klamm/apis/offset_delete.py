@@ -1,9 +1,9 @@
-"""OffsetDelete (47): an operator takes committed offsets of a group away (KIP-496).
+"""OffsetDelete (47): deletes committed offsets of a group (KIP-496).
 
 v0 only. An empty group loses what is asked; a consumer group with members loses the offsets of topics that no member
 subscribes to, the others are GROUP_SUBSCRIBED_TO_TOPIC; a group of another protocol type with members is
 NON_EMPTY_GROUP. Unknown topics and partitions are UNKNOWN_TOPIC_OR_PARTITION. The answer waits until the tombstones
-are written. An empty group that loses its last offset is gone, as in Kafka.
+are written. An empty group that loses its last offset is deleted, as in Kafka.
 """
 
 from __future__ import annotations

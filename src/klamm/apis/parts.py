@@ -23,7 +23,7 @@ from klamm.waiting import after
 MOST: Final = 200
 """Elements that are handled without giving the loop back, if one takes a few microseconds."""
 _PAUSE: Final = 1000
-"""Elements that are only looked at before the loop gets its turn."""
+"""Elements that are checked before the loop serves others."""
 
 Handler = Callable[[Broker, RequestContext, Any], Any]
 Steps = Generator[None, None, Any]

@@ -1,9 +1,9 @@
-"""SyncGroup (14): the leader brings the assignment of the generation, every member takes its part of it.
+"""SyncGroup (14): the leader sends the assignment of the generation, and every member receives its part.
 
 v0-5: throttle time v1; throttling before the wait v2 (KIP-219); group instance id v3 (KIP-345); flexible v4; from v5
 the member names protocol type and protocol, and a wrong or missing one is INCONSISTENT_GROUP_PROTOCOL (KIP-559). The
-answer waits until the assignment is written to `__consumer_offsets`. A coordinator that is still loading says
-REBALANCE_IN_PROGRESS: the rebalance was lost with the one before it.
+answer waits until the assignment is written to `__consumer_offsets`. A coordinator that is still loading answers
+REBALANCE_IN_PROGRESS: the rebalance was lost with its predecessor.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from klamm.model import CONTROL_LOG_TOPIC, GROUP_METADATA_TOPIC
 from klamm.waiting import after
 
 WAIT_MS: Final = 1_000
-"""A client that asks about a topic is not kept waiting for its creation: it comes again."""
+"""A client that names a topic does not wait for its creation: it retries."""
 MAX_MISSING: Final = 100
 """Topics that one request may create by asking about them. The client asks again, and then the next ones follow."""
 
@@ -69,7 +69,7 @@ def _creatable(broker: Broker, name: str) -> CreatableTopic:
 
 
 def why_no_offsets_topic(broker: Broker) -> str | None:
-    """Why `__consumer_offsets` cannot be created with the brokers that are alive; None when it can."""
+    """Return why `__consumer_offsets` cannot be created with the live brokers; None if it can."""
     factor, alive = broker.config.offsets_topic_replication_factor, len(broker.metadata.snapshot.brokers)
     if factor <= alive:
         return None

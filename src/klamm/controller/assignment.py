@@ -1,7 +1,8 @@
-"""Where the replicas of new partitions go: Kafka's rule, with and without racks.
+"""Placement of the replicas of new partitions: Kafka's rule, with and without racks.
 
 The leaders go round robin over the brokers from a starting index, the followers follow at a shift that grows each time
-all brokers have had their turn. Chance is an argument (`start_index`, `shift`): equal arguments give equal assignments.
+all brokers have had their turn. Randomness is an argument (`start_index`, `shift`): equal arguments give equal
+assignments.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Rng(Protocol):
 
 
 class AssignmentError(ValueError):
-    """The request cannot be met; the message is the one a client sees."""
+    """The request cannot be satisfied; the client sees the message."""
 
 
 def assign_replicas(
@@ -31,7 +32,8 @@ def assign_replicas(
     shift: int,
     first_partition: int = 0,
 ) -> dict[int, tuple[int, ...]]:
-    """Replicas of `num_partitions` partitions from `first_partition` on. `brokers` gives each live broker's rack.
+    """Return the replicas of `num_partitions` partitions from `first_partition` on. `brokers` maps live brokers to
+    racks.
 
     Racks are used when every broker has one; otherwise they are ignored, as Kafka's "safe" mode does.
     """
@@ -85,7 +87,7 @@ def _rack_aware(
 def _spread(
     brokers: Sequence[int], racks: Mapping[int, str], num_racks: int, first: int, shift: int, replication_factor: int
 ) -> tuple[int, ...]:
-    """One partition: no rack twice while another has none, no broker twice."""
+    """Place one partition: no rack twice while another has none, no broker twice."""
     replicas = [brokers[first]]
     used_racks = {racks[brokers[first]]}
     k = 0
@@ -100,7 +102,7 @@ def _spread(
 
 
 def rack_alternated(racks: Mapping[int, str]) -> list[int]:
-    """The brokers so that neighbours are in different racks: one of each rack (by name) in turn, lowest ids first."""
+    """Order brokers so that neighbours are in different racks: one per rack (by name) in turn, lowest ids first."""
     by_rack: dict[str, list[int]] = {}
     for broker, rack in sorted(racks.items(), key=lambda item: (item[1], item[0])):
         by_rack.setdefault(rack, []).append(broker)

@@ -36,7 +36,7 @@ def on_broker_change(ctx: ControllerContext) -> Steps[None]:
         yield from _add(ctx, new, now)
     if bounced:
         yield from _remove(ctx, bounced)
-        for broker in bounced:  # only now: its channel is for the new incarnation alone
+        for broker in bounced:  # only now, because a channel serves one incarnation
             yield AddChannel(now[broker].broker)
         yield from _add(ctx, bounced, now)
     if dead:
@@ -113,7 +113,7 @@ def on_replicas_become_offline(ctx: ControllerContext, replicas: Sequence[Partit
         stop_replica=offline.stop_replica,
         update_metadata=offline.update_metadata,
     ).send()
-    yield from reassignment.maybe_complete(ctx, outcome.elected)  # an unclean election leaves an ISR of one
+    yield from reassignment.maybe_complete(ctx, outcome.elected)  # after an unclean election the ISR has one member
     if deleting:
         yield from deletion.fail(ctx, deleting)
 
@@ -130,7 +130,7 @@ def tell_live_brokers(ctx: ControllerContext, to: Iterable[int] | None = None) -
 
 
 def on_broker_modifications(ctx: ControllerContext, broker_id: int) -> Steps[None]:
-    """A broker rewrote its registration in place: new addresses, same incarnation."""
+    """A broker changed its registration in place: new addresses, same incarnation."""
     (result,) = yield from read_data([paths.broker_path(broker_id)], watch=True)
     known = ctx.brokers.live_or_shutting_down.get(broker_id)
     if result is None or known is None or result.stat.czxid != known.epoch:

@@ -208,7 +208,7 @@ class ControllerChannelManager:
         self._journal = journal or ControllerJournal()
         self._senders: dict[int, RequestSender] = {}
         self._queries: dict[int, dict[asyncio.Task[None], None]] = {}
-        """By broker, in the order of their start: a set would cancel them in the order of their addresses."""
+        """By broker, in start order: a set would cancel them in the order of memory addresses."""
         metrics.gauge(_GROUP, _TYPE, "TotalQueueSize", lambda: sum(s.queue_size for s in list(self._senders.values())))
 
     def add_broker(self, broker: BrokerEndPoints) -> None:
@@ -246,7 +246,7 @@ class ControllerChannelManager:
             sender.put(request)
 
     def ask_log_ends(self, broker: BrokerEndPoints, partitions: tuple[tuple[TopicPartition, int], ...]) -> None:
-        """Over a connection of its own, since a broker that is starting answers control requests first."""
+        """Uses its own connection, because a starting broker answers control requests first."""
         asking = ask_log_ends(broker, partitions, self._config, self._on_event)
         task = asyncio.get_running_loop().create_task(asking)
         queries = self._queries.setdefault(broker.id, {})

@@ -1,4 +1,4 @@
-"""The settings the controller core reads: one frozen value, made by the server from the broker's configuration."""
+"""Settings of the controller core: one frozen value, created by the server from the broker's configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class InterBrokerProtocol:
     major: int
     minor: int
     iv: int = 99
-    """The step within a release ("3.4-IV0" has 0); a bare release stands for its last step."""
+    """The step within a release ("3.4-IV0" has 0); a bare release means its last step."""
 
     @classmethod
     def parse(cls, text: str) -> InterBrokerProtocol:
@@ -52,7 +52,7 @@ class InterBrokerProtocol:
 
     @property
     def has_alter_partition(self) -> bool:
-        """Leaders change the ISR through the controller; below, they write the state znode themselves."""
+        """Leaders change the ISR through the controller; in older versions they write the state znode themselves."""
         return self.at_least(2, 7, 2)
 
     @property
@@ -91,7 +91,7 @@ class ControllerConfig:
     leader_imbalance_check_interval_seconds: int = 300
     leader_imbalance_per_broker_percentage: int = 10
     unclean_shutdown: bool = False
-    """Whether this broker's last run did not stop cleanly: its logs may have lost their unflushed tails."""
+    """Whether this broker's last run ended uncleanly: its logs may have lost their unflushed tails."""
     unclean_replica_wait_ms: int = 300_000
     socket_timeout_ms: int = 30_000
     """`controller.socket.timeout.ms`: for a connection with a broker."""

@@ -97,7 +97,7 @@ LONGEST_PAUSE_S: Final = 30.0
 
 
 class KafkaController:
-    """Every broker has one; at most one of them in the cluster is active."""
+    """Every broker has one; at most one in the cluster is active."""
 
     def __init__(self, config: ControllerConfig, clock: Clock, rng: Rng) -> None:
         self.context = ControllerContext(config, clock, rng)
@@ -249,7 +249,7 @@ class KafkaController:
                 assert_never(event)
 
     def _process_moves(self, event: _MoveEvent) -> Steps[None]:
-        """Elections and reassignments that were asked for."""
+        """Requested elections and reassignments."""
         ctx = self.context
         match event:
             case e.ZkPartitionReassignment():

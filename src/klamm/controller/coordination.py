@@ -26,13 +26,13 @@ from klamm.zk.model.ops import (
 from klamm.zk.model.paths import CONTROLLER
 
 _PIPELINED: Final = 1_000
-"""Single reads (those with a watch) under way at a time."""
+"""Maximum number of single reads (with a watch) in flight."""
 _MANY_WATCHED: Final = 100
-"""From so many on, data with a watch is read in bulk as well."""
+"""From this many on, data with a watch is read in bulk too."""
 
 
 class Session(Protocol):
-    """`klamm.zk.client.zk_session.ZkSession`, as far as it is used here."""
+    """The part of `klamm.zk.client.zk_session.ZkSession` that is used here."""
 
     async def read(self, op: ReadOp) -> ReadResult: ...
 
@@ -61,7 +61,7 @@ class ZkCoordination:
         return self._session.session_id
 
     async def read(self, ops: tuple[ReadOp, ...]) -> ReadResults:
-        """Data comes by multiRead, many at once; the rest, and a few data with a watch, one by one, pipelined."""
+        """Data is read by multiRead; other reads, and a few data reads with a watch, are pipelined one by one."""
         bulk = [i for i, op in enumerate(ops) if isinstance(op, GetData) and not op.watch]
         watched = [i for i, op in enumerate(ops) if isinstance(op, GetData) and op.watch]
         single = [i for i, op in enumerate(ops) if not isinstance(op, GetData)]
@@ -109,7 +109,7 @@ class ZkCoordination:
                 self._end_read(op, is_missing)
 
     def _end_read(self, op: ReadOp, is_missing: bool) -> None:
-        """Reading the data of a znode that is not there arms no watch: its handler would never be called."""
+        """Reading the data of a missing znode arms no watch: its handler would never be called."""
         self._reading[op.path] -= 1
         if not self._reading[op.path]:
             del self._reading[op.path]
@@ -120,7 +120,7 @@ class ZkCoordination:
         return await self._session.multi(ops)
 
     def _on_watch(self, watch: WatchEvent) -> None:
-        """The handler of a znode that went is forgotten, but not while it is read again: it may have come back."""
+        """Drop the handler of a deleted znode, but not while it is read again: it may have come back."""
         if watch.type is EventType.DELETED and watch.path != CONTROLLER and watch.path not in self._reading:
             self._session.forget_change(watch.path)
         event = event_of(watch)

@@ -37,27 +37,27 @@ def waiting_for(ctx: ControllerContext, topic: str) -> list[int]:
 
 
 def is_current(ctx: ControllerContext, broker_id: int, head: RequestHead) -> bool:
-    """False for an answer to a request of an earlier term or to an earlier incarnation of the broker."""
+    """Return False for an answer from an earlier term or an earlier incarnation of the broker."""
     broker = ctx.brokers.live_or_shutting_down.get(broker_id)
     return broker is not None and (head.controller_epoch, head.broker_epoch) == (ctx.epoch, broker.epoch)
 
 
 def enqueue_topics(ctx: ControllerContext, topics: Sequence[str]) -> Steps[None]:
-    """Queues topics for deletion. A reassignment of theirs ends here: old and added replicas are all deleted."""
+    """Queue topics for deletion. Their reassignments end here: old and added replicas are all deleted."""
     for topic in topics:
         ctx.queue_for_deletion(topic)
     yield from resume(ctx, topics)
 
 
 def resume_for_topics(ctx: ControllerContext, topics: Iterable[str]) -> Steps[None]:
-    """Makes topics eligible again: a broker with a replica came back."""
+    """Make topics eligible again: a broker with a replica came back."""
     queued = [topic for topic in topics if ctx.deletions.is_queued(topic)]
     ctx.deletions.resume(queued)
     yield from resume(ctx, queued)
 
 
 def resume(ctx: ControllerContext, topics: Iterable[str]) -> Steps[None]:
-    """Moves each of these topics one step on: finish, retry or start."""
+    """Advance each of these topics by one step: finish, retry or start."""
     complete, retry, eligible = [], [], []
     for topic in dict.fromkeys(topics):
         if not ctx.deletions.is_queued(topic):
@@ -87,7 +87,7 @@ def _start(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
 
 
 def _delete_replicas(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
-    """Online replicas are stopped, then deleted; a topic with one that is not online must wait for it."""
+    """Stop and delete online replicas; a topic with an offline replica must wait."""
     dead, alive = [], []
     for topic in topics:
         replicas = ctx.topics.replicas_of(ctx.topics.partitions_of(topic))
@@ -108,7 +108,7 @@ def _delete_replicas(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
 
 
 def fail(ctx: ControllerContext, replicas: Iterable[PartitionReplica]) -> Steps[None]:
-    """These replicas cannot be deleted now: their topics wait until something changes."""
+    """Mark replicas that cannot be deleted now: their topics wait for a change."""
     failed = [r for r in replicas if ctx.deletions.is_queued(r.partition.topic)]
     topics = dict.fromkeys(r.partition.topic for r in failed)
     stoppable = (ReplicaState.OFFLINE, ReplicaState.DELETION_STARTED)
@@ -141,10 +141,10 @@ def on_stop_replica_response(ctx: ControllerContext, event: TopicDeletionStopRep
 
 
 def _complete(ctx: ControllerContext, topics: list[str]) -> Steps[None]:
-    """All replicas are gone: the znodes go, the entry of the queue last, and the name is free again.
+    """All replicas are deleted: remove the znodes, the queue entry last; then the name is free.
 
-    A topic whose znodes ZooKeeper does not let go stays queued; it is tried again when one of its brokers comes back,
-    and by the next controller.
+    A topic whose znodes cannot be deleted stays queued; it is retried when one of its brokers comes back, and by the
+    next controller.
     """
     if not topics:
         return

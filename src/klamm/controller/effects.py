@@ -36,7 +36,7 @@ class ZkMulti:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Queue a request for a broker, behind all that were sent before; a broker without a channel gets nothing."""
+    """Queue a request for a broker, after all earlier ones; ignored for a broker without a channel."""
 
     broker_id: int
     request: ControlRequest
@@ -44,7 +44,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class AskLogEnds:
-    """Ask a broker where its logs end, until it answers or its channel is closed: `LogEndsReceived` is the answer.
+    """Ask a broker for its log ends until it answers or its channel is closed; `LogEndsReceived` is the answer.
 
     Each partition comes with its leader epoch. A broker that does not know that epoch yet may still lead in an older
     one: it is asked again, until nothing can be appended to its log any longer. It does not wait behind control
@@ -57,7 +57,7 @@ class AskLogEnds:
 
 @dataclass(frozen=True, slots=True)
 class AddChannel:
-    """Start sending to a broker; if there is a channel already, it only learns the new addresses."""
+    """Start sending to a broker; an existing channel only receives the new addresses."""
 
     broker: BrokerEndPoints
 
@@ -76,7 +76,7 @@ class CloseAllChannels:
 
 @dataclass(frozen=True, slots=True)
 class AskSessionId:
-    """Answered with the id of the session with ZooKeeper that requests are made in now."""
+    """Answered with the id of the current ZooKeeper session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,14 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Enqueue:
-    """Put an event at the end of the own queue."""
+    """Append an event to the controller's own queue."""
 
     event: ControllerEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Put an event when the time has passed, unless `CancelScheduled` comes first."""
+    """Queue an event after a delay, unless `CancelScheduled` comes first."""
 
     delay_ms: int
     event: ControllerEvent
@@ -130,7 +130,7 @@ class LeadershipChanged:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line for the state change log. A warning needs an operator; it is not repeated within a minute."""
+    """A line of the state change log. A warning needs an operator and is not repeated within a minute."""
 
     text: str
     is_warning: bool = False
@@ -157,7 +157,7 @@ Effect: TypeAlias = (
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[Effect, Any, T]
-"""A part of the controller's work that yields effects and ends with a T."""
+"""A part of the controller's work that yields effects and returns a T."""
 ReadResults: TypeAlias = tuple[ReadResult | None, ...]
 MultiResults: TypeAlias = tuple[MultiResult, ...]
 

@@ -39,7 +39,7 @@ class Election:
 
 
 def initial_leader_and_isr(replicas: tuple[int, ...], online: Container[int]) -> LeaderAndIsr | None:
-    """The first state of a partition: all replicas that are online are in sync, the first of them leads."""
+    """Return the first state of a partition: all online replicas are in sync, and the first one leads."""
     isr = tuple(r for r in replicas if r in online)
     return LeaderAndIsr(isr[0], INITIAL_LEADER_EPOCH, isr) if isr else None
 
@@ -53,13 +53,13 @@ def elect_offline(
     mark_recovering: bool = False,
     suspects: Collection[int] = (),
 ) -> Election | None:
-    """A new leader for a partition that lost its own: from the ISR, or any online replica if unclean.
+    """Elect a leader for a partition without one: from the ISR, or any online replica if unclean.
 
-    `suspects` may have lost their tail: they do not lead, and leave the ISR when another leads. While one of them is
-    all that is left of the ISR nobody leads: see `elect_longest_log`.
+    `suspects` may have lost their tail: they do not lead, and leave the ISR when another replica leads. If the ISR
+    consists of suspects only, no replica leads: see `elect_longest_log`.
 
-    One that is only being added leads when there is no other: it may have copied nothing yet, and where its leadership
-    completes the move the others' logs are deleted.
+    An added replica leads only if there is no other: it may have copied nothing yet, and if its leadership completes
+    the move, the other logs are deleted.
     """
     recipients = tuple([r for r in assignment.replicas if r in online])
     for leader in recipients:
@@ -82,12 +82,12 @@ def elect_longest_log(
     online: Container[int],
     log_ends: Mapping[int, LogEnd | None],
 ) -> Election | None:
-    """All of the ISR that is online may have lost its tail: the longest log of the newest epoch leads, alone in sync.
+    """All online ISR members may have lost their tail: elect the longest log of the newest epoch, alone in the ISR.
 
     A replica outside the ISR leads only if its log is longer than those of all members that are online: then it has
-    everything that they still have. If no member has answered yet, Kafka's rule holds: the first that is online leads.
-    A log end of None is of a log that cannot be used. While an unclean election is being recovered from, the others
-    may have records of newer epochs that were given up, and are not compared.
+    everything that they still have. If no member has answered yet, Kafka's rule applies: the first online one leads. A
+    log end of None means an unusable log. During recovery from an unclean election, other replicas may have discarded
+    records of newer epochs and are not compared.
     """
     recipients = tuple([r for r in assignment.replicas if r in online])
     members = [r for r in recipients if r in state.isr and log_ends.get(r, _UNKNOWN) is not None]
@@ -141,7 +141,7 @@ def remove_from_isr(
     outside: Collection[int] = (),
     is_deleted: bool = False,
 ) -> LeaderAndIsr | None:
-    """The state without the `leaving` replicas. None: nothing to change.
+    """Return the state without the `leaving` replicas; None if nothing changes.
 
     If no remaining replica can lead, nothing is committed until one can: then all members remain, because each of them
     has everything. Of a topic that is being deleted the last remains, as in Kafka. Replicas `outside` the

@@ -98,7 +98,7 @@ def elect(
         results[tp] = _UNAVAILABLE[election_type] if error is ErrorCode.LEADER_NOT_AVAILABLE else error
     if trigger is ElectionTrigger.ZK:
         refused = yield from delete_all(ctx, [paths.PREFERRED_REPLICA_ELECTION])
-        if not refused:  # the next may have been written before this one was deleted
+        if not refused:  # a new request may have been written before this one was deleted
             yield Enqueue(ReplicaLeaderElection(None, ElectionType.PREFERRED, ElectionTrigger.ZK))
     return results
 
@@ -157,7 +157,7 @@ def on_unclean_allowed(ctx: ControllerContext, topic: str | None = None) -> Step
 
 
 def on_failover(ctx: ControllerContext) -> Steps[None]:
-    """A preferred election that a tool asked for and the last controller did not finish."""
+    """Resume a tool's preferred election that the last controller did not finish."""
     listed = yield from _read_election_znode()
     if listed is None:
         return

@@ -97,7 +97,7 @@ class Channels(Protocol):
 
 
 class QueuedEvent:
-    """An event on its way. It is processed or preempted, never both, and answered once."""
+    """A queued event. It is processed or preempted, never both, and answered once."""
 
     __slots__ = ("_on_reply", "_started", "enqueue_s", "event", "number", "spent")
 
@@ -110,7 +110,7 @@ class QueuedEvent:
         self._started: asyncio.Event | None = None
 
     def spend(self) -> bool:
-        """False when somebody else has it already."""
+        """Return False if it was taken already."""
         was_spent, self.spent = self.spent, True
         if self._started is not None:
             self._started.set()
@@ -121,13 +121,13 @@ class QueuedEvent:
             self.reply(self.event.refusal(error))
 
     def reply(self, value: EventReply) -> None:
-        """The first answer counts."""
+        """Only the first answer counts."""
         on_reply, self._on_reply = self._on_reply, None
         if on_reply is not None:
             on_reply(value)
 
     async def await_processing(self) -> None:
-        """Returns when its processing has begun, or never will."""
+        """Return when its processing has begun, or never will."""
         if not self.spent:
             if self._started is None:
                 self._started = asyncio.Event()

@@ -69,7 +69,7 @@ class CreatablePartitions:
 
 @dataclass(frozen=True, slots=True)
 class AlterPartitionItem:
-    """The ISR that a leader asks for. v3 carries broker epochs beside the ids; -1 means that they are not checked."""
+    """The ISR that a leader requests. v3 carries broker epochs with the ids; -1 disables their check."""
 
     partition: int
     leader_epoch: int
@@ -166,7 +166,7 @@ class BrokerModifications(Notification):
 
 @dataclass(frozen=True, slots=True)
 class RegistrationDeleted(Notification):
-    """The znode of a broker is gone. If this broker's session is not, somebody has deleted it."""
+    """The znode of a broker is gone. If it is this broker's and its session lives, someone deleted it."""
 
     broker_id: int
     STATE: ClassVar = ControllerState.BROKER_CHANGE
@@ -186,7 +186,7 @@ class ControlledShutdown(Event[ControlledShutdownResult]):
 
 @dataclass(frozen=True, slots=True)
 class LogEndsReceived(Notification):
-    """Where the logs of a broker end, as that incarnation of it answered; None where it cannot tell."""
+    """Log ends of a broker, as reported by that incarnation; None for unknown ones."""
 
     broker_id: int
     broker_epoch: int
@@ -196,7 +196,7 @@ class LogEndsReceived(Notification):
 
 @dataclass(frozen=True, slots=True)
 class UncleanReplicaWaitOver(Notification):
-    """Partitions have waited long enough for in-sync replicas that are missing."""
+    """Partitions have waited long enough for missing in-sync replicas."""
 
     STATE: ClassVar = ControllerState.BROKER_CHANGE
 
@@ -262,7 +262,7 @@ class CreatePartitions(Event[TopicResults]):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopics(Event[TopicResults]):
-    """Topics by name and by id; the results come in that order. An id never deletes a topic that took the name."""
+    """Topics by name and by id; results are in that order. An id never deletes a newer topic of the same name."""
 
     names: tuple[str, ...]
     topic_ids: tuple[UUID, ...] = ()

@@ -1,7 +1,7 @@
-"""Becoming the controller and ceasing to be it: registration, election, failover, resignation.
+"""The role of controller: registration, election, failover, resignation.
 
 `/controller` is the lock, `/controller_epoch` the epoch; both change in one transaction. The version of the epoch's
-znode is the fence of everything that this controller writes.
+znode fences every write of this controller.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _UNREADABLE: Final = -2
 
 
 def register_broker(ctx: ControllerContext) -> Steps[BrokerRegistration]:
-    """Creates this broker's znode; its czxid is the broker epoch. A znode of another session is left alone.
+    """Create this broker's znode; its czxid is the broker epoch. A znode of another session is not touched.
 
     A znode that this session owns is ours: the answer to its creation was lost, or it was requested twice. Only the
     owner shows this: a znode of this broker's last session looks the same, and will be gone soon.
@@ -125,7 +125,7 @@ def _registered(ctx: ControllerContext, epoch: int) -> Steps[BrokerRegistration]
 
 
 def register_again(ctx: ControllerContext) -> Steps[None]:
-    """Somebody has deleted this broker's znode while its session lives: without it the broker counts as dead."""
+    """This broker's znode was deleted while its session lives: without it the broker counts as dead."""
     path, before = paths.broker_path(ctx.config.broker_id), ctx.broker_epoch
     registration = yield from register_broker(ctx)
     if registration.error is not ErrorCode.NONE:
@@ -183,11 +183,9 @@ def _controller_id(found: ReadResult | None) -> Steps[int]:
 
 
 def elect(ctx: ControllerContext) -> Steps[bool]:
-    """Competes for the role. True: this broker is the controller now and must fail over."""
+    """Compete for the role. Returns True if this broker is the controller now and must fail over."""
     controller_id = yield from read_controller_id()
-    if (
-        controller_id == ctx.config.broker_id
-    ):  # a claim of our own that could not be dropped: it must not make us active
+    if controller_id == ctx.config.broker_id:  # our own claim that could not be dropped must not make us active
         yield Schedule(CLAIM_RETRY_MS, Reelect())
         return False
     if controller_id == _UNREADABLE:
@@ -241,7 +239,7 @@ def _read_or_create_epoch() -> Steps[tuple[int, int]]:
 
 
 def _verify_election(me: int, data: bytes, epoch: int) -> Steps[int]:
-    """The transaction failed or its answer was lost: it was ours only if both znodes say so."""
+    """The transaction failed or its answer was lost: it succeeded only if both znodes prove it."""
     controller, epoch_node = yield from store.read_data([paths.CONTROLLER, paths.CONTROLLER_EPOCH])
     ours = controller is not None and controller.data == data
     if ours and epoch_node is not None and epoch_node.data == encode_controller_epoch(epoch):
@@ -284,7 +282,7 @@ def _start_state_machines(ctx: ControllerContext, returned: frozenset[TopicParti
 
 
 def _set_up_feature(ctx: ControllerContext) -> Steps[None]:
-    """`/feature`: enabled from protocol 2.7 on. Features that are there are kept."""
+    """`/feature`: enabled from protocol 2.7 on. Existing features are kept."""
     protocol = ctx.config.inter_broker_protocol
     wanted = FeatureZnode(protocol.has_features, version=2 if protocol.at_least(3, 3) else 1)
     while True:
@@ -319,7 +317,7 @@ def _clear_notifications(ctx: ControllerContext) -> Steps[None]:
 
 
 def _initialise_context(ctx: ControllerContext) -> Steps[frozenset[TopicPartition]]:
-    """Returns the partitions whose leader has registered since it became that: no controller has seen it go.
+    """Return the partitions whose leader has registered after it became leader: no controller saw it die.
 
     Its state as a leader that was not on its disk is gone, so it must not continue in the same leader epoch.
     """
@@ -352,13 +350,13 @@ def _slices(ctx: ControllerContext, size: int) -> Iterator[list[TopicPartition]]
 
 
 def resign() -> Steps[None]:
-    """Stops every sender and timer; the caller forgets the context. Nothing is written."""
+    """Stop every sender and timer; the caller drops the context. Nothing is written."""
     yield CloseAllChannels()
     yield CancelScheduled()
 
 
 def drop_orphaned_claim(ctx: ControllerContext) -> Steps[None]:
-    """`/controller` names this broker, which is not active: an election whose outcome was not known at the time.
+    """`/controller` names this broker, which is not active: the outcome of its election was unknown.
 
     The epoch is read first: if it is still the same when the znode is deleted, nobody was elected after the reading.
     """
@@ -378,4 +376,4 @@ def give_up_role(ctx: ControllerContext) -> Steps[None]:
     try:
         yield from store.fenced(ctx, [Delete(paths.CONTROLLER)])
     except (MultiFailed, ConnectionLoss, ControllerMoved):
-        yield Note("the role of controller could not be given up: it is somebody else's already")
+        yield Note("cannot resign as controller: another broker has the role already")

@@ -1,4 +1,4 @@
-"""ISR changes: asked for by AlterPartition, written by leaders themselves, or forced by failed log directories."""
+"""ISR changes: requested by AlterPartition, written by leaders themselves, or caused by failed log directories."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from klamm.zk.model.znodes import ZnodeFormatError, decode_log_dir_event, decode
 
 
 def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[None]:
-    """Leaders change their ISR through the controller. The leader learns from the answer, the others by metadata."""
+    """Leaders change their ISR through the controller. The leader gets the answer, the others the metadata."""
     broker = ctx.brokers.live_or_shutting_down.get(event.broker_id)
     if broker is None or broker.epoch != event.broker_epoch:
         yield Reply(AlterPartitionResults(ErrorCode.STALE_BROKER_EPOCH))
@@ -83,14 +83,14 @@ def _judge(
 
 
 def _is_well_formed(item: AlterPartitionItem, leader: int) -> bool:
-    """An ISR has the leader, nobody twice, and, where broker epochs are given, one a member."""
+    """An ISR contains the leader, no duplicates, and, if broker epochs are given, one per member."""
     epochs = item.isr_broker_epochs
     once = len(set(item.new_isr)) == len(item.new_isr)
     return leader in item.new_isr and once and (not epochs or len(epochs) == len(item.new_isr))
 
 
 def _is_eligible(ctx: ControllerContext, item: AlterPartitionItem, tp: TopicPartition) -> bool:
-    """Replicas whose directory works, on brokers that live, do not shut down, and are that incarnation."""
+    """Whether replicas are eligible: working directory, live broker of that incarnation, not shutting down."""
     epochs = item.isr_broker_epochs or (-1,) * len(item.new_isr)
     for replica, epoch in zip(item.new_isr, epochs, strict=True):
         broker = ctx.brokers.live_or_shutting_down.get(replica)
@@ -123,7 +123,7 @@ def _result(
 
 
 def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
-    """Leaders of older protocol versions write the ISR themselves and then leave a note here.
+    """Leaders of older protocol versions write the ISR themselves and then create a notification.
 
     A leader that does not know yet that a move was cancelled may have added the moved replica: it is removed again.
     """
@@ -167,7 +167,7 @@ def on_log_dir_event(ctx: ControllerContext) -> Steps[None]:
     replicas = [r for r in ctx.topics.replicas_on(sorted(brokers)) if not ctx.deletions.is_queued(r.partition.topic)]
     added: list[PartitionReplica] = []
     online: list[PartitionReplica] = []
-    for replica in replicas:  # one that is new stays so until it is in sync
+    for replica in replicas:  # a new replica stays new until it is in sync
         (added if ctx.states.replica_state(replica) is ReplicaState.NEW else online).append(replica)
     yield from replica_state_machine.handle_state_changes(ctx, online, ReplicaState.ONLINE)
     tells = [TellLeaderAndIsr((r.replica,), r.partition, is_new=True) for r in added]

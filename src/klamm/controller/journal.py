@@ -108,7 +108,7 @@ class ControllerJournal:
 
 
 def topics_of(event: ControllerEvent) -> tuple[str, ...]:
-    """The first topics that the event names, each once."""
+    """Return the first topics that the event names, each once."""
     return tuple(islice(dict.fromkeys(islice(_all_topics(event), _MAX_LOOKED_AT)), MAX_LISTED))
 
 

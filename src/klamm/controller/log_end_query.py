@@ -1,8 +1,8 @@
-"""Asks a broker where its logs end, for an election among replicas that may have lost their tail.
+"""Asks a broker for its log ends, for an election among replicas that may have lost their tail.
 
-OffsetForLeaderEpoch of a debugging consumer: a klamm broker answers it from its disk, whatever it hosts. It is an
-ordinary data request: a broker that is starting answers it when the controller's first UpdateMetadata has arrived, so
-it must not stand in the queue of control requests.
+It uses OffsetForLeaderEpoch of a debugging consumer: a klamm broker answers it from its disk, in any role. It is an
+ordinary data request: a starting broker answers it after the controller's first UpdateMetadata, so it must not wait in
+the queue of control requests.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ TIMER_MARGIN_MS: Final = 10
 
 
 def on_unclean_shutdown(ctx: ControllerContext, broker: int) -> Steps[None]:
-    """A broker has registered so: it is suspected in every ISR that it is in now."""
+    """A broker has reported an unclean shutdown: it is suspected in every ISR that it is in now."""
     states = ctx.states.leadership
     tps = [tp for tp in ctx.topics.partitions_on(broker) if tp in states and broker in states[tp].leader_and_isr.isr]
     ctx.suspects.add(broker, tps)
@@ -37,7 +37,7 @@ def on_unclean_shutdown(ctx: ControllerContext, broker: int) -> Steps[None]:
 
 
 def leave_isrs(ctx: ControllerContext, brokers: Iterable[int]) -> Steps[None]:
-    """Suspects among brokers that have just come leave ISRs whose partitions are led by others.
+    """Remove suspects among new brokers from ISRs of partitions that others lead.
 
     Usually there are none: a broker leaves its ISRs when it dies. The others are informed here, the new ones later.
     """
@@ -56,7 +56,7 @@ def leave_isrs(ctx: ControllerContext, brokers: Iterable[int]) -> Steps[None]:
 
 
 def on_log_ends(ctx: ControllerContext, event: LogEndsReceived) -> None:
-    """Notes the answers of the incarnation that is registered now; `review` follows."""
+    """Store the answers of the registered incarnation; `review` follows."""
     known = ctx.brokers.live_or_shutting_down.get(event.broker_id)
     if known is None or known.epoch != event.broker_epoch:
         return
@@ -70,7 +70,7 @@ def review(ctx: ControllerContext) -> Steps[None]:
     """Hold partitions that must wait, ask the replicas not yet asked, and elect where the wait is over."""
     suspects = ctx.suspects
     if not suspects.unclean:
-        suspects.keep_held(())  # replicas that return later wait for the others from then on
+        suspects.keep_held(())  # replicas that return later start their own wait
         return
     for tp in suspects.all_partitions():
         if ctx.deletions.is_queued(tp.topic):
@@ -102,14 +102,14 @@ def _hold(ctx: ControllerContext, tps: list[TopicPartition]) -> Steps[None]:
 
 
 def _able(ctx: ControllerContext, tp: TopicPartition) -> list[int]:
-    """Members of the ISR that are online; one whose log turned out to be on a failed directory is not."""
+    """Return the online members of the ISR, without those whose log is in a failed directory."""
     useless = {broker for broker, end in ctx.suspects.held[tp].log_ends.items() if end is None}
     members = ctx.states.leadership[tp].leader_and_isr.isr
     return [r for r in members if r not in useless and ctx.brokers.is_replica_online(r, tp)]
 
 
 def _is_missing_any(ctx: ControllerContext, tp: TopicPartition) -> bool:
-    """Whether a replica is not there that has everything, for all we know: a member, or one that was until now."""
+    """Whether a replica is missing that may have everything: a member, or one that was a member until now."""
     able = _able(ctx, tp)
     left = ctx.suspects.left.get(tp, ())
     is_member_missing = len(able) < len(ctx.states.leadership[tp].leader_and_isr.isr)
@@ -119,7 +119,7 @@ def _is_missing_any(ctx: ControllerContext, tp: TopicPartition) -> bool:
 
 
 def _ask(ctx: ControllerContext) -> Steps[None]:
-    """Every replica that is online and was not asked yet, those outside the ISR too. One request a broker."""
+    """Query every online replica that was not asked yet, also outside the ISR. One request per broker."""
     asked: dict[int, list[tuple[TopicPartition, int]]] = {}
     for tp, hold in ctx.suspects.held.items():
         for replica in ctx.online_replicas(tp):

@@ -1,8 +1,8 @@
 """The partition state machine: NonExistent, New, Online, Offline.
 
-A call moves many partitions to one state: it decides, writes in fenced transactions, then changes the cache, then
-sends one batch. Illegal transitions are noted and skipped; a partition that could not be moved keeps
-its state and comes back with an error.
+A call moves many partitions to one state: it decides, writes in fenced transactions, then changes the cache, then sends
+one batch. Illegal transitions are logged and skipped; a partition that could not be moved keeps its state and is
+returned with an error.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _to_bring_online(ctx: ControllerContext, topic: str | None = None) -> list[T
 
 
 def trigger_online(ctx: ControllerContext, topic: str | None = None) -> Steps[Outcome]:
-    """Tries to bring online every partition that is not; topics queued for deletion are left alone."""
+    """Try to bring every offline or new partition online, except for topics queued for deletion."""
     tps = _to_bring_online(ctx, topic)
     return (yield from handle_state_changes(ctx, tps, PartitionState.ONLINE, ElectionStrategy.OFFLINE))
 
@@ -112,7 +112,7 @@ def _bring_online(
 
 
 def _initialise(ctx: ControllerContext, tps: list[TopicPartition], outcome: Outcome) -> Steps[list[TellLeaderAndIsr]]:
-    """New partitions get their first leader and ISR from the replicas that are online now."""
+    """Give new partitions their first leader and ISR from the online replicas."""
     wanted = {}
     for tp in tps:
         first = initial_leader_and_isr(ctx.topics.assignment(tp).replicas, ctx.online_replicas(tp))
@@ -176,7 +176,8 @@ def _elect(
 def _refresh(
     ctx: ControllerContext, found: dict[TopicPartition, LeaderIsrAndControllerEpoch]
 ) -> Steps[list[TopicPartition]]:
-    """Caches states as they were found; those whose ISR is news: with older protocols leaders write it themselves."""
+    """Cache states as they were found and return those with a new ISR: with older protocols leaders write it
+    themselves."""
     stale = [
         tp for tp, state in found.items() if ctx.states.leadership[tp].leader_and_isr.isr != state.leader_and_isr.isr
     ]
@@ -191,7 +192,7 @@ def run_strategy(
     online = ctx.online_replicas(tp)
     suspects = ctx.suspects.of(tp)
     if suspects and len(online) == 1 and state.isr == online and tp not in ctx.suspects.left:
-        suspects = frozenset()  # the last in sync, and nobody to compare it with
+        suspects = frozenset()  # the last in-sync replica, without another one to compare it to
     able = [r for r in online if r not in suspects] if suspects else online
     recovery = ctx.config.inter_broker_protocol.has_leader_recovery_state
     match strategy:
@@ -219,9 +220,9 @@ def run_strategy(
 def _unclean_topics(
     ctx: ControllerContext, tps: list[TopicPartition], strategy: ElectionStrategy
 ) -> Steps[frozenset[str]]:
-    """Topics whose partitions may be given to a replica outside the ISR. Configs are read only where it matters.
+    """Return topics with unclean election enabled. Configurations are read only if needed.
 
-    A topic whose config cannot be read is not among them: nobody knows whether its data may be lost.
+    A topic with an unreadable configuration is excluded: it is unknown whether its data may be lost.
     """
     if strategy is ElectionStrategy.OFFLINE_UNCLEAN:
         return frozenset(tp.topic for tp in tps)
@@ -232,7 +233,7 @@ def _unclean_topics(
 
 
 def topics_that_may_lose_records(ctx: ControllerContext, topics: Iterable[str]) -> Steps[frozenset[str]]:
-    """Those of `topics` with `unclean.leader.election.enable`."""
+    """Return the `topics` with `unclean.leader.election.enable`."""
     configs = yield from store.read_topic_configs(topics)
     default = "true" if ctx.config.unclean_leader_election_enable else "false"
     key = "unclean.leader.election.enable"

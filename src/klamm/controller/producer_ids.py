@@ -1,4 +1,4 @@
-"""Blocks of producer ids for brokers: each id is given to one broker, ever."""
+"""Blocks of producer ids for brokers: each id is allocated once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def on_allocate_producer_ids(ctx: ControllerContext, event: AllocateProducerIds)
 
 
 def _claim(ctx: ControllerContext, broker_id: int) -> Steps[ProducerIdsBlock]:
-    """Compare and swap; when an answer is lost a block may be skipped, which costs nothing but numbers."""
+    """Compare and swap; after a lost answer a block may be skipped, which is harmless."""
     while True:
         (result,) = yield from read_data([paths.PRODUCER_ID_BLOCK])
         if result is None:

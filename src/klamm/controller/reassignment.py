@@ -1,4 +1,4 @@
-"""Moving replicas (KIP-455): add the new ones, wait until the whole target is in sync, then take the old ones away.
+"""Moving replicas (KIP-455): add the new ones, wait until the whole target is in sync, then remove the old ones.
 
 While a partition moves, its replicas are the target followed by the leftover originals; the topic znode holds what is
 added and removed, so any controller can continue. A move ends when the target is a subset of the ISR in ZooKeeper.
@@ -21,7 +21,7 @@ from klamm.zk.model import paths
 
 
 def on_partition_reassignment(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[None]:
-    """Starts, replaces, continues, cancels or completes the move of one partition."""
+    """Start, replace, continue, cancel or complete the move of one partition."""
     if new != ctx.topics.assignment(tp) and not (yield from _update_current(ctx, tp, new)):
         return
     if (yield from _is_complete(ctx, tp, new)):
@@ -31,7 +31,7 @@ def on_partition_reassignment(ctx: ControllerContext, tp: TopicPartition, new: R
 
 
 def _update_current(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment) -> Steps[bool]:
-    """False: the topic is gone, or its znode cannot be written."""
+    """Returns False if the topic is gone or its znode cannot be written."""
     old = ctx.topics.assignment(tp)
     znode = yield from topic_store.rewrite_topic(ctx, tp.topic, lambda current: {**current, tp.partition: new})
     if znode is None or znode.assignment.get(tp.partition) != new:
@@ -53,7 +53,7 @@ def _is_complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignm
 def _is_in_sync(
     ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment, state: LeaderIsrAndControllerEpoch | None
 ) -> bool:
-    """The target is in sync, and one of it can lead: otherwise taking the others away would lose the partition."""
+    """Whether the target is in sync and one of it can lead: otherwise removing the others would lose the partition."""
     if state is None or tp not in ctx.topics.reassigning:
         return False
     isr, target = state.leader_and_isr.isr, new.target_replicas
@@ -62,7 +62,7 @@ def _is_in_sync(
 
 
 def _begin(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:
-    """Everyone learns the new replica lists under new leader epochs; added replicas begin to fetch."""
+    """Send the new replica lists with new leader epochs; added replicas start to fetch."""
     begun = yield from _bump_leader_epochs(ctx, {tp: ctx.topics.assignment(tp).replicas for tp in tps})
     tells: list[TellLeaderAndIsr] = []
     fresh: list[PartitionReplica] = []
@@ -78,7 +78,7 @@ def _begin(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]
 
 
 def _elect_added(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:
-    """Partitions that nobody could lead have more replicas now: where records may be lost, one of them leads."""
+    """Partitions without a leader have more replicas now: with unclean election enabled, one of them leads."""
     outcome = yield from partition_state_machine.handle_state_changes(ctx, tps, PartitionState.ONLINE)
     yield from maybe_complete(ctx, outcome.elected)
 
@@ -86,9 +86,9 @@ def _elect_added(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps
 def _bump_leader_epochs(
     ctx: ControllerContext, replicas: Mapping[TopicPartition, tuple[int, ...]]
 ) -> Steps[list[TopicPartition]]:
-    """The partitions that have a new leader epoch now.
+    """Return the partitions that have a new leader epoch.
 
-    A leader that writes its ISR itself may have taken a replica in that was just dropped: it does not stay.
+    A leader that writes its ISR itself may have added a replica that was just dropped: it is removed.
     """
 
     def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr:
@@ -152,7 +152,7 @@ def _remove_replicas(ctx: ControllerContext, tp: TopicPartition, removed: Iterab
 
 
 def maybe_complete(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> Steps[None]:
-    """The ISR of these partitions changed: moves whose target is in sync now are completed.
+    """Complete moves whose target is in sync after an ISR change.
 
     One read covers all, so that moves that continue cost nothing more.
     """
@@ -177,7 +177,7 @@ def resume_all(ctx: ControllerContext) -> Steps[None]:
 
 
 def _resume(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:
-    """All are read at once; those whose target is in sync are completed, the others begin together."""
+    """Read all at once; complete those whose target is in sync, start the others together."""
     states = yield from store.read_states(tps)
     waiting = []
     for tp in tps:

@@ -66,7 +66,7 @@ def _too_large(
 
 
 def plan(ctx: ControllerContext, tp: TopicPartition, target: Target) -> ReplicaAssignment | Refused:
-    """The assignment on the way to `target` (None: back to where it was), or why it cannot be."""
+    """Return the assignment during the move to `target` (None: cancel), or the refusal."""
     if target is None and tp not in ctx.topics.reassigning:
         return Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
     if target is not None and (refused := _check_target(ctx, target)) is not None:
@@ -102,7 +102,7 @@ def _check_target(ctx: ControllerContext, target: tuple[int, ...]) -> Refused | 
 def _keep_in_sync_replica(
     ctx: ControllerContext, tp: TopicPartition, planned: ReplicaAssignment
 ) -> ReplicaAssignment | Refused:
-    """Replicas dropped at once (a cancelled or replaced move) must not be all that is in sync."""
+    """Replicas dropped at once (a cancelled or replaced move) must not be the only ones in sync."""
     state = ctx.states.leadership.get(tp)
     if state is None or any(r in planned.replicas for r in state.leader_and_isr.isr):
         return planned

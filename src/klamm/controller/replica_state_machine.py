@@ -1,6 +1,6 @@
 """The replica state machine: New, Online, Offline and the states of deletion.
 
-As with partitions a call moves many replicas to one state: one fenced transaction (or a few), the cache, one batch.
+As for partitions, a call moves many replicas to one state: a few fenced transactions, the cache, one batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OfflineReplicas:
 
 
 def startup(ctx: ControllerContext) -> dict[TopicPartition, list[int]]:
-    """After failover: the state of every replica. Returns the replicas that are not online, by partition."""
+    """Initialise the state of every replica after failover. Returns the offline replicas by partition."""
     offline: dict[TopicPartition, list[int]] = {}
     for tp in ctx.topics.all_partitions():
         replicas = ctx.topics.assignment(tp).replicas
@@ -58,7 +58,7 @@ def leave_isrs(ctx: ControllerContext, offline: dict[TopicPartition, list[int]])
 
 
 def has_unassigned_isr(ctx: ControllerContext, tp: TopicPartition) -> bool:
-    """Whether the ISR has a replica that was moved away: no leader notices that it lags, and it counts as a copy."""
+    """Whether the ISR has a replica that was moved away: no leader notices its lag, and it counts as a copy."""
     return not set(ctx.states.leadership[tp].leader_and_isr.isr).issubset(ctx.topics.assignment(tp).replicas)
 
 
@@ -139,7 +139,7 @@ def _become_online(ctx: ControllerContext, replicas: list[PartitionReplica]) -> 
 def _become_offline(
     ctx: ControllerContext, replicas: list[PartitionReplica], elected: Collection[TopicPartition] = ()
 ) -> Steps[OfflineReplicas]:
-    """The replica is stopped and leaves the ISR; the others of its partition learn the new ISR."""
+    """Stop the replica and remove it from the ISR; the other replicas receive the new ISR."""
     by_partition: dict[TopicPartition, list[int]] = {}
     for replica in replicas:
         by_partition.setdefault(replica.partition, []).append(replica.replica)

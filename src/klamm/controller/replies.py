@@ -57,7 +57,7 @@ class Reassignments:
 
 @dataclass(frozen=True, slots=True)
 class ControlledShutdownResult:
-    """`remaining` are the partitions the broker still leads; it may stop when there are none and no error."""
+    """`remaining` are the partitions that the broker still leads; it may stop if there are none and no error."""
 
     error: ErrorCode = ErrorCode.NONE
     remaining: tuple[TopicPartition, ...] = ()
@@ -87,7 +87,7 @@ class ProducerIdsBlock:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """The answer to Startup: the broker epoch (czxid of the znode), or why this broker could not register."""
+    """The reply to Startup: the broker epoch (czxid of the znode), or why this broker could not register."""
 
     broker_epoch: int = -1
     error: ErrorCode = ErrorCode.NONE
@@ -96,7 +96,7 @@ class BrokerRegistration:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to an event that has nothing to report."""
+    """The reply to an event without a result."""
 
 
 DONE: Final = Done()

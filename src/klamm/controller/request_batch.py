@@ -34,7 +34,7 @@ MAX_NAMED: Final = 10
 
 
 class TellLeaderAndIsr(NamedTuple):
-    """These brokers are to lead or follow the partition as its cached state says."""
+    """These brokers lead or follow the partition according to its cached state."""
 
     brokers: tuple[int, ...]
     partition: TopicPartition
@@ -188,7 +188,7 @@ def _stop_replica_sends(ctx: ControllerContext, tells: Iterable[TellStopReplica]
 def _stop_replica_requests(
     ctx: ControllerContext, broker: int, wanted: dict[TopicPartition, bool]
 ) -> list[StopReplicaRequest]:
-    """One request with a flag a partition; before version 3 the flag is the request's: deletions first, then stops."""
+    """One request with a flag per partition; before version 3 the flag is per request: deletions first, then stops."""
     states = tuple(StopReplicaPartition(tp, _stop_epoch(ctx, tp), delete) for tp, delete in wanted.items())
     if ctx.config.inter_broker_protocol.stop_replica_version >= 3:
         groups = [states]

@@ -2,19 +2,19 @@
 
 The final state of a broker depends only on the order of the requests per partition, so waiting requests are merged:
 
-- UpdateMetadata: one at most waits. The last state of a partition and the last list of live brokers win. It touches
-  the metadata cache only and may pass a StopReplica. If a topic's name returns while the end of its predecessor waits
-  to be sent, the end goes into a request of its own before it; of several ends of a name the first is sent.
-- LeaderAndIsr: the last state of a partition wins (leader epochs only grow), `is_new` sticks. One that was put behind
-  a waiting UpdateMetadata is sent behind it: the broker must know the leaders that it names.
-- StopReplica is a barrier for its partitions: earlier requests stay before it, later ones behind.
-  One that deletes supersedes all that waits for its partition; one that only stops is superseded by the next state.
+- UpdateMetadata: one at most waits. The last state of a partition and the last list of live brokers win. It touches the
+metadata cache only and may pass a StopReplica. If a topic's name returns while the end of its predecessor waits to be
+sent, the end goes into a request of its own before it; of several ends of a name the first is sent. - LeaderAndIsr: the
+last state of a partition wins (leader epochs only grow), `is_new` sticks. If it was queued after a waiting
+UpdateMetadata, it is sent after it: the broker must know the leaders that it names. - StopReplica is a barrier for its
+partitions: earlier requests stay before it, later ones behind. One that deletes supersedes all that waits for its
+partition; one that only stops is superseded by the next state.
 
 A request of very many partitions is sent in slices, so that the broker serves its clients between them. All slices of
 a request are sent before anything else.
 
-The oldest is sent first, so nothing starves. Of one partition a deletion, two states (before and behind a waiting
-UpdateMetadata) and a stop wait at most: the length is bounded by the size of the cluster and not by time.
+The oldest request is sent first, so nothing starves. At most one deletion, two states (before and after a waiting
+UpdateMetadata) and one stop wait per partition: the length is bounded by the cluster's size, not by time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, ZERO_UUID, To
 
 @dataclass(frozen=True, slots=True)
 class QueueItem:
-    """A request, when the oldest part of it was put, and as which of all that were put."""
+    """A request with the time and number of its oldest part."""
 
     request: ControlRequest
     enqueue_s: float
@@ -52,7 +52,7 @@ class QueueItem:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Phase:
-    """Partitions that wait for requests of one kind; `number` orders by the oldest of them."""
+    """Partitions that wait for requests of one kind; `number` is that of the oldest."""
 
     number: int
     enqueue_s: float
@@ -79,7 +79,7 @@ class _Phase:
 
 
 def _merged_stop(waiting: StopReplicaPartition | None, stop: StopReplicaPartition) -> StopReplicaPartition:
-    """A deletion stays one; the end of a topic, which no epoch of the broker's can refuse, stays that as well."""
+    """A deletion stays a deletion; a topic deletion, which no broker epoch can refuse, stays one too."""
     if waiting is None or not waiting.delete:
         return stop
     ends_topic = waiting.leader_epoch == EPOCH_DURING_DELETE
@@ -100,16 +100,16 @@ class RequestQueue:
         self._number = 0
         self.oldest_s: float | None = None
         self.oldest_number: int | None = None
-        """When the oldest waiting request was put, and as which. Written on the control loop only; others may read."""
+        """Time and number of the oldest waiting request. Written on the control loop only; readable elsewhere."""
         self.coalesced = 0
-        """Requests that were put and are not sent on their own."""
+        """Requests that were merged into others."""
 
     def __len__(self) -> int:
         updates = (self._update is not None) + (self._ends is not None)
         return len(self._ready) + len(self._phases) + updates
 
     def _note_oldest(self) -> None:
-        """Each of the three is in order of time: the first is the oldest."""
+        """Each of the three is in time order: the first is the oldest."""
         firsts = [(items[0].enqueue_s, items[0].number) for items in (self._ready, self._phases) if items]
         if self._update is not None:
             firsts.append((self._update[1], self._update[0]))
@@ -134,7 +134,7 @@ class RequestQueue:
         self._note_oldest()
 
     def take(self) -> QueueItem:
-        """The oldest request. Raises IndexError when nothing waits."""
+        """Return the oldest request. Raises IndexError if nothing waits."""
         if not self._ready:
             self._ready.extend(self._take_oldest())
         item = self._ready.popleft()
@@ -165,7 +165,7 @@ class RequestQueue:
     # --- merging -----------------------------------------------------------------------------------------------------
 
     def _put_update(self, request: UpdateMetadataRequest, now_s: float) -> None:
-        """Alone, a request stays the very object that all brokers share."""
+        """An unmerged request stays the object that all brokers share."""
         if self._update is None:
             self._update = (self._number, now_s, request)
             return
@@ -231,7 +231,8 @@ class RequestQueue:
         phase.encoded = request.encoded
 
     def _phase_for_state(self, tp: TopicPartition, topic_id: UUID) -> _Phase | None:
-        """A waiting LeaderAndIsr that is not before anything of this partition, nor before a waiting UpdateMetadata."""
+        """Return a waiting LeaderAndIsr that precedes neither another request of this partition nor a waiting
+        UpdateMetadata."""
         found = None
         for phase in reversed(self._phases):
             fits = not phase.stops and phase.topic_ids.get(tp.topic, topic_id) == topic_id
@@ -268,13 +269,13 @@ class RequestQueue:
                 return
 
     def _drop_other_incarnations(self, tp: TopicPartition, topic_id: UUID) -> None:
-        """States of a topic that had this name before: it is gone, perhaps by another hand than the controller's."""
+        """Drop states of an earlier topic of this name: it is gone, possibly not deleted by the controller."""
         for phase in [phase for phase in self._phases if tp in phase.states]:
             if phase.topic_ids.get(tp.topic, topic_id) != topic_id:
                 self._drop(phase, tp)
 
     def _drop_all(self, tp: TopicPartition) -> StopReplicaPartition | None:
-        """Everything that waits for the partition; returns the deletion among it."""
+        """Drop everything that waits for the partition; returns the deletion among it."""
         deletion = None
         for phase in [phase for phase in self._phases if tp in phase.states or tp in phase.stops]:
             stop = phase.stops.get(tp)

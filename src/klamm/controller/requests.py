@@ -80,9 +80,9 @@ class UpdateMetadataBody:
     cut: dict[int, tuple[UpdateMetadataBody, ...]] = field(default_factory=dict, compare=False, repr=False, hash=False)
 
     def slices(self, limit: int) -> tuple[UpdateMetadataBody, ...]:
-        """The same in bodies of at most `limit` partitions each, which all brokers share as they share the whole.
+        """Split into bodies of at most `limit` partitions each, which all brokers share.
 
-        The last is never full: so a broker knows that it is the last.
+        The last one is never full, so a broker recognises it.
         """
         found = self.cut.get(limit)
         if found is None:
@@ -104,7 +104,7 @@ class UpdateMetadataRequest:
     body: UpdateMetadataBody
 
     def slices(self, limit: int) -> list[UpdateMetadataRequest]:
-        """Itself, if it has fewer partitions than that."""
+        """Returns itself if it has fewer partitions."""
         if len(self.body.partitions) < limit:
             return [self]
         return [UpdateMetadataRequest(self.head, body) for body in self.body.slices(limit)]

@@ -23,10 +23,9 @@ class ControlResponse:
 
 
 def response_event(broker_id: int, request: ControlRequest, response: ControlResponse) -> ControllerEvent | None:
-    """None: the controller has nothing to learn, as from a StopReplica that deletes nothing.
+    """Return None if the controller needs no event, as for a StopReplica that deletes nothing.
 
-    A StopReplica that failed as a whole failed for every partition, so that a deletion never waits for an answer that
-    was given already.
+    A StopReplica that failed as a whole failed for every partition, so that no deletion waits forever.
     """
     if isinstance(request, LeaderAndIsrRequest):
         asked = {state.partition: state.leader_and_isr.leader_epoch for state in request.partitions}

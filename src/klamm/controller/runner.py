@@ -37,14 +37,14 @@ R = TypeVar("R")
 THREAD_NAME: Final = "controller-event-thread"
 REGISTRATION_RETRY_S: Final = 0.1
 STALL_LIMIT_S: Final = 18.0
-"""How long the control loop may stand still: events of many partitions take seconds."""
+"""Allowed stall of the control loop: events of many partitions take seconds."""
 LONGEST_REGISTRATION_RETRY_S: Final = 5.0
 MIN_TIMEOUT_MS: Final = 1_000
 """Minimum wait for the answer: with a timeout of 0, a client still receives a refusal, as from Kafka."""
 
 
 class ControllerHandle:
-    """The controller as API handlers know it, on the broker loop."""
+    """The controller's interface for API handlers, on the broker loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -68,7 +68,7 @@ class ControllerHandle:
         if self._put is None or not self._put(event, lambda value: post(self._loop, resolve, value)):
             resolve(event.refusal())
         if timeout_ms is not None:
-            # Made only when it is needed: it is as large as the event.
+            # Created only if needed: it is as large as the event.
             timer = self._loop.call_later(
                 max(timeout_ms, MIN_TIMEOUT_MS) / 1000, lambda: resolve(event.refusal(ErrorCode.REQUEST_TIMED_OUT))
             )
@@ -86,7 +86,7 @@ def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: ob
     try:
         loop.call_soon_threadsafe(call, *args)
     except RuntimeError:
-        log.debug("%s came too late: the loop is closed", call)
+        log.debug("%s arrived too late: the loop is closed", call)
         return False
     return True
 
@@ -97,7 +97,7 @@ def registration_pause_s(attempt: int) -> float:
 
 
 class ControllerRunner:
-    """Starts and stops the control loop of one broker. `loop` is the broker loop; `rng` becomes the core's."""
+    """Starts and stops the control loop of one broker. `loop` is the broker loop; `rng` is for the core."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class ControllerRunner:
         on_claim: Callable[[int, int], None] | None = None,
         control_log: ControlLog = NO_CONTROL_LOG,
     ) -> None:
-        """`on_claim` receives, on the broker loop, this broker's id and the epoch of a controller's role that it won.
+        """`on_claim` is called on the broker loop with this broker's id and the controller epoch that it won.
 
         `control_log` is recorded to on the control loop only.
         """
@@ -131,7 +131,7 @@ class ControllerRunner:
         self._finished: asyncio.Future[None] | None = None
 
     def start(self, config: ControllerConfig) -> None:
-        """Returns when the control loop takes events; nothing happens before the first, `Startup`."""
+        """Return when the control loop accepts events; nothing happens before the first one, `Startup`."""
         ready = threading.Event()
         self._finished = self._broker_loop.create_future()
         self._thread = threading.Thread(target=self._run_thread, args=(config, ready), name=THREAD_NAME, daemon=True)
@@ -236,7 +236,7 @@ class ControllerRunner:
     # --- session -----------------------------------------------------------------------------------------------------
 
     async def _before_new_session(self) -> None:
-        """The session is over: stop being the controller before anything else can happen."""
+        """The session has expired: stop being the controller before anything else happens."""
         if self._manager is not None:
             await self._manager.clear_and_put(Expire()).await_processing()
 
@@ -244,7 +244,7 @@ class ControllerRunner:
         self._register(self._zk.session_id, 1)
 
     def _register(self, session_id: int, attempt: int) -> None:
-        """The broker must be back, so it tries until it is registered or this session is over as well."""
+        """Register again; retry until it succeeds or this session expires too."""
         if self._manager is None or self._zk.session_id != session_id or self._manager.is_closing:
             return
 
@@ -252,7 +252,9 @@ class ControllerRunner:
             if not isinstance(reply, BrokerRegistration) or reply.error is ErrorCode.NONE:
                 return
             if attempt.bit_count() == 1:
-                log.warning("not registered (attempt %d): %s; trying again", attempt, reply.message or reply.error.name)
+                log.warning(
+                    "registration failed (attempt %d), retrying: %s", attempt, reply.message or reply.error.name
+                )
             delay_s = registration_pause_s(attempt)
             asyncio.get_running_loop().call_later(delay_s, self._register, session_id, attempt + 1)
 

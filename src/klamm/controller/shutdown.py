@@ -49,5 +49,5 @@ def _check(ctx: ControllerContext, event: ControlledShutdown) -> ErrorCode:
         return ErrorCode.BROKER_NOT_AVAILABLE if known is None else ErrorCode.NONE
     if known is None:
         return ErrorCode.UNKNOWN_SERVER_ERROR
-    # Kafka accepts a higher epoch. A broker whose registration this controller has not seen yet asks again soon.
+    # Kafka accepts a higher epoch. A broker whose registration this controller has not seen yet retries soon.
     return ErrorCode.NONE if event.broker_epoch == known.epoch else ErrorCode.STALE_BROKER_EPOCH

@@ -1,8 +1,8 @@
-"""How the controller reads and writes partition states: fenced, many at once, and sure of the outcome.
+"""Reads and writes of partition states: fenced, many at once, with a certain outcome.
 
-Every write is a multi that begins with a check of `/controller_epoch`: when that check fails another broker is the
-controller and `ControllerMoved` ends the event. A multi whose answer was lost may have happened: the znodes are read
-again, and a state that is exactly the one we meant to write is ours.
+Every write is a multi that begins with a check of `/controller_epoch`: if that check fails, another broker is the
+controller and `ControllerMoved` ends the event. A multi whose answer was lost may have taken effect: the znodes are
+read again, and a state equal to the intended one counts as written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_BYTES = 800_000
 
 
 class ControllerMoved(Exception):
-    """Another broker is the controller, or became it: this one must resign."""
+    """Another broker became the controller: this one must resign."""
 
 
 def read(ops: Iterable[ReadOp]) -> Steps[ReadResults]:
@@ -60,13 +60,13 @@ def read_data(paths_: Iterable[str], *, watch: bool = False) -> Steps[list[GetDa
 
 
 def read_children(path: str, *, watch: bool = False) -> Steps[tuple[str, ...]]:
-    """Names of the children in order; none when the znode is not there."""
+    """Return the names of the children in order; none if the znode does not exist."""
     (result,) = yield from read([GetChildren(path, watch)])
     return tuple(sorted(result.children)) if isinstance(result, GetChildrenResult) else ()
 
 
 def fenced(ctx: ControllerContext, ops: Sequence[WriteOp]) -> Steps[MultiResults]:
-    """One transaction under the fence of the controller epoch; the results of `ops`."""
+    """Run one transaction fenced by the controller epoch; returns the results of `ops`."""
     fence = Check(paths.CONTROLLER_EPOCH, ctx.epoch_zk_version)
     try:
         results: MultiResults = yield ZkMulti((fence, *ops))
@@ -78,7 +78,7 @@ def fenced(ctx: ControllerContext, ops: Sequence[WriteOp]) -> Steps[MultiResults
 
 
 def may_be_tried_again(failed: MultiFailed) -> bool:
-    """Whether the znode changed under our hands. Any other refusal (no permission) will not go away by trying."""
+    """Whether the znode changed concurrently. Retrying does not help against any other refusal (no permission)."""
     return isinstance(failed.error, BadVersion | NodeExists | NoNode)
 
 
@@ -88,7 +88,7 @@ def delete_all(ctx: ControllerContext, doomed: Sequence[str]) -> Steps[dict[str,
 
 
 def delete_groups(ctx: ControllerContext, groups: Mapping[str, Sequence[str]]) -> Steps[dict[str, ZkError]]:
-    """Deletes the znodes of each group in the order given; why groups stay, from the first refused znode on."""
+    """Delete the znodes of each group in order; returns the reason for each group that stays."""
     left = [(group, path) for group, paths_ in groups.items() for path in paths_]
     refused: dict[str, ZkError] = {}
     while left:
@@ -126,9 +126,9 @@ class Updated:
 def read_states(
     tps: Sequence[TopicPartition], mzxids: dict[TopicPartition, int] | None = None
 ) -> Steps[dict[TopicPartition, LeaderIsrAndControllerEpoch]]:
-    """The states of those partitions that have one; `partition_epoch` is the version of the znode.
+    """Return the states of partitions that have one; `partition_epoch` is the version of the znode.
 
-    `mzxids` takes up when each was written.
+    `mzxids` receives the zxid of each last write.
     """
     results = yield from read_data(paths.partition_state_path(*tp) for tp in tps)
     states = {}
@@ -137,7 +137,7 @@ def read_states(
         if result is None:
             continue
         key = result.data, result.stat.version
-        state = known.get(key)  # many partitions say the same, and values can be shared
+        state = known.get(key)  # many partitions have equal states, and values can be shared
         if state is None:
             try:
                 state = known[key] = decode_partition_state(tp, result.data, result.stat.version)
@@ -155,10 +155,10 @@ def update_states(
     tps: Sequence[TopicPartition],
     decide: Callable[[TopicPartition, LeaderAndIsr], LeaderAndIsr | None],
 ) -> Steps[Updated]:
-    """Compare and swap until every partition is decided. `decide` gives the new state, or None to leave it.
+    """Compare and swap until every partition is decided. `decide` returns the new state, or None for no change.
 
-    The cached state is tried first: if it is stale, the version says so and the znode is read. Where leaders write the
-    ISR themselves the cache is known to lag, and the znode is read first.
+    The cached state is tried first: if it is stale, the version check fails and the znode is read. If leaders write the
+    ISR themselves, the cache lags, and the znode is read first.
     """
     updated, pending, intended = Updated(), list(tps), dict[TopicPartition, LeaderAndIsr]()
     chunk = MAX_OPS
@@ -209,7 +209,7 @@ def _is_ours(ctx: ControllerContext, found: LeaderIsrAndControllerEpoch, meant: 
 def _write_states(
     ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr], chunk: int, updated: Updated
 ) -> Steps[None]:
-    """Writes in transactions of `chunk`; one that failed or whose answer was lost enters only what was refused."""
+    """Write in transactions of `chunk`; returns what was refused by failed ones or ones with a lost answer."""
     ops = {
         tp: SetData(paths.partition_state_path(*tp), _encode(ctx, state), state.partition_epoch)
         for tp, state in wanted.items()
@@ -232,7 +232,7 @@ def _write_states(
 def _parts(
     tps: Iterable[TopicPartition], size_of: Callable[[TopicPartition], int], count: int
 ) -> Iterator[list[TopicPartition]]:
-    """In pieces of at most `count` that fit into a transaction by their bytes as well."""
+    """Split into pieces of at most `count` that also fit into a transaction by size."""
     part: list[TopicPartition] = []
     size = 0
     for tp in tps:
@@ -268,7 +268,7 @@ def state_creation_ops(
 def create_states(
     ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr]
 ) -> Steps[dict[TopicPartition, LeaderIsrAndControllerEpoch]]:
-    """Creates first states. A state that is there already (half-created topic, lost answer) is adopted as it is.
+    """Create first states. An existing state (half-created topic, lost answer) is adopted.
 
     A state that ZooKeeper refuses for another reason is logged and left out.
     """
@@ -302,7 +302,7 @@ def _has_states(ctx: ControllerContext, topic: str) -> bool:
 
 
 def _path_to(tp: TopicPartition) -> tuple[str, ...]:
-    """The topic, and everything below it down to the state."""
+    """Return the paths from the topic down to the state."""
     return (
         paths.topic_path(tp.topic),
         paths.topic_partitions_path(tp.topic),
@@ -314,7 +314,7 @@ def _path_to(tp: TopicPartition) -> tuple[str, ...]:
 def _what_exists(
     tps: list[TopicPartition],
 ) -> Steps[tuple[dict[TopicPartition, LeaderIsrAndControllerEpoch], set[str]]]:
-    """The states that are there and can be read, and which of these znodes and those above them are."""
+    """Return the readable states, and which of these znodes and their parents exist."""
     above = dict.fromkeys(path for tp in tps for path in _path_to(tp))
     nodes = yield from read_data(above)
     states = yield from read_states(tps)
@@ -322,7 +322,7 @@ def _what_exists(
 
 
 def read_topic_configs(topics: Iterable[str]) -> Steps[dict[str, dict[str, str]]]:
-    """The configuration overrides of topics, as stored; a topic whose znode cannot be read is left out."""
+    """Return the stored configuration overrides of topics, without unreadable ones."""
     topics = list(topics)
     results = yield from read_data(paths.config_entity_path("topics", topic) for topic in topics)
     configs = {}

@@ -1,8 +1,8 @@
 """Replicas that may have lost their tail: in the ISR, on a broker whose last run did not stop cleanly.
 
 Owner: the `ControllerContext`. A broker reports an unclean shutdown in its registration. Every ISR that it is in at
-that moment was agreed on with its former self, so it is suspected there until the partition has a leader again: then
-it follows that leader, or its log was compared with the others. An ISR that it joins later is not affected.
+that moment was agreed on with its previous incarnation, so it is suspected there until the partition has a leader
+again: then it follows that leader, or its log was compared. An ISR that it joins later is not affected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NONE: Final[frozenset[int]] = frozenset()
 
 
 class LogEnd(NamedTuple):
-    """The epoch of the last record and the end of the log. The greatest has all that any other has acknowledged."""
+    """Epoch of the last record, and end of the log. The greatest has all acknowledged records of the others."""
 
     epoch: int
     offset: int
@@ -25,11 +25,11 @@ class LogEnd(NamedTuple):
 
 @dataclass(slots=True)
 class Hold:
-    """A partition without a leader: all of its ISR that is live is suspected. `deadline_s`: of the monotonic clock."""
+    """A partition without a leader: all live members of its ISR are suspected. `deadline_s` is monotonic time."""
 
     deadline_s: float
     log_ends: dict[int, LogEnd | None] = field(default_factory=dict)
-    """By broker; None: it has answered that it cannot tell."""
+    """By broker; None if it answered that its log end is unknown."""
     asked: set[int] = field(default_factory=set)
 
 
@@ -41,7 +41,7 @@ class Suspects:
     """By broker: the partitions in whose ISR it is suspected."""
     held: dict[TopicPartition, Hold] = field(default_factory=dict)
     left: dict[TopicPartition, tuple[int, ...]] = field(default_factory=dict)
-    """Replicas that this controller took out of an ISR, until the leader of the new epoch has answered.
+    """Replicas that this controller removed from an ISR, until the leader of the new epoch has answered.
 
     Before that nothing can have been committed without them: the leader may be gone as well, and its session not yet.
     """
@@ -96,7 +96,7 @@ class Suspects:
                 tps.pop(tp, None)
 
     def remove_broker(self, broker: int) -> None:
-        """It is gone. When it returns, it reports again how it stopped."""
+        """The broker is gone. When it returns, it reports again how it stopped."""
         self.unclean.pop(broker, None)
         self.partitions.pop(broker, None)
         for hold in self.held.values():

@@ -1,4 +1,4 @@
-"""The controller on the broker loop, as a task: for a simulator, where one loop is everything."""
+"""The controller as a task on the broker loop, for the simulator."""
 
 from __future__ import annotations
 

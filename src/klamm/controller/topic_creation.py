@@ -1,7 +1,7 @@
 """CreateTopics: plan, elect, then one fenced transaction that makes config, assignment and states appear together.
 
-Many topics share a transaction. A topic too large for one is written in two steps: its znode first, then the states by
-the partition state machine; a controller that finds such a topic finishes it, so a crash leaves nothing half-created.
+Many topics share a transaction. A topic that is too large is written in two steps: its znode first, then the states by
+the partition state machine. Any controller completes such a topic, so a crash leaves nothing half-created.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _plan(ctx: ControllerContext, spec: CreatableTopic, replicas: dict[int, tupl
 
 
 def _note_existing_configs(plans: dict[str, _Plan]) -> Steps[None]:
-    """A config znode may have been left behind or written ahead: it is overwritten, as Kafka does."""
+    """An existing config znode (left over or written early) is overwritten, as in Kafka."""
     results = yield from read(Exists(paths.config_entity_path("topics", name)) for name in plans)
     for plan, result in zip(plans.values(), results, strict=True):
         plan.config_exists = isinstance(result, ExistsResult) and result.stat is not None
@@ -199,7 +199,7 @@ def _write_all(ctx: ControllerContext, plans: dict[str, _Plan]) -> Steps[dict[st
 
 
 def _next_group(ctx: ControllerContext, pending: list[_Plan]) -> tuple[list[_Plan], list[WriteOp], list[_Plan]]:
-    """As many topics as fit into a transaction, its operations, and for each operation the topic it belongs to."""
+    """Return as many topics as fit into a transaction, its operations, and the topic of each operation."""
     group: list[_Plan] = []
     ops: list[WriteOp] = []
     owners: list[_Plan] = []
@@ -216,13 +216,13 @@ def _next_group(ctx: ControllerContext, pending: list[_Plan]) -> tuple[list[_Pla
 
 
 def _already_written(group: Sequence[_Plan]) -> Steps[frozenset[str]]:
-    """Topics whose znode is the very one we meant to write: the transaction happened, only its answer was lost."""
+    """Return topics whose znode equals the intended one: the transaction succeeded and its answer was lost."""
     stored = yield from topic_store.read_topics(plan.name for plan in group)
     return frozenset(p.name for p in group if p.name in stored and stored[p.name].znode == p.znode)
 
 
 def _resolve(plan: _Plan, failed: MultiFailed) -> Steps[Refused | None]:
-    """Why one operation failed. None: the plan was corrected, or the topic turns out to be ours."""
+    """Return why an operation failed; None if the plan was corrected or the topic is ours."""
     if failed.op.path == paths.config_entity_path("topics", plan.name) and isinstance(
         failed.error, NodeExists | NoNode
     ):

@@ -1,4 +1,4 @@
-"""How the controller reads and writes topics and brokers: assignments, ids, the queue of deletions."""
+"""Reads and writes of topics and brokers: assignments, ids, the deletion queue."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StoredTopic:
 
 
 def read_topics(topics: Iterable[str], *, watch: bool = False) -> Steps[dict[str, StoredTopic]]:
-    """Topics that exist and can be read; a znode that holds nonsense is noted and left alone."""
+    """Return the readable topics; an undecodable znode is logged and ignored."""
     names = list(topics)
     results = yield from read_data((paths.topic_path(topic) for topic in names), watch=watch)
     stored = {}
@@ -70,10 +70,10 @@ Assignment = Mapping[int, ReplicaAssignment]
 def rewrite_topic(
     ctx: ControllerContext, topic: str, change: Callable[[Assignment], Assignment]
 ) -> Steps[TopicZnode | None]:
-    """Compare and swap of a topic znode; keys we do not know and the id stay. None: the topic is gone.
+    """Compare and swap a topic znode; unknown keys and the id stay. Returns None if the topic is gone.
 
-    `change` may be called more than once, and must give the same when applied to its own result. A znode that
-    ZooKeeper does not let us write stays as it is: what is returned is what is there.
+    `change` may be called more than once, and must give the same when applied to its own result. If ZooKeeper refuses
+    the write, the current content is returned.
     """
     while True:
         stored = (yield from read_topics([topic])).get(topic)
@@ -99,13 +99,13 @@ def rewrite_topic(
 
 
 def topic_size(ctx: ControllerContext, topic: str, changes: Assignment) -> int:
-    """Bytes of a topic's znode with these partitions added or changed."""
+    """Return the size of a topic's znode with these partitions added or changed."""
     assignment = {**ctx.topics.get(topic, {}), **changes}
     return len(encode_topic(TopicZnode(assignment, ctx.topics.ids.get(topic, ZERO_UUID))))
 
 
 def read_brokers(*, watch: bool = False) -> Steps[dict[int, BrokerInfo]]:
-    """All registered brokers with their epochs. With `watch`, both the list and each registration are watched."""
+    """Return all registered brokers with their epochs. `watch` watches the list and each registration."""
     names = yield from read_children(paths.BROKER_IDS, watch=watch)
     ids = sorted(number for name in names if (number := paths.number_of(name)) is not None)
     results = yield from read_data((paths.broker_path(broker) for broker in ids), watch=watch)
@@ -150,7 +150,7 @@ def drop_delete_entries(ctx: ControllerContext, topics: Iterable[str]) -> Steps[
 
 
 def create_delete_entries(ctx: ControllerContext, topics: Sequence[str]) -> Steps[dict[str, ZkError]]:
-    """Queues topics for deletion in ZooKeeper; entries that are there already are as good. Says which were refused."""
+    """Queue topics for deletion in ZooKeeper; existing entries count. Returns the refused ones."""
     left = list(topics)
     refused: dict[str, ZkError] = {}
     while left:
@@ -171,10 +171,10 @@ def create_delete_entries(ctx: ControllerContext, topics: Sequence[str]) -> Step
 
 
 def delete_topics(ctx: ControllerContext, topics: Sequence[str]) -> Steps[dict[str, ZkError]]:
-    """Removes everything of these topics, children first; the entry in the queue goes last, so a crash resumes.
+    """Remove everything of these topics, children first; the queue entry last, so that a crash resumes.
 
-    A topic with a znode that ZooKeeper does not let go (an ACL) stays queued; it is returned with the reason. Where
-    there is more than Kafka writes, or came between, everything that is there now is listed and goes.
+    A topic with an undeletable znode (an ACL) stays queued and is returned with the reason. Unexpected or concurrent
+    children are listed and deleted too.
     """
     refused = yield from delete_groups(ctx, (yield from _topic_trees(topics)))
     for _ in range(DELETE_RETRIES):

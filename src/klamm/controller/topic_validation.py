@@ -38,17 +38,17 @@ class TopicDefaults:
 
 
 class PartitionBudget:
-    """The new partitions that one request may ask for in all its topics: as many as one topic may have.
+    """Limit of new partitions per request, over all its topics: as many as one topic may have.
 
-    They are planned in one go, so a short request for millions of them would keep the controller from everything else,
-    also from its session, for minutes.
+    They are planned in one step, so a short request for millions of them would block the controller and its session for
+    minutes.
     """
 
     def __init__(self, defaults: TopicDefaults) -> None:
         self._most = self._left = defaults.max_partitions
 
     def take(self, wanted: int) -> Refused | None:
-        """None when there is room; a single topic that is too large by itself is refused by its plan."""
+        """Return None if there is room; a topic that is too large by itself is refused by its plan."""
         if not 0 < wanted <= self._most:
             return None
         if wanted > self._left:
@@ -59,7 +59,7 @@ class PartitionBudget:
 
 
 def validate_topic_name(name: str) -> Refused | None:
-    """Kafka's rule for names; None when the name is fine."""
+    """Apply Kafka's rule for names; returns None for a valid name."""
     reason = None
     if name == "":
         reason = "Topic name is invalid: the empty string is not allowed"
@@ -78,7 +78,7 @@ def validate_topic_name(name: str) -> Refused | None:
 
 
 def check_size(topic_bytes: int, config_bytes: int = 0) -> Refused | None:
-    """Whether the znodes of a topic fit into a request to ZooKeeper; None when they do."""
+    """Return why the znodes of a topic do not fit into a request to ZooKeeper; None if they do."""
     if topic_bytes + config_bytes <= MAX_TOPIC_BYTES:
         return None
     if config_bytes > topic_bytes:
@@ -89,7 +89,8 @@ def check_size(topic_bytes: int, config_bytes: int = 0) -> Refused | None:
 
 
 def colliding_topic(name: str, collision_keys: Mapping[str, str]) -> str | None:
-    """A topic that differs only by '.' and '_'. `collision_keys`: the key of each topic with such a character."""
+    """Return a topic that differs only by '.' and '_'. `collision_keys`: the key of each topic with such a
+    character."""
     other = collision_keys.get(collision_key(name)) if "." in name or "_" in name else None
     return None if other == name else other
 
@@ -103,7 +104,7 @@ def plan_topic(
     defaults: TopicDefaults,
     rng: Rng,
 ) -> Assignment | Refused:
-    """The replicas of each partition of a topic to create, or why it cannot be."""
+    """Return the replicas of each partition of a topic to create, or the refusal."""
     if (refused := validate_topic_name(spec.name)) is not None:
         return refused
     if exists:
@@ -186,7 +187,7 @@ def plan_partitions(
     brokers: Mapping[int, str | None],
     defaults: TopicDefaults,
 ) -> Assignment | Refused:
-    """The replicas of the partitions that a topic grows by; existing partitions stay where they are."""
+    """Return the replicas of the new partitions of a growing topic; existing partitions stay."""
     have = len(current)
     if spec.count <= have:
         fault = "which would not be an increase" if spec.count < have else "so nothing would change"
@@ -223,7 +224,7 @@ def _grow(
     current: Mapping[int, ReplicaAssignment],
     brokers: Mapping[int, str | None],
 ) -> Assignment | Refused:
-    """New partitions follow on from where partition 0 was placed, as Kafka's do."""
+    """New partitions continue from the placement of partition 0, as in Kafka."""
     ids = sorted(brokers)
     head = current[min(current)].replicas[0] if current else -1
     start = ids.index(head) if head in ids else 0

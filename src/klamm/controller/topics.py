@@ -1,4 +1,4 @@
-"""Topics that others made or grew by writing their znodes; growth and deletion that were asked of the controller."""
+"""Topics that others created or grew by writing znodes; growth and deletion requested from the controller."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from klamm.zk.model.ops import GetChildren, GetChildrenResult
 
 TOPICS_LISTED_PER_S: Final = 30_000
 MANY_TOPICS: Final = 3_000
-"""From so many topics on, lists of all of them have a distance in time."""
+"""From this many topics on, listings of all topics are spaced in time."""
 
 
 def broker_racks(ctx: ControllerContext) -> dict[int, str | None]:
-    """The brokers that new replicas may go to, with their racks."""
+    """Return the brokers that may host new replicas, with their racks."""
     live = ctx.brokers.live_ids
     return {b: ctx.brokers.live_or_shutting_down[b].rack for b in ctx.brokers.ids() if b in live}
 
@@ -38,7 +38,7 @@ def topic_defaults(ctx: ControllerContext) -> TopicDefaults:
 
 
 def random_topic_id(ctx: ControllerContext) -> UUID:
-    """A version 4 UUID of the controller's own chance: never one of the reserved ones."""
+    """Return a version 4 UUID from the controller's random source, never a reserved one."""
     return UUID(int=ctx.rng.getrandbits(128), version=4)
 
 
@@ -55,7 +55,7 @@ def on_new_partition_creation(ctx: ControllerContext, tps: Iterable[TopicPartiti
 
 
 def on_topic_change(ctx: ControllerContext) -> Steps[None]:
-    """Topics whose znodes appeared or vanished. Those that vanished are forgotten: somebody else deleted them.
+    """Handle topics whose znodes appeared or disappeared. The latter are dropped: another party deleted them.
 
     Usually these are the controller's own changes. Listing very many topics costs ZooKeeper and this process some
     time, so the next list waits a little: until then there is no watch, and no further notification.
@@ -77,7 +77,7 @@ def on_topic_change(ctx: ControllerContext) -> Steps[None]:
 
 
 def adopt_topics(ctx: ControllerContext, stored: Mapping[str, StoredTopic]) -> Steps[None]:
-    """Takes topics into the context; a topic without an id gets one, written before it is used."""
+    """Add topics to the context; a topic without an id gets one, written before it is used."""
     for topic, found in stored.items():
         topic_id = found.topic_id
         if topic_id == ZERO_UUID and ctx.config.inter_broker_protocol.has_topic_ids:
@@ -97,7 +97,7 @@ def _give_topic_id(ctx: ControllerContext, topic: str) -> Steps[UUID]:
 
 
 def on_partition_modifications(ctx: ControllerContext, topic: str) -> Steps[None]:
-    """Somebody rewrote a topic znode: new partitions are brought online, other changes are not taken up."""
+    """A topic znode was rewritten: bring new partitions online and ignore other changes."""
     stored = (yield from topic_store.read_topics([topic], watch=True)).get(topic)
     if stored is None or topic not in ctx.topics:
         return
@@ -116,7 +116,7 @@ def on_partition_modifications(ctx: ControllerContext, topic: str) -> Steps[None
 
 
 def _restore_assignment(ctx: ControllerContext, topic: str) -> Steps[None]:
-    """A topic that is being deleted does not grow: the znode goes back to the partitions that exist."""
+    """A topic in deletion does not grow: restore the znode to the existing partitions."""
     (result,) = yield from read([GetChildren(paths.topic_partitions_path(topic))])
     names = result.children if isinstance(result, GetChildrenResult) else ()
     existing = {paths.number_of(name) for name in names}
@@ -171,7 +171,7 @@ def _grow_topic(ctx: ControllerContext, spec: CreatablePartitions, validate_only
 
 
 def on_delete_topics(ctx: ControllerContext, event: DeleteTopics) -> Steps[None]:
-    """Queues topics for deletion in ZooKeeper, answers, and begins; the end is seen in the metadata."""
+    """Queue topics for deletion in ZooKeeper, answer, and start; clients see the end in the metadata."""
     results, accepted = [], []
     by_name: list[tuple[str | None, UUID]] = [(name, ZERO_UUID) for name in event.names]
     for topic, asked_id in (*by_name, *((ctx.topics.names.get(each), each) for each in event.topic_ids)):
@@ -208,7 +208,7 @@ def _unknown_id(topic_id: UUID) -> TopicResult:
 
 
 def duplicates(names: Iterable[str]) -> frozenset[str]:
-    """Names that a request gives more than once: Kafka refuses all of them."""
+    """Return names that a request contains more than once: Kafka refuses all of them."""
     return frozenset(name for name, count in Counter(names).items() if count > 1)
 
 

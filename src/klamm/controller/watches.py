@@ -1,4 +1,4 @@
-"""Which event a notification of ZooKeeper stands for. A notification says only that something changed, never what."""
+"""Maps ZooKeeper's notifications to events. A notification says only that something changed."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _ORDERS: dict[str, ControllerEvent] = {
 
 
 def event_of(watch: WatchEvent) -> ControllerEvent | None:
-    """None: nothing of interest to the controller."""
+    """Return the event; None if the controller does not need it."""
     if watch.type is EventType.CHILDREN_CHANGED:
         return _CHILDREN.get(watch.path)
     if watch.path == paths.CONTROLLER:
         return Reelect() if watch.type is EventType.DELETED else ControllerChange()
-    if watch.path in _ORDERS:  # whatever happened: the watch is spent, and only reading arms it again
+    if watch.path in _ORDERS:  # in any case the watch is used up, and only a read arms it again
         return _ORDERS[watch.path]
     if watch.type is EventType.DATA_CHANGED:
         return _data_changed(watch.path)

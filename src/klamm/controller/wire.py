@@ -1,7 +1,8 @@
-"""Control requests on the wire: which version the inter-broker protocol fixes, and how requests and answers translate.
+"""Control requests on the wire: the version that the inter-broker protocol fixes, and the translation of requests and
+answers.
 
-An UpdateMetadata is the same for all brokers but for the epoch of the broker it is meant for, which stands in the
-first bytes: the rest is encoded once and kept with the shared body.
+An UpdateMetadata differs between brokers only in the broker epoch in its first bytes: the rest is encoded once and kept
+with the shared body.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _leader_and_isr_bytes(request: LeaderAndIsrRequest, version: int) -> list[By
 
 
 def _with_topics(rest: bytes, head_bytes: int, topics: bytes) -> list[BytesLike]:
-    """A message that was encoded without topics, with these in the place of the empty array behind its head."""
+    """Insert `topics` in place of the empty array after the head of an encoded message."""
     return [rest[:head_bytes], topics, rest[head_bytes + 1 :]]
 
 
@@ -175,7 +176,7 @@ def _live_broker(broker: BrokerEndPoints) -> umr.UpdateMetadataBroker:
 
 
 def _stop_replica(request: StopReplicaRequest, version: int) -> stop.StopReplicaRequest:
-    """Before version 3 the deletion mark is the request's: the batch has made a request of each kind."""
+    """Before version 3 the deletion flag is per request: the batch contains one request of each kind."""
     topics = _by_topic(request.partitions)
     message = stop.StopReplicaRequest(
         controller_id=request.head.controller_id,

@@ -1,4 +1,4 @@
-"""Partition states on the wire, written straight from the controller's values: after a failover there are very many.
+"""Partition states on the wire, encoded directly from the controller's values: a failover sends very many.
 
 Only flexible versions are written here, those of the inter-broker protocols from 2.4 on. The output is byte for
 byte that of the messages' own encoders, several times faster: a partition is one `Struct.pack`, made once for all
@@ -30,7 +30,7 @@ P = TypeVar("P", LeaderAndIsrPartition, UpdateMetadataPartition)
 
 
 def _array(count: int) -> str:
-    """A compact array of so many int32, its length given as bytes."""
+    """A compact array of int32, with its length given as bytes."""
     return f"{len(uvarint(count + 1))}s{count}i"
 
 
@@ -85,7 +85,7 @@ def leader_and_isr_topics(
     version: int,
     known: EncodedStates,
 ) -> bytes:
-    """The array of topics. `known` keeps the bytes of each state for the brokers that come next."""
+    """Encode the array of topics. `known` caches the bytes of each state for the next brokers."""
     of_version = known.setdefault(version, {})
 
     def encoded(state: LeaderAndIsrPartition) -> bytes:
@@ -107,7 +107,7 @@ def update_metadata_topics(
 
 
 def _topics(states: Sequence[P], topic_ids: dict[str, UUID] | None, encode: Callable[[P], bytes]) -> bytes:
-    """Topics in the order of their first partition; those of a topic need not stand together."""
+    """Group by topic in the order of first partitions; a topic's partitions need not be adjacent."""
     topics: dict[str, list[P]] = {}
     for topic, group in groupby(states, key=lambda state: state.partition.topic):
         topics.setdefault(topic, []).extend(group)

@@ -16,7 +16,7 @@ class GroupConfig:
     max_size: int = 2**31 - 1
     offset_metadata_max_bytes: int = 4_096
     record_max_bytes: int = 8 * 1024 * 1024
-    """A group whose record would be larger is not even encoded; below that, the log decides."""
+    """A larger group record is not encoded; below this size, the log decides."""
     members_max_bytes: int = 256 * 1024 * 1024
     """Memory limit of the members of all groups: ids, subscriptions and assignments."""
     offset_metadata_total_bytes: int = 128 * 1024 * 1024

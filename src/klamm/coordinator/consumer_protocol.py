@@ -1,7 +1,7 @@
-"""The little that a coordinator reads of a consumer's opaque metadata: the topics it subscribes to.
+"""Reads the subscribed topics from a consumer's opaque metadata.
 
-A subscription starts, in every version, with int16 version and an array of topic names. Members of other protocol
-types (Connect, Schema Registry) are never looked into.
+A subscription starts, in every version, with int16 version and an array of topic names. Metadata of other protocol
+types (Connect, Schema Registry) is never parsed.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class SyncGroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The request that `waiter` stands for is answered."""
+    """Answer the request of `waiter`."""
 
     waiter: Any
     result: JoinGroupResult | SyncGroupResult
@@ -50,7 +50,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class StoreAssignment:
-    """The leader's assignment of this generation, one entry for every member."""
+    """The leader's assignment of this generation, one entry per member."""
 
     generation_id: int
     assignment: dict[str, bytes]
@@ -58,7 +58,7 @@ class StoreAssignment:
 
 @dataclass(frozen=True, slots=True)
 class StoreStaticMember:
-    """A static member of a stable group came back under a new id; what it was before, should the write fail."""
+    """A static member of a stable group returned with a new id; keeps the old state in case the write fails."""
 
     generation_id: int
     group_instance_id: str

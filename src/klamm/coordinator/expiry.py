@@ -1,4 +1,4 @@
-"""When a committed offset is forgotten (KIP-211)."""
+"""Expiry of committed offsets (KIP-211)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from klamm.model import TopicPartition
 
 
 def expired_offsets(group: GroupMetadata, retention_ms: int, *, timestamp_ms: int, now_ms: int) -> list[TopicPartition]:
-    """Offsets whose retention is over.
+    """Return offsets past their retention.
 
     It counts, for a group that lost its members, from the time it became empty; for a stable consumer group, and only
     for topics it no longer subscribes to, from the commit; for a group that never had members, from the commit. An
-    offset committed with its own expiry (OffsetCommit v2 to v4) keeps to that.
+    offset committed with its own expiry (OffsetCommit v2 to v4) uses that.
     """
     if group.state is GroupState.EMPTY and group.protocol_type is not None:
         since_ms = group.state_since_ms

@@ -88,7 +88,7 @@ class GroupCoordinator:
         self._manager.resign_all()
 
     def advance(self) -> None:
-        """Does what is due (sessions, rebalances, offsets) and asks the scheduler for the next call."""
+        """Process due timers (sessions, rebalances, offsets) and schedule the next call."""
         if not self._is_active:
             return
         now_ms = self._manager.now_ms()
@@ -121,7 +121,7 @@ class GroupCoordinator:
         return self.config.min_session_timeout_ms <= session_timeout_ms <= self.config.max_session_timeout_ms
 
     def _refuse_new_group(self, request: JoinGroup) -> ErrorCode:
-        """A group begins with a member that has no id yet and that names its protocols."""
+        """A group is created by a member without an id that names its protocols."""
         if request.member_id != UNKNOWN_MEMBER_ID:
             return ErrorCode.UNKNOWN_MEMBER_ID
         if not request.protocol_type or not request.protocols:
@@ -129,7 +129,7 @@ class GroupCoordinator:
         return ErrorCode.NONE
 
     def _refuse_memory(self, group: GroupMetadata | None, request: JoinGroup) -> ErrorCode:
-        """Bounds what members make this broker hold. A member that does not grow may always join again."""
+        """Limits the memory of members. A member that does not grow may always rejoin."""
         size = protocols_bytes(request.protocols)
         if size > self.config.record_max_bytes:
             return ErrorCode.UNKNOWN_SERVER_ERROR  # Kafka's answer if the group's record is too large for the log.
@@ -224,7 +224,7 @@ class GroupCoordinator:
     def fetch_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool = False
     ) -> dict[TopicPartition, FetchedOffset] | ErrorCode:
-        """The committed offsets of `partitions`, or of all that the group has. Any state of the group will do."""
+        """Return the committed offsets of `partitions`, or of all, in any state of the group."""
         error = self._status(group_id, allow_empty=True)
         if error is not ErrorCode.NONE:
             return error
@@ -242,7 +242,7 @@ class GroupCoordinator:
     def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
     ) -> Generator[None, None, Deferred[dict[TopicPartition, ErrorCode] | ErrorCode]]:
-        """An empty group's offsets, or a consumer group's for topics it does not subscribe to (KIP-496).
+        """Delete offsets of an empty group, or of a consumer group's unsubscribed topics (KIP-496).
 
         Subscriptions and partitions are looked at in slices, again if the group has changed meanwhile.
         """
@@ -325,7 +325,7 @@ class GroupCoordinator:
         return self._manager.partition_for(group_id)
 
     def on_leadership_change(self, became_leader: Leadership, became_follower: Leadership) -> None:
-        """A listener of the ReplicaManager: only partitions of `__consumer_offsets` matter here."""
+        """Listener of the ReplicaManager: only partitions of `__consumer_offsets` matter."""
         for tp, leader_epoch in became_follower:
             if tp.topic == GROUP_METADATA_TOPIC:
                 self._manager.on_resignation(tp.partition, leader_epoch if leader_epoch >= 0 else None)
@@ -334,7 +334,7 @@ class GroupCoordinator:
                 self._manager.on_election(tp.partition, leader_epoch)
 
     def on_partitions_deleted(self, partitions: Sequence[TopicPartition]) -> None:
-        """Called with what an UpdateMetadata took away."""
+        """Called with the partitions that an UpdateMetadata deleted."""
         if partitions:
             self._scheduler.spawn(self._manager.remove_deleted_partitions(partitions))
 
@@ -343,7 +343,7 @@ class GroupCoordinator:
         self._manager.complete_transaction(producer_id, partitions, commit=commit)
 
     def _status(self, group_id: str, *, allow_empty: bool = False) -> ErrorCode:
-        """Why the request cannot be served here. The empty group id is allowed where old consumers used it."""
+        """Return why the request cannot be served here. The empty group id is allowed where old consumers used it."""
         if not group_id and not allow_empty:
             return ErrorCode.INVALID_GROUP_ID
         if not self._is_active:

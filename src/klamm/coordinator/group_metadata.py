@@ -51,7 +51,7 @@ class GroupMetadata:
     """Its partition of `__consumer_offsets`."""
     state: GroupState = GroupState.EMPTY
     state_since_ms: int | None = None
-    """When the state was entered; None when the log that it came from did not say."""
+    """When the state was entered; None if the log did not record it."""
     generation_id: int = 0
     protocol_type: str | None = None
     protocol_name: str | None = None
@@ -59,7 +59,7 @@ class GroupMetadata:
     members: dict[str, MemberMetadata] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)
     pending_members: dict[str, int] = field(default_factory=dict)
-    """Member ids given out with MEMBER_ID_REQUIRED and not yet used, with the time at which they lapse."""
+    """Member ids issued with MEMBER_ID_REQUIRED and not used yet, with their expiry time."""
     pending_sync_members: dict[str, None] = field(default_factory=dict)
     awaiting_join_count: int = 0
     supported_protocols: Counter[str] = field(default_factory=Counter)
@@ -69,7 +69,7 @@ class GroupMetadata:
     join_deadline_ms: int | None = None
     sync_deadline_ms: int | None = None
     storing_generation: int | None = None
-    """The generation whose assignment is being written; a second one of the same generation is not taken."""
+    """The generation whose assignment is being written; a second one for it is refused."""
     wake_ms: int | None = None
     scheduled_wake_ms: int | None = None
     offsets: GroupOffsets = field(default_factory=GroupOffsets)
@@ -127,7 +127,7 @@ class GroupMetadata:
         self.pending_members.pop(member.member_id, None)
 
     def remove(self, member_id: str) -> None:
-        """Takes the member out and answers what it still waits for; the leader's place goes to the next member."""
+        """Remove the member and answer its pending requests; the next member becomes the leader."""
         member = self.members.get(member_id)
         if member is not None:
             self.answer_join(member, JoinGroupResult.failed("", ErrorCode.UNKNOWN_MEMBER_ID))
@@ -142,7 +142,7 @@ class GroupMetadata:
         self.pending_sync_members.pop(member_id, None)
 
     def replace_static_member(self, group_instance_id: str, old_member_id: str, new_member_id: str) -> MemberMetadata:
-        """The instance came back under a new member id: the old one is fenced, its place and leadership stay."""
+        """The instance returned with a new member id: the old id is fenced; its place and leadership stay."""
         member = self.members[old_member_id]
         self.answer_join(member, JoinGroupResult.failed(old_member_id, ErrorCode.FENCED_INSTANCE_ID))
         self.answer_sync(member, SyncGroupResult(ErrorCode.FENCED_INSTANCE_ID))

@@ -1,4 +1,4 @@
-"""Owner of the groups: which offsets partitions this broker leads, their groups, loading, writing, forgetting.
+"""Owns the groups of the offsets partitions that this broker leads: loading, writing, unloading.
 
 A partition is loaded when this broker becomes its leader and unloaded when it no longer is; leader epochs order
 the two, so that a late notification does not undo a newer one.
@@ -33,7 +33,7 @@ from klamm.protocol.record_batch import batches
 _log = logging.getLogger("klamm.coordinator")
 
 LOAD_SLICE_BYTES: Final = 256 * 1024
-"""How much of a log is read and applied before other work gets its turn."""
+"""Records of a log that are read and applied before other work runs."""
 GROUPS_PER_SLICE: Final = 200
 
 
@@ -87,7 +87,7 @@ class GroupMetadataManager:
         return partition_for(group_id, self._known_partition_count() or self._config.offsets_topic_num_partitions)
 
     def status(self, group_id: str) -> ErrorCode:
-        """NONE when this broker coordinates the group and has loaded it."""
+        """Return NONE if this broker coordinates the group and has loaded it."""
         partition = self._partitions.get(self.partition_for(group_id))
         if partition is None:
             return ErrorCode.NOT_COORDINATOR
@@ -106,7 +106,7 @@ class GroupMetadataManager:
         return None if partition is None else partition.groups.get(group_id)
 
     def get_or_add(self, group_id: str) -> GroupMetadata:
-        """The group, made if need be; its partition must be loaded."""
+        """Return the group, created if necessary; its partition must be loaded."""
         partition = self._partitions[self.partition_for(group_id)]
         group = partition.groups.get(group_id)
         if group is None:
@@ -117,7 +117,7 @@ class GroupMetadataManager:
     # --- effects and time ----------------------------------------------------------------------------------------
 
     def perform(self, group: GroupMetadata) -> None:
-        """Carries out what the rules left behind: answers, writes, and the group's next waking."""
+        """Carry out the effects of the rules: answers, writes, and the group's next timer."""
         while group.effects:
             for effect in group.take_effects():
                 if isinstance(effect, Answer):
@@ -139,7 +139,7 @@ class GroupMetadataManager:
         self._writer.store_group(group, store, self.now_ms()).then(on_stored)
 
     def advance(self) -> int | None:
-        """Does what is due; returns when to come back."""
+        """Process due timers; returns the next deadline."""
         now_ms = self.now_ms()
         while (group := self._wakeups.pop_due(now_ms)) is not None:
             rebalance.advance(group, self._config, now_ms)
@@ -168,7 +168,7 @@ class GroupMetadataManager:
         return result
 
     def delete_group(self, group: GroupMetadata) -> Deferred[ErrorCode]:
-        """Nobody can join a dead group. It is gone once the tombstones are written; if they cannot be, it lives on."""
+        """No member can join a dead group. It is deleted once the tombstones are written; if that fails, it stays."""
         assert group.state is GroupState.EMPTY
         since_ms = group.state_since_ms
         group.transition_to(GroupState.DEAD, self.now_ms())
@@ -211,7 +211,7 @@ class GroupMetadataManager:
             self.delete_offsets(group, partitions)
 
     def remove_deleted_partitions(self, deleted: Iterable[TopicPartition]) -> Iterator[None]:
-        """The topics are gone: so are the offsets committed for them, in every group."""
+        """The topics were deleted: delete their committed offsets in every group."""
         partitions = list(deleted)
         for i, group in enumerate(list(self.groups())):
             if group.state is not GroupState.DEAD and (known := group.offsets.known(partitions)):
@@ -221,7 +221,7 @@ class GroupMetadataManager:
         yield
 
     def complete_transaction(self, producer_id: int, partitions: Iterable[int], *, commit: bool) -> None:
-        """A transaction's marker is in these offsets partitions: its offsets count now, or never."""
+        """A transaction's marker was written: its offsets are committed or dropped."""
         for index in partitions:
             partition = self._partitions.get(index)
             if partition is None:
@@ -233,7 +233,7 @@ class GroupMetadataManager:
     # --- leadership ----------------------------------------------------------------------------------------------
 
     def on_election(self, index: int, leader_epoch: int) -> None:
-        """This broker leads the offsets partition: its groups are loaded, unless they already are."""
+        """This broker leads the offsets partition: load its groups, unless loaded already."""
         if leader_epoch < self._epochs.get(index, leader_epoch):
             return
         self._epochs[index] = leader_epoch
@@ -242,7 +242,7 @@ class GroupMetadataManager:
             self._scheduler.spawn(self._load(partition))
 
     def on_resignation(self, index: int, leader_epoch: int | None) -> None:
-        """Another broker leads the offsets partition, or none: its groups are forgotten here, waiters sent away."""
+        """Another broker leads the offsets partition, or none: unload its groups and answer their waiters."""
         if leader_epoch is not None:
             if leader_epoch < self._epochs.get(index, leader_epoch):
                 return
@@ -281,7 +281,7 @@ class GroupMetadataManager:
         self._metrics.on_loaded((self._clock.monotonic() - started) * 1000)
 
     def _read(self, index: int, loader: OffsetsLoader) -> Iterator[ErrorCode]:
-        """Feeds the whole log to `loader`; yields after each slice, at last an error if there is one."""
+        """Feed the whole log to `loader`; yields after each slice, finally an error if there is one."""
         bounds = self._log.bounds(index)
         if isinstance(bounds, ErrorCode):
             yield bounds

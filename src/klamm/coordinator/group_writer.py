@@ -1,4 +1,4 @@
-"""Writes groups and offsets to `__consumer_offsets`: one batch a change, answered when the log has it."""
+"""Writes groups and offsets to `__consumer_offsets`: one batch per change, answered when the log has it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GroupWriter:
         self._config = config
 
     def store_group(self, group: GroupMetadata, store: Store, now_ms: int) -> Deferred[ErrorCode]:
-        """Writes the group as it is now, with the assignment that `store` brings or that its members have."""
+        """Write the current group, with the assignment of `store` or of its members."""
         assignment = store.assignment if isinstance(store, StoreAssignment) else None
         size = self._record_bytes(group, assignment)
         if size > self._config.record_max_bytes:
@@ -78,7 +78,7 @@ class GroupWriter:
         return appended.map(lambda done: group_store_error(done.error))
 
     def _record_bytes(self, group: GroupMetadata, assignment: Mapping[str, bytes] | None) -> int:
-        """About the size of the group's record: what is far too large for a log must not be copied for it."""
+        """Estimate the size of the group's record: a record that is far too large must not be encoded."""
         protocol = group.protocol_name
         size = 0
         for member in group.members.values():
@@ -168,7 +168,7 @@ class GroupWriter:
     def delete(
         self, group: GroupMetadata, partitions: Sequence[TopicPartition], *, with_group: bool
     ) -> Deferred[ErrorCode]:
-        """Writes tombstones, the group's own as the last, and forgets the offsets; done when all are written."""
+        """Write tombstones, the group's own last, and drop the offsets; done when all are written."""
         known = group.offsets.known(partitions)
         chunks = [known[i : i + TOMBSTONES_PER_BATCH] for i in range(0, len(known), TOMBSTONES_PER_BATCH)]
         has_record = with_group and group.generation_id > 0

@@ -20,7 +20,7 @@ _LONGEST_ID_PREFIX: Final = 8_000
 
 @dataclass(frozen=True, slots=True)
 class JoinGroup:
-    """A JoinGroup request, whatever its version: the last two fields are what the version allows."""
+    """A JoinGroup request of any version: the last two fields are what the version allows."""
 
     member_id: str
     group_instance_id: str | None
@@ -43,7 +43,7 @@ def join(
     config: GroupConfig,
     now_ms: int,
 ) -> None:
-    """Answers `waiter` now or when the rebalance is complete."""
+    """Answer `waiter` now or when the rebalance is complete."""
     if error := _refusal(group, request, config):
         group.effects.append(Answer(waiter, error))
     elif request.member_id == UNKNOWN_MEMBER_ID:

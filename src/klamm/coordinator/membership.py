@@ -1,4 +1,4 @@
-"""SyncGroup, Heartbeat and LeaveGroup: what members do between two rebalances."""
+"""SyncGroup, Heartbeat and LeaveGroup: requests between two rebalances."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MemberResponse:
 
 
 def sync(group: GroupMetadata, request: SyncGroup, waiter: Any, now_ms: int) -> None:
-    """Answers `waiter` with the member's assignment: now if there is one, else when the leader has sent it."""
+    """Answer `waiter` with the member's assignment: now if there is one, else when the leader has sent it."""
     error = _validate_sync(group, request)
     if error is not ErrorCode.NONE:
         group.effects.append(Answer(waiter, SyncGroupResult(error)))
@@ -87,7 +87,7 @@ def validate_member_and_generation(
 def heartbeat(
     group: GroupMetadata, member_id: str, group_instance_id: str | None, generation_id: int, now_ms: int
 ) -> ErrorCode:
-    """Prolongs the session. REBALANCE_IN_PROGRESS is how a member learns that it must join again."""
+    """Extend the session. REBALANCE_IN_PROGRESS tells a member to rejoin."""
     error = validate_member_and_generation(group, member_id, group_instance_id, generation_id)
     if error is not ErrorCode.NONE:
         return error
@@ -118,9 +118,9 @@ def leave(group: GroupMetadata, identity: MemberIdentity, config: GroupConfig, n
 def validate_offset_commit(
     group: GroupMetadata, member_id: str, group_instance_id: str | None, generation_id: int
 ) -> ErrorCode:
-    """Members commit in their generation; without a generation only an empty group takes offsets.
+    """Members commit in their generation; without a generation only an empty group accepts offsets.
 
-    PreparingRebalance takes them (members learn of it by heartbeat, KIP-429), CompletingRebalance does not.
+    PreparingRebalance accepts them (members learn of it by heartbeat, KIP-429), CompletingRebalance does not.
     """
     if group.state is GroupState.DEAD:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -1,4 +1,4 @@
-"""How much memory clients can make the coordinator hold: subscriptions of members, and metadata of offsets."""
+"""Memory limits of the coordinator: subscriptions of members, and metadata of offsets."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from klamm.coordinator.group_metadata import GroupMetadata
 from klamm.coordinator.member_metadata import Protocols
 
 MEMBER_COST: Final = 1_000
-"""About how many bytes a member takes besides its ids and subscriptions."""
+"""Estimated bytes of a member besides its ids and subscriptions."""
 PENDING_COST: Final = 200
 COUNT_INTERVAL_MS: Final = 1_000
 
 
 class Budget:
-    """A bound for something that is counted by adding up what comes, and exactly only when that reaches the bound."""
+    """A limit that is tracked by an upper estimate and recounted exactly only when the estimate reaches it."""
 
     def __init__(self, limit_bytes: int, count: Callable[[], int]) -> None:
         self._limit_bytes = limit_bytes
@@ -24,7 +24,7 @@ class Budget:
         self._next_count_ms: int | None = None
 
     def has_room(self, size_bytes: int, now_ms: int) -> bool:
-        """Whether this much more may be held; if so, it counts from now on."""
+        """Whether this many more bytes are allowed; if so, count them."""
         if self._estimate + size_bytes > self._limit_bytes:
             if self._next_count_ms is not None and now_ms < self._next_count_ms:
                 return False

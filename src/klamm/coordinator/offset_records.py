@@ -1,4 +1,4 @@
-"""The records of `__consumer_offsets`: what a group and a committed offset look like on disk.
+"""The records of `__consumer_offsets`: groups and committed offsets on disk.
 
 Every key and value starts with an int16 version. Key versions 0 and 1 are a committed offset, 2 is a group.
 Strings are int16 length + UTF-8, bytes are int32 length, arrays int32 count: Kafka's classic encoding.
@@ -6,7 +6,7 @@ Strings are int16 length + UTF-8, bytes are int32 length, arrays int32 count: Ka
 OffsetCommitValue: v0 offset, metadata, timestamp; v1 adds the expire timestamp; v2 drops it (KIP-211);
 v3 adds the leader epoch after the offset (KIP-320).
 GroupMetadataValue: v1 adds the rebalance timeout (KIP-62), v2 the state timestamp (KIP-211), v3 the group
-instance id (KIP-345). Written are the newest versions, except that an offset with an expire timestamp is v1.
+instance id (KIP-345). The newest versions are written, except that an offset with an expire timestamp is v1.
 """
 
 from __future__ import annotations

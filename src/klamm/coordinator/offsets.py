@@ -1,4 +1,4 @@
-"""The committed offsets of one group: what is committed, and what waits for the log or for a transaction's end."""
+"""The offsets of one group: committed ones, and those that wait for the log or for the end of a transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OFFSETS_PER_SLICE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """`appended_offset` is where the record stands in the offsets partition: the later record wins."""
+    """`appended_offset` is the record's position in the offsets partition: the later record wins."""
 
     value: OffsetAndMetadata
     appended_offset: int
@@ -82,11 +82,11 @@ class GroupOffsets:
                 self._put(tp, entry)
 
     def known(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Those of `partitions` that a tombstone is needed for."""
+        """Return the `partitions` that need a tombstone."""
         return [tp for tp in partitions if tp in self.committed or self.is_unstable(tp)]
 
     def remove(self, partitions: Collection[TopicPartition], *, before_offset: int) -> int:
-        """Forgets what was committed before the tombstones at `before_offset`; returns how many offsets that were."""
+        """Drop offsets committed before the tombstones at `before_offset`; returns their number."""
         removed = 0
         for appended_offset, others in self.removed_meanwhile.items():
             if appended_offset < before_offset:

@@ -12,7 +12,7 @@ from klamm.frozen import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """How an append ended, and the offset of its first record."""
+    """Result of an append, and the offset of its first record."""
 
     error: ErrorCode
     base_offset: int = -1

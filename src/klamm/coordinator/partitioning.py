@@ -1,4 +1,4 @@
-"""Which partition of `__consumer_offsets` a group lives in: every broker and every client must agree."""
+"""The partition of `__consumer_offsets` of a group: every broker and every client must agree."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How a group gets from one generation to the next, and what time does to it.
+"""Transitions of a group between generations, and its timers.
 
 PreparingRebalance collects JoinGroups until every member has joined or the rebalance timeout is over (the first
 rebalance of an empty group waits `group.initial.rebalance.delay.ms` for more members, extended while new ones come).
-CompletingRebalance waits for the leader's assignment. Stable has it. Empty has no members; Dead is gone from here.
+CompletingRebalance waits for the leader's assignment. Stable has it. Empty has no members; Dead is removed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from klamm.coordinator.member_metadata import MemberMetadata
 from klamm.errors import ErrorCode
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
-"""A new member cannot send heartbeats before its first answer: so long it may wait for that."""
+"""Maximum wait of a new member for its first answer, because it cannot send heartbeats before."""
 SMALLEST_REARM_MS: Final = 1_000
-"""A timer that is set again because nothing could be done yet does not fire more often than this."""
+"""Minimum interval of a timer that is set again because nothing could be done yet."""
 
 _CAN_REBALANCE = (GroupState.STABLE, GroupState.COMPLETING_REBALANCE, GroupState.EMPTY)
 
 
 def restart_session(group: GroupMetadata, member: MemberMetadata, now_ms: int, timeout_ms: int | None = None) -> None:
-    """The member was heard of: its session lasts another session timeout."""
+    """The member is alive: extend its session by the session timeout."""
     member.session_deadline_ms = now_ms + (member.session_timeout_ms if timeout_ms is None else timeout_ms)
     group.wake_by(member.session_deadline_ms)
 
@@ -42,7 +42,7 @@ def maybe_prepare_rebalance(group: GroupMetadata, config: GroupConfig, now_ms: i
 
 
 def prepare_rebalance(group: GroupMetadata, config: GroupConfig, now_ms: int) -> None:
-    """Starts a rebalance; it completes at once when every member has already joined."""
+    """Start a rebalance; it completes at once if every member has already joined."""
     if group.state is GroupState.COMPLETING_REBALANCE:
         _reset_and_propagate_error(group, ErrorCode.REBALANCE_IN_PROGRESS, now_ms)
     group.pending_sync_members.clear()
@@ -94,7 +94,7 @@ def _complete_join(group: GroupMetadata, now_ms: int) -> None:
 
 
 def _elect_joined_leader(group: GroupMetadata) -> bool:
-    """Keeps the leader if it joined, else makes the first member that did the leader; False if none did."""
+    """Keep the leader if it joined, else choose the first member that did; returns False if none did."""
     assert group.leader_id is not None
     if group.members[group.leader_id].awaiting_join is not None:
         return True
@@ -106,7 +106,7 @@ def _elect_joined_leader(group: GroupMetadata) -> bool:
 
 
 def remove_member_and_update(group: GroupMetadata, member_id: str, config: GroupConfig, now_ms: int) -> None:
-    """The member left or was not heard of: the others must share its work."""
+    """The member left or timed out: the others take over its work."""
     group.remove(member_id)
     if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
         prepare_rebalance(group, config, now_ms)
@@ -129,7 +129,7 @@ def sync_received(group: GroupMetadata, member_id: str) -> None:
 
 
 def on_stored(group: GroupMetadata, store: Store, error: ErrorCode, config: GroupConfig, now_ms: int) -> None:
-    """The write that `store` asked for ended. If the group has moved on meanwhile, its newer state stands."""
+    """The write of `store` ended. If the group has changed meanwhile, its newer state stays."""
     match store:
         case StoreAssignment():
             if group.state is GroupState.COMPLETING_REBALANCE and store.generation_id == group.generation_id:
@@ -167,7 +167,7 @@ def _reset_and_propagate_error(group: GroupMetadata, error: ErrorCode, now_ms: i
 
 
 def _static_member_stored(group: GroupMetadata, store: StoreStaticMember, error: ErrorCode, now_ms: int) -> None:
-    """Answers the returned member. A rebalance that began meanwhile holds its JoinGroup and will answer it."""
+    """Answer the returned member. A rebalance that began meanwhile keeps its JoinGroup and will answer it."""
     member = group.members.get(store.new_member_id)
     if member is None or group.state is not GroupState.STABLE or group.generation_id != store.generation_id:
         return
@@ -202,7 +202,7 @@ def _with_leader(result: JoinGroupResult, leader_id: str | None) -> JoinGroupRes
 
 
 def advance(group: GroupMetadata, config: GroupConfig, now_ms: int) -> None:
-    """Does what is due at `now_ms` and sets the next `wake_ms`."""
+    """Process timers due at `now_ms` and set the next `wake_ms`."""
     _expire_pending_members(group, now_ms)
     _expire_sessions(group, config, now_ms)
     if group.join_deadline_ms is not None and group.join_deadline_ms <= now_ms:
@@ -251,7 +251,7 @@ def _join_deadline(group: GroupMetadata, config: GroupConfig, now_ms: int) -> No
 
 
 def _sync_deadline(group: GroupMetadata, config: GroupConfig, now_ms: int) -> None:
-    """Members that took the new generation and never asked for their assignment hold up the group: they are out."""
+    """Remove members that joined the new generation but never sent SyncGroup: they block the group."""
     group.sync_deadline_ms = None
     late = list(group.pending_sync_members)
     if group.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE) or not late:
@@ -271,7 +271,7 @@ def unload(group: GroupMetadata, now_ms: int) -> None:
 
 
 def on_loaded(group: GroupMetadata, config: GroupConfig, now_ms: int) -> None:
-    """Members of a group read from the log have a whole session to report to their new coordinator."""
+    """Members of a loaded group have a full session timeout to contact their new coordinator."""
     if len(group.members) > config.max_size:
         prepare_rebalance(group, config, now_ms)
     for member in group.members.values():

@@ -1,4 +1,4 @@
-"""Time and background work as the coordinator asks for them; an event loop or a simulator provides them."""
+"""The coordinator's interface to time and background work; an event loop or the simulator implements it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from klamm.coordinator.group_metadata import GroupMetadata, GroupState
 
 class Scheduler(Protocol):
     def wake_at(self, deadline_ms: int) -> None:
-        """Calls the coordinator's `advance` at `deadline_ms` or soon after; only the earliest call counts."""
+        """Call the coordinator's `advance` at `deadline_ms` or soon after; only the earliest call counts."""
 
     def spawn(self, job: Iterator[None]) -> None:
-        """Steps through `job` to its end, letting other work run between two steps."""
+        """Run `job` to its end, with other work between its steps."""
 
     def stop(self) -> None:
         """Stop all calls."""
 
 
 class Wakeups:
-    """The groups by the time at which they want to be woken. A group that moved has stale entries, skipped later."""
+    """Groups by wake-up time. A changed group leaves stale entries, which are skipped later."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, GroupMetadata]] = []
         self._sequence = 0
 
     def schedule(self, group: GroupMetadata) -> bool:
-        """Notes the group's `wake_ms` unless an earlier waking is noted; whether it is the earliest of all now."""
+        """Record the group's `wake_ms` unless an earlier one exists; returns whether it is the earliest of all."""
         wake_ms = group.wake_ms
         if wake_ms is None or (group.scheduled_wake_ms is not None and group.scheduled_wake_ms <= wake_ms):
             return False
@@ -38,7 +38,7 @@ class Wakeups:
         return self._heap[0][2] is group
 
     def next_ms(self) -> int | None:
-        """The earliest waking of a living group."""
+        """Return the earliest wake-up of a live group."""
         while self._heap:
             wake_ms, _, group = self._heap[0]
             if group.scheduled_wake_ms == wake_ms and group.state is not GroupState.DEAD:

@@ -110,7 +110,7 @@ async def _run(job: Iterator[None]) -> None:
 
 
 class ReplicaOffsetsLog:
-    """The partitions of `__consumer_offsets` as the ReplicaManager has them."""
+    """The partitions of `__consumer_offsets` in the ReplicaManager."""
 
     def __init__(self, replicas: Replicas, append_records: AppendRecords) -> None:
         self._replicas = replicas
@@ -171,7 +171,7 @@ def create_group_coordinator(
     metrics: MetricsRegistry,
     new_uuid: Callable[[], str],
 ) -> GroupCoordinator:
-    """The coordinator of a broker, listening to leadership changes. `startup()` and `shutdown()` are the broker's."""
+    """The coordinator of a broker; it follows leadership changes. The broker calls `startup()` and `shutdown()`."""
     group_config = GroupConfig.from_kafka(config)
     scheduler = LoopScheduler(loop, clock)
     group_metrics = GroupMetrics(metrics)

@@ -41,7 +41,7 @@ class MissedDeletionsRule:
         self._before = snapshot
 
     def on_update(self, before: MetadataSnapshot, update: MetadataUpdate) -> list[Comparison]:
-        """What to compare at the first update from a controller to this registration, or from a new controller.
+        """Return what to compare at the first update from a controller to this registration, or from a new controller.
 
         From then on the controller informs of deletions; topics deleted before are no longer in ZooKeeper. Offsets of
         groups go with a topic, so ZooKeeper decides, not what the controller happens to leave out.

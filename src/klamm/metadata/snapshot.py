@@ -1,7 +1,7 @@
-"""One consistent view of the cluster, and the next one out of it and an update.
+"""A consistent view of the cluster, and its successor after an update.
 
 Nothing in a snapshot changes, and `apply` shares everything the update does not touch: one changed partition costs
-the same among a thousand as among a hundred thousand. Readers take the reference once and use it to the end.
+the same among a thousand as among a hundred thousand. Readers take the reference once and keep using it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class MetadataSnapshot:
-    """`controller_epoch` says which controller it came from, `update_count` how many updates there were here.
+    """`controller_epoch` is the sender's epoch, `update_count` the number of updates applied here.
 
-    How far a broker lags behind is known to the controller: what of its requests the broker has not acknowledged.
+    The controller knows how far a broker lags: by its unacknowledged requests.
     """
 
     topics: TrieMap[str, TopicState] = field(default_factory=TrieMap)
@@ -45,7 +45,7 @@ class MetadataSnapshot:
     partition_count: int = 0
 
     def apply(self, update: MetadataUpdate) -> tuple[MetadataSnapshot, tuple[TopicPartition, ...]]:
-        """The snapshot after `update`, and the partitions that it took away.
+        """Return the snapshot after `update`, and the deleted partitions.
 
         A partition never goes back to an older state (`PartitionState.is_older_than`): an update that was held up and
         overtaken must not undo the newer one. Deletion (leader -2) has no such guard but the topic id.
@@ -75,9 +75,9 @@ class MetadataSnapshot:
         return after_snapshot, tuple(deleted)
 
     def without(self, topics: Iterable[TopicState]) -> tuple[MetadataSnapshot, tuple[TopicPartition, ...]]:
-        """The snapshot without `topics`, and the partitions that went with them.
+        """Return the snapshot without `topics`, and their partitions.
 
-        A topic that has come back under its name since `topics` were taken is kept. Without ids an update tells so.
+        A topic that was created again since `topics` were taken is kept. Without ids, a newer update shows it.
         """
         known = ((topic, self.topics.get(topic.name)) for topic in topics)
         gone = [now for then, now in known if now is not None and _is_same_incarnation(then, now)]
@@ -142,9 +142,9 @@ def _size(topic: TopicState | None) -> int:
 def _change_topic(
     before: TopicState | None, change: TopicUpdate
 ) -> tuple[TopicState | None, tuple[TopicPartition, ...]]:
-    """The topic after the change (None: it is gone) and its deleted partitions.
+    """Return the topic after the change (None: deleted) and its deleted partitions.
 
-    Another incarnation means that all partitions of the one before are deleted, also those that have a namesake now.
+    A new incarnation deletes all partitions of the previous one, also those with the same number now.
     """
     if before is not None and _is_other_incarnation(before, change):
         if all(state.is_deletion for state in change.partitions):

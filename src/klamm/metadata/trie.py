@@ -1,4 +1,4 @@
-"""An immutable map whose changed copy costs what changed, not what it holds.
+"""An immutable map: a changed copy costs the size of the change, not of the map.
 
 A node is a dict while it is small and a tuple of 32 nodes once it is not. A copy with one changed key rebuilds the
 nodes on the way to that key and shares all others. Keys are hashed by value and not by Python's seeded `hash`, so
@@ -103,7 +103,7 @@ def _leaves(node: _Node) -> Iterator[dict[Any, Any]]:
 
 
 def _evolve(node: _Node, changes: _Changes, depth_bits: int) -> tuple[_Node, int]:
-    """The node with `changes` made, and by how many keys it grew."""
+    """Return the node with `changes` applied, and the growth in keys."""
     if type(node) is tuple:
         return _evolve_branch(node, changes, depth_bits)
     assert type(node) is dict

@@ -1,4 +1,4 @@
-"""An UpdateMetadata request as a value: what one message of the controller says, whatever version carried it."""
+"""An UpdateMetadata request as a value, independent of its version."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PartitionState:
         A state of a later controller, or for a later registration of this broker, is newer: it was read from ZooKeeper
         since. Otherwise the znode decides. It was not deleted in between: this broker would have received that.
 
-        With the znode's controller epoch in place of the sender's there is no order. Kafka's controller sends its own
+        Using the znode's controller epoch instead of the sender's gives no order. Kafka's controller sends its own
         with a state that it has only read, klamm's the one it has read: (6, 4, 8) and (2, 4, 8), as controller epoch,
         leader epoch and version, are the same state, and so is (7, 4, 8). Of those, (7, 4, 0) is older than the last,
         but as a topic without id that was created again it is newer than the first.
@@ -62,7 +62,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class TopicUpdate:
-    """The changed partitions of a topic; a zero topic id means that the controller named none."""
+    """The changed partitions of a topic; a zero topic id means none."""
 
     name: str
     partitions: tuple[PartitionState, ...]
@@ -71,7 +71,7 @@ class TopicUpdate:
 
 @dataclass(frozen=True, slots=True)
 class MetadataUpdate:
-    """`live_brokers` is always complete; `topics` holds what changed; `broker_epoch` is the life it is for.
+    """`live_brokers` is always complete; `topics` holds the changes; `broker_epoch` is the receiver's incarnation.
 
     `is_sliced`: its controller sends at most `MAX_PARTITIONS` at once.
     """
@@ -85,5 +85,5 @@ class MetadataUpdate:
 
     @property
     def is_last_slice(self) -> bool:
-        """False: the controller has more to say, and says it next."""
+        """False: the controller sends more next."""
         return not self.is_sliced or sum(len(topic.partitions) for topic in self.topics) != MAX_PARTITIONS

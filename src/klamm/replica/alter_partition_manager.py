@@ -1,7 +1,7 @@
-"""ISR changes through the controller (KIP-497): what leaders propose, sent in AlterPartition requests.
+"""ISR changes through the controller (KIP-497): leaders' proposals, sent in AlterPartition requests.
 
-One request is in flight at a time and carries every change that has come up meanwhile. A change that nobody decided
-(no controller, a lost answer) is sent again until the controller answers or the partition gets a new leader epoch.
+One request is in flight at a time and carries every change proposed meanwhile. An undecided change (no controller, a
+lost answer) is sent again until the controller answers or the partition gets a new leader epoch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WAIT_FOR_CONTROLLER: Final = frozenset(
         ErrorCode.NEW_LEADER_ELECTED,
     }
 )
-"""The controller knows better: the change stays undecided, and its next LeaderAndIsr settles it."""
+"""The controller has newer state: the change stays undecided, and its next LeaderAndIsr settles it."""
 
 
 class AlterPartitionChannel(Protocol):
@@ -92,7 +92,7 @@ class AlterPartitionManager:
         self._is_closed = False
 
     def submit(self, partition: Partition, isr: tuple[int, ...]) -> None:
-        """Proposes `isr`; until it is decided the partition counts with the larger of both sets."""
+        """Propose `isr`; until the decision the partition uses the larger of both sets."""
         if self._is_closed:
             return
         partition.propose_isr(isr)
@@ -108,7 +108,7 @@ class AlterPartitionManager:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        """Sends until nothing is left to send."""
+        """Send until nothing is left."""
         try:
             while changes := self._take():
                 response = await self._send(changes)
@@ -143,7 +143,7 @@ class AlterPartitionManager:
         self._unsent = changes | self._unsent
 
     def _on_response(self, changes: dict[TopicPartition, IsrChange], response: AlterPartitionResponse) -> bool:
-        """Whether something has to be sent again after a while."""
+        """Whether something must be sent again later."""
         if response.error_code != ErrorCode.NONE:
             self._complain(ErrorCode.of(response.error_code).name)
             self._again(changes)
@@ -159,7 +159,7 @@ class AlterPartitionManager:
         return bool(again)
 
     def _settle(self, change: IsrChange, data: ResponsePartitionData | None) -> bool:
-        """Applies the controller's word on one partition; False: it has to be asked again."""
+        """Apply the controller's decision on one partition; returns False if it must be asked again."""
         if not change.is_current:
             return True
         partition, replicas = change.partition, self._replicas
@@ -199,7 +199,7 @@ def after_isr_change(replicas: ReplicaManager, partition: Partition, before: Seq
 
 
 def build_request(broker_id: int, broker_epoch: int, changes: dict[TopicPartition, IsrChange]) -> AlterPartitionRequest:
-    """The request in a form that every version can be encoded from."""
+    """Return the request in a form that every version can encode."""
     topics: dict[tuple[str, UUID], list[PartitionData]] = {}
     for tp, change in changes.items():
         topics.setdefault((tp.topic, change.topic_id), []).append(_partition_data(change))

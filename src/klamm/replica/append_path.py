@@ -28,7 +28,7 @@ _QUIET_FAILURES: Final = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
     }
 )
-"""Failures that are not counted in FailedProduceRequestsPerSec: the client or the cluster's state is the cause."""
+"""Failures that FailedProduceRequestsPerSec does not count: caused by the client or the cluster's state."""
 
 
 def failed(error: ErrorCode, message: str | None = None) -> AppendResult:
@@ -46,9 +46,9 @@ def append_records(
     *,
     convert: bool = False,
 ) -> AppendResults | asyncio.Future[AppendResults]:
-    """Appends every partition's records. With acks=-1 the answer waits until all in-sync replicas have them.
+    """Append every partition's records. With acks=-1 the answer waits until all in-sync replicas have them.
 
-    Each partition has its own result; one failing does not touch the others. With `convert` messages of the
+    Each partition has its own result; a failure does not affect the others. With `convert` messages of the
     formats 0 and 1 are accepted and become record batches.
     """
     if convert or (origin is AppendOrigin.CLIENT and replicas.record_checks.are_needed(records)):
@@ -98,7 +98,7 @@ def _append(
     totals = replicas.topic_stats.all_topics
     totals.total_produce_requests.count += 1
     partition = replicas.partition_or_error(tp)
-    if isinstance(partition, ErrorCode):  # no meters of its own: the name may be anything a client sends
+    if isinstance(partition, ErrorCode):  # no meters per topic: a client may send any name
         return failed(partition)
     stats = replicas.topic_stats.topic(tp.topic)
     stats.total_produce_requests.count += 1
@@ -148,7 +148,7 @@ def _mark_failure(meters: BrokerTopicMetrics, result: AppendResult, data: Record
 class _DelayedProduce:
     """Partitions whose records are in the leader's log and not yet in those of all in-sync replicas.
 
-    Where `flush.messages` asked for it the records must be on the leader's disk as well, whatever the acks.
+    If `flush.messages` requires it, the records must also be on the leader's disk, for any acks.
     """
 
     __slots__ = ("_replicas", "_required_acks", "_results", "_waiting")

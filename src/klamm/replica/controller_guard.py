@@ -1,4 +1,4 @@
-"""Which controller this broker believes: the one that ZooKeeper names, not the one that claims the highest epoch.
+"""Decides which controller this broker obeys: the one that ZooKeeper names, not the one with the highest claimed epoch.
 
 A control request of the confirmed controller costs two comparisons. A request with a higher controller epoch, another
 controller id or a broker epoch that this broker does not know yet waits until ZooKeeper has confirmed or refuted it.
@@ -49,7 +49,7 @@ class ControlState:
 
 
 def judge(claim: Claim, state: ControlState, own_epoch: int) -> ErrorCode:
-    """The verdict on a claim that ZooKeeper was asked about."""
+    """The decision on a claim after a read of ZooKeeper."""
     if claim.broker_epoch is not None and claim.broker_epoch not in (own_epoch, state.broker_epoch):
         return ErrorCode.STALE_BROKER_EPOCH
     is_named = (claim.controller_id, claim.controller_epoch) == (state.controller_id, state.controller_epoch)
@@ -81,7 +81,7 @@ class ControllerGuard:
         read: Callable[[], Awaitable[ControlState]],
         own_epoch: Callable[[], int],
     ) -> None:
-        """`own_epoch` is the epoch of this broker's registration, as far as the broker knows."""
+        """`own_epoch` is the epoch of this broker's registration that the broker knows."""
         self._loop = loop
         self._read = read
         self._own_epoch = own_epoch
@@ -92,12 +92,12 @@ class ControllerGuard:
         self._silent_until_s = float("-inf")
 
     def confirm(self, controller_id: int, controller_epoch: int) -> None:
-        """This broker has read or written in ZooKeeper that this is the controller."""
+        """Record a controller that this broker has read from, or written to, ZooKeeper."""
         if controller_epoch >= self._confirmed_epoch:
             self._confirmed_id, self._confirmed_epoch = controller_id, controller_epoch
 
     def check(self, claim: Claim) -> ErrorCode | asyncio.Future[ErrorCode]:
-        """NONE: the request may be obeyed. A future where ZooKeeper has to be asked first."""
+        """Return NONE if the request may be obeyed; a future if ZooKeeper must be asked first."""
         broker_epoch, own_epoch = claim.broker_epoch, self._own_epoch()
         if broker_epoch is not None and broker_epoch < own_epoch:
             return ErrorCode.STALE_BROKER_EPOCH
@@ -113,7 +113,7 @@ class ControllerGuard:
         return verdict
 
     def shutdown(self) -> None:
-        """Refuses requests that wait."""
+        """Refuse waiting requests."""
         if self._reading is not None:
             self._reading.cancel()
         self._answer(self._take_waiting(), lambda _: ErrorCode.STALE_CONTROLLER_EPOCH)
@@ -142,7 +142,7 @@ class ControllerGuard:
             self._answer(waiting, lambda _: ErrorCode.STALE_CONTROLLER_EPOCH)
             raise
         except Exception:
-            # A bug: the controller must get an answer all the same, or its queue for this broker stands still.
+            # A bug: the controller must get an answer anyway, or its queue for this broker stalls.
             log.exception("confirming control requests failed")
             self._answer(waiting + self._take_waiting(), lambda _: ErrorCode.UNKNOWN_SERVER_ERROR)
         finally:

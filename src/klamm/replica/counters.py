@@ -1,4 +1,4 @@
-"""Counts over all partitions of the broker, kept as partitions change: a gauge never walks them."""
+"""Counts over all partitions of the broker, updated with every change, so that no gauge walks the partitions."""
 
 from __future__ import annotations
 

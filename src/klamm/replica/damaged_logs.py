@@ -1,7 +1,7 @@
 """Replicas whose logs were damaged while their broker was down.
 
-A follower cuts its log at the damage and fetches the rest again. A broker that should lead leaves the leadership to
-another replica that is in sync and alive: it answers KAFKA_STORAGE_ERROR, as for a failed directory, and asks for
+A follower truncates its log at the damage and fetches the rest again. A broker that should lead leaves the leadership
+to another replica that is in sync and alive: it answers KAFKA_STORAGE_ERROR, as for a failed directory, and asks for
 another LeaderAndIsr once another broker leads. Only if there is no such replica, it leads with the log that it has.
 """
 
@@ -34,7 +34,7 @@ class DamagedLogs:
         self.ask_again: Callable[[], None] = lambda: None
 
     def accept(self, tp: TopicPartition, state: LeaderAndIsrPartitionState, hosted: Log) -> ErrorCode:
-        """Called before the replica becomes leader or follower; an error keeps it from that."""
+        """Check a replica before it becomes leader or follower; an error prevents the transition."""
         if state.leader != self._broker_id:
             return self._cut(tp, state.leader, hosted) if state.leader != NO_LEADER else ErrorCode.NONE
         others = [r for r in state.isr if r != self._broker_id and self._metadata.has_alive_broker(r)]
@@ -64,7 +64,7 @@ class DamagedLogs:
         return ErrorCode.NONE
 
     def on_metadata_change(self) -> None:
-        """Another broker leads what this one refused to lead: it can follow now."""
+        """Another broker leads a partition that this one refused to lead: it can follow now."""
         led = [tp for tp in self._refused if self._has_other_leader(tp)]
         if led:
             self._refused.difference_update(led)

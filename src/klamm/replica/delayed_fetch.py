@@ -46,8 +46,8 @@ def park(replicas: ReplicaManager, params: FetchParams, delayed: DelayedFetch) -
 class DelayedFetch:
     """Estimates from how the logs grew whether `min_bytes` can be read: no read happens while waiting.
 
-    Partitions report changes through the session, so whatever did not report is as it was when the fetch was parked.
-    That includes the partitions of the session that this fetch did not have to look at.
+    Partitions report changes through the session, so partitions without a report are unchanged since the fetch was
+    parked, including those that it did not read.
     """
 
     __slots__ = (
@@ -74,23 +74,23 @@ class DelayedFetch:
         self._session = session
         self._reads: dict[SessionPartition, PartitionRead] = {}
         self._baseline: dict[SessionPartition, int] = {}
-        """The sizes of logs to grow from; empty where any byte is enough."""
+        """Log sizes at the start of the wait; empty if any byte is enough."""
         self._estimates: dict[SessionPartition, int] = {}
-        """The bytes that a partition would add to the answer, where there are any."""
+        """Bytes that each partition would add to the answer."""
         self._available = 0
         self._has_data = False
-        """There was something to read already: a limit joins all partitions, so all are read again."""
+        """There was something to read already: a limit covers all partitions, so all are read again."""
         self._moved: dict[SessionPartition, None] = {}
         self._touched: dict[SessionPartition, None] = {}
         """Partitions that reported a change since the last look."""
         session.waiting.append(self)
 
     def add(self, reads: Reads) -> None:
-        """Take over what was read, in the same step of the loop, and follow these partitions from now on."""
+        """Take over the reads, in the same loop step, and follow these partitions from now on."""
         self._reads.update(reads)
         for partition, read in reads:
             hosted = self._replicas.hosted(partition.tp)
-            if hosted is not None and partition.session is self._session:  # else it has ended, or forgotten this one
+            if hosted is not None and partition.session is self._session:  # otherwise it has ended or forgotten it
                 partition.watch(hosted)
                 if self._params.min_bytes > 1 and hosted.log is not None:
                     self._baseline[partition] = hosted.log.size_bytes - read.size_bytes
@@ -126,7 +126,7 @@ class DelayedFetch:
         self._replicas.woken_fetches[self] = None
 
     def try_complete(self) -> Reads | None:
-        """Look at the partitions that changed; the answer when that makes enough of all."""
+        """Check the changed partitions; returns the answer if there is enough."""
         touched, self._touched = self._touched, {}
         for partition in touched:
             if partition.session is not self._session:  # forgotten by a later request of the session
@@ -140,7 +140,7 @@ class DelayedFetch:
         return self._answer() if self._available >= self._params.min_bytes else None
 
     def on_expire(self) -> Reads:
-        """Read again everything that was looked at; of a large fetch only the partitions that changed."""
+        """Read everything again; for a large fetch only the changed partitions."""
         self._moved.update(self._touched)
         return self._answer(everything=not self._is_large)
 

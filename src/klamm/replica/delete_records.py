@@ -22,7 +22,7 @@ DeletedRecords: TypeAlias = dict[TopicPartition, DeletedRecordsResult]
 def delete_records(
     replicas: ReplicaManager, offsets: Mapping[TopicPartition, int], timeout_ms: int
 ) -> DeletedRecords | asyncio.Future[DeletedRecords]:
-    """Deletes what is before each offset (-1: before the high watermark)."""
+    """Delete records before each offset (-1: before the high watermark)."""
     results: DeletedRecords = {}
     waiting: dict[TopicPartition, int] = {}
     for tp, offset in offsets.items():

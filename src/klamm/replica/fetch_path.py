@@ -140,7 +140,7 @@ def read_all(
     partitions: Iterable[SessionPartition],
     limit: ReadLimit | None = None,
 ) -> Reads:
-    """Partitions are read in the order asked until the response is full."""
+    """Read partitions in request order until the response is full."""
     if limit is None:
         limit = ReadLimit(params)
     now_ms = replicas.clock.now_ms()
@@ -150,7 +150,7 @@ def read_all(
         max_bytes = fetch.max_bytes
         if max_bytes > limit.max_bytes:
             max_bytes = limit.max_bytes
-        assert partition.tp is not None, "a topic id that is not known here is refused before"
+        assert partition.tp is not None, "an unknown topic id is refused earlier"
         read = _read(replicas, partition.tp, fetch, params, max_bytes, limit.min_one_message, now_ms)
         if read.size_bytes:
             limit.max_bytes = max(0, limit.max_bytes - read.size_bytes)
@@ -200,9 +200,9 @@ def _read(
 def _caught_up(
     replicas: ReplicaManager, partition: Partition, fetch: PartitionFetch, params: FetchParams, now_ms: int
 ) -> PartitionRead | None:
-    """The answer to an in-sync follower that has everything and all of it committed; None in all other cases.
+    """Return the answer for an in-sync follower that has everything committed; None otherwise.
 
-    Most partitions of most fetches are like that, and nothing follows from it but that the follower is there.
+    Most partitions of most fetches are in this state, and only the follower's presence is recorded.
     """
     log = partition.log
     remote = partition.remotes.get(params.replica_id)
@@ -227,9 +227,9 @@ def _caught_up(
 
 
 def settle(replicas: ReplicaManager, params: FetchParams, session: FetchSession, reads: Reads) -> None:
-    """After an answer: the partitions whose readers now know everything are left alone until they change.
+    """After an answer, skip partitions whose readers know everything until they change.
 
-    The state of now decides, not what was read: the partition may have changed since.
+    The current state decides, not the read one: the partition may have changed since.
     """
     is_from_follower = params.replica_id >= 0
     for partition, read in reads:
@@ -252,7 +252,7 @@ def settle(replicas: ReplicaManager, params: FetchParams, session: FetchSession,
 def _has_all(
     replicas: ReplicaManager, fetch: PartitionFetch, partition: Partition, log: Log, remote: RemoteReplica
 ) -> bool:
-    """Whether another fetch of this follower would change nothing but the time it was last seen."""
+    """Whether another fetch of this follower would change only its last-seen time."""
     return (
         fetch.fetch_offset == log.log_end_offset == log.high_watermark == remote.log_end_offset
         and fetch.log_start_offset == remote.log_start_offset
@@ -289,7 +289,7 @@ def _on_follower_read(
 
 
 def _stranger(fetch: PartitionFetch) -> ErrorCode:
-    """A broker that is not in the assignment: one of the two has not yet heard the latest."""
+    """A broker that is not in the assignment: one of the two has stale metadata."""
     knows_epochs = fetch.current_leader_epoch != NO_EPOCH
     return ErrorCode.UNKNOWN_LEADER_EPOCH if knows_epochs else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
@@ -307,7 +307,7 @@ def _knows_all(partition: SessionPartition, hosted: Partition, log: Log, params:
 
 
 def _elsewhere(partition: Partition, fetch: PartitionFetch, preferred: int) -> PartitionRead:
-    """Nothing is read for a consumer that is sent to a follower."""
+    """A consumer that is referred to a follower gets no records."""
     log = readable_log(partition, fetch.current_leader_epoch, require_leader=True)
     if isinstance(log, ErrorCode):
         return PartitionRead(log)

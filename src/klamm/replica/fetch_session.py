@@ -1,8 +1,8 @@
-"""Incremental fetch sessions (KIP-227): a reader names its partitions once and then only what changes.
+"""Incremental fetch sessions (KIP-227): a reader names its partitions once and then only changes.
 
 A session keeps the partitions that may have something for its reader (`changed`). A partition leaves that set when its
 reader knows everything, and its owner puts it back with the next change (`Partition.readers`). So a Fetch costs what
-changed since the last one, whatever the session holds.
+changed since the last one, for any session size.
 
 The cache holds a bounded number of sessions and bytes. When it is full a new session replaces one that has not been
 used for a while, or one that matters less (a consumer's before a follower's, few partitions before many); else the
@@ -38,7 +38,7 @@ _SWEEP: Final = 256
 """Partitions of ended sessions that each use of the cache releases."""
 
 SessionKey: TypeAlias = tuple[str | UUID, int]
-"""A topic by id where the session uses ids, else by name; and the partition."""
+"""A topic, by id or by name as the session uses, and the partition."""
 
 
 class WaitingFetch(Protocol):
@@ -115,7 +115,7 @@ class SessionPartition:
 
 
 class Readers:
-    """The partitions of one Fetch, or of a session, as the partitions' owners see them."""
+    """The partitions of one Fetch or session, from the owners' point of view."""
 
     __slots__ = ("waiting",)
 
@@ -129,14 +129,14 @@ class Readers:
 
 
 class OneFetch(Readers):
-    """A Fetch without a session: nothing is remembered."""
+    """A Fetch without a session: nothing is kept."""
 
     __slots__ = ()
     id = INVALID_SESSION_ID
 
 
 class FetchSession(Readers):
-    """The partitions that a reader named, and those of them that may have something for it."""
+    """The partitions that a reader named, and those that may have something for it."""
 
     __slots__ = (
         "_next_place",
@@ -171,7 +171,7 @@ class FetchSession(Readers):
         self._next_place = 0
 
     def advance(self, now_ms: int) -> None:
-        """The request with the expected epoch came: the next one carries the next epoch, never 0 or -1 again."""
+        """Accept the expected epoch; the next request carries the next one, never 0 or -1 again."""
         self.epoch = 1 if self.epoch == _MAX_INT32 else self.epoch + 1
         self.last_used_ms = now_ms
 
@@ -206,14 +206,13 @@ class FetchSession(Readers):
                 self.size_bytes -= _size_bytes(key)
 
     def is_of_another(self, reader: object) -> bool:
-        """Whether the last Fetch was of another reader, so that all partitions would have to be looked at."""
+        """Whether the last Fetch came from another reader, so that all partitions must be checked."""
         return self.reader is not None and reader != self.reader
 
     def begin_fetch(self, reader: object, now_ms: int) -> list[SessionPartition]:
-        """A Fetch arrived: the partitions to look at, in the order in which they are read.
+        """Return the partitions to check for a Fetch, in read order.
 
-        `reader` is everything but the positions that decides what a partition answers. If it is another one than
-        last time, all partitions are looked at.
+        `reader` is everything except positions that determines an answer. If it changed, all partitions are checked.
         """
         if self.is_of_another(reader):
             for partition in self.partitions.values():
@@ -231,7 +230,7 @@ class FetchSession(Readers):
             partition.remote = None
 
     def settle(self, partition: SessionPartition, hosted: Partition, log_size_bytes: int) -> None:
-        """The reader knows everything about the partition: it is not looked at until it changes."""
+        """The reader knows everything about the partition: skip it until it changes."""
         partition.watch(hosted)
         partition.log_size_bytes = log_size_bytes
         del self.changed[partition]

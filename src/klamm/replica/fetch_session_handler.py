@@ -1,4 +1,4 @@
-"""The follower's side of incremental fetch sessions (KIP-227): what one Fetch request has to name.
+"""The follower's side of incremental fetch sessions (KIP-227): which partitions a Fetch request must name.
 
 The leader remembers the partitions that a session has named; later requests name only new and changed ones. One
 request names a bounded number of them, and later requests name the others: encoding one request for 20,000 partitions
@@ -28,7 +28,7 @@ CHANGED_PARTITIONS: Final = 2_000
 FORGOTTEN_PARTITIONS: Final = 2_000
 """Partitions that one request takes out of a session."""
 PARTITIONS_PER_SLICE: Final = 200
-"""Partitions that a follower asks for, or takes from an answer, before the loop serves others."""
+"""Partitions that a follower adds to a request, or reads from an answer, before the loop serves others."""
 
 
 class BuiltRequest(NamedTuple):
@@ -37,7 +37,8 @@ class BuiltRequest(NamedTuple):
 
 
 class FetchSessionHandler:
-    """Owned by one ReplicaFetcher. The leader's session holds what `_asked` does, under the names of that version."""
+    """Owned by one ReplicaFetcher. The leader's session holds the same partitions as `_asked`, under the names of that
+    version."""
 
     def __init__(self, config: FetcherConfig) -> None:
         self._config = config
@@ -62,7 +63,7 @@ class FetchSessionHandler:
         return self._active.get(state.tp) is state
 
     def put(self, state: PartitionFetchState) -> None:
-        """The partition is new, or what to ask of it has changed."""
+        """The partition is new, or its parameters changed."""
         tp = state.tp
         if self._active.get(tp) is not state:
             self.remove(tp)
@@ -97,7 +98,7 @@ class FetchSessionHandler:
         return name, state.tp.partition
 
     def reset(self) -> None:
-        """The connection or the session is gone: the next request is a full one. It also ends the old session."""
+        """The connection or the session is lost: the next request is full and ends the old session."""
         self._epoch = INITIAL_EPOCH
 
     def build(self, max_wait_ms: int, broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> BuiltRequest:
@@ -224,7 +225,7 @@ class FetchSessionHandler:
         )
 
     def on_response(self, error: ErrorCode, session_id: int) -> None:
-        """Moves the session on. An error, or a leader that has no room for a session, means a full request next."""
+        """Advance the session. After an error, or without room at the leader, the next request is full."""
         if error == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
             self._session_id = INVALID_SESSION_ID
             self.reset()

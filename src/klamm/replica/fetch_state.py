@@ -1,4 +1,4 @@
-"""How far a follower is with one partition, and when it may ask for it again."""
+"""A follower's position in one partition, and when it may request it again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FIRST_DELAY_MS: Final = 10
 UNKNOWN_OFFSET: Final = -1
 UNKNOWN_LAG: Final = -1
-"""Until the first answer of the leader. Kafka's metric shows it so."""
+"""Until the leader's first answer, as in Kafka's metric."""
 
 
 class PartitionFetchState:
@@ -49,23 +49,23 @@ class PartitionFetchState:
         self.reported_log_start_offset = UNKNOWN_OFFSET
         """The log start that the last request to name the partition had."""
         self.due = 0.0
-        """The time of the loop from which on it may be asked for again."""
+        """Loop time from which it may be requested again."""
         self.failures = 0
         self.is_truncating = not truncates_on_fetch or self.log.latest_epoch is None
         self.follow_log()
 
     @property
     def is_current(self) -> bool:
-        """Whether the partition is still in the epoch this state was made for, and follows."""
+        """Whether the partition still follows in the epoch of this state."""
         return self.partition.leader_epoch == self.leader_epoch and not self.partition.is_leader
 
     def follow_log(self) -> None:
-        """The next request asks for what comes after the end of the log as it is now."""
+        """The next request continues at the current end of the log."""
         latest = self.log.latest_epoch
         self.fetch_offset = self.log.log_end_offset
         self.last_fetched_epoch = NO_EPOCH if latest is None else latest
 
     def delay(self, now: float, max_delay_ms: int) -> None:
-        """Not again before a while, which doubles from one failure to the next."""
+        """Delay the next request; the delay doubles with each failure."""
         self.due = now + min(FIRST_DELAY_MS << self.failures, max_delay_ms) / 1000
         self.failures = min(self.failures + 1, 16)

@@ -1,4 +1,4 @@
-"""One task that copies partitions from one leader: it asks, appends, truncates, and rests after failures.
+"""One task that copies partitions from one leader: it fetches, appends, truncates, and backs off after failures.
 
 Kafka's ReplicaFetcherThread. Code that changes state does not await; between a request and its answer a partition
 may have been taken away or given back in a new leader epoch, so an answer counts only for the state
@@ -40,7 +40,7 @@ _SESSION_ERRORS: Final = frozenset(
 
 
 Connect = Callable[[int], Awaitable[LeaderConnection]]
-"""Opens a connection to a broker. Raises ConnectionError when it cannot be reached or its address is not known."""
+"""Open a connection to a broker. Raises ConnectionError if it is unreachable or its address is unknown."""
 
 
 class ReplicaFetcher:
@@ -75,7 +75,7 @@ class ReplicaFetcher:
         self._out_of_range: dict[TopicPartition, PartitionFetchState] = {}
         self._throttled: dict[TopicPartition, PartitionFetchState] = {}
         self._behind: dict[TopicPartition, PartitionFetchState] = {}
-        """Partitions that lag, or whose lag is not known yet."""
+        """Partitions that lag, or whose lag is unknown."""
         self._connection: LeaderConnection | None = None
         self._connection_failures = 0
         self._wake = asyncio.Event()
@@ -104,11 +104,11 @@ class ReplicaFetcher:
                     some.pop(tp, None)
 
     def wake(self) -> None:
-        """Ends a rest: there is something new to do."""
+        """Wake up: there is new work."""
         self._wake.set()
 
     def on_brokers_change(self) -> None:
-        """Somebody came or went: a leader that could not be reached may have an address now."""
+        """The live brokers changed: an unreachable leader may have an address now."""
         if self._connection is None:
             self.wake()
 
@@ -145,7 +145,7 @@ class ReplicaFetcher:
             self._disconnect()
 
     async def do_work(self) -> None:
-        """One round: whatever is due of truncating, resetting and fetching."""
+        """One round: due truncations, resets and fetches."""
         self._end_delays()
         self._hold_back()
         if not (self._truncating or self._out_of_range or len(self._session)):
@@ -209,7 +209,7 @@ class ReplicaFetcher:
             self._session.put(state)
 
     def _hold_back(self) -> None:
-        """Partitions under a throttle that have not caught up are not asked for while the quota is exceeded."""
+        """Throttled partitions that lag are not requested while the quota is exceeded."""
         quota = self._replicas.quotas.follower
         is_exceeded = quota.has_throttled and quota.is_exceeded
         for state in [s for s in self._throttled.values() if not (is_exceeded and quota.is_throttled(s.tp))]:
@@ -230,7 +230,7 @@ class ReplicaFetcher:
         return max(0.0, min(waits)) if waits else None
 
     def _fail(self, state: PartitionFetchState, error: ErrorCode) -> None:
-        """Nothing but a new leader epoch can help this partition."""
+        """Only a new leader epoch can help this partition."""
         log.warning("%s: stopped fetching %s: %s", self.name, state.tp, error.name)
         self.remove((state.tp,))
         self.failed[state.tp] = error
@@ -263,7 +263,7 @@ class ReplicaFetcher:
                     await asyncio.sleep(0)
 
     async def _build(self, wait_ms: int) -> BuiltRequest:
-        """A request after a lost connection names every partition: the loop serves others meanwhile."""
+        """A request after a lost connection names every partition: it is built in slices."""
         steps = self._session.building(wait_ms, self._broker_epoch())
         while True:
             try:
@@ -351,7 +351,7 @@ class ReplicaFetcher:
         self._resume(state)
 
     async def _truncate(self, connection: LeaderConnection) -> None:
-        """Before the first fetch of a leader epoch: find out where the logs part."""
+        """Before the first fetch of a leader epoch, find out where the logs diverge."""
         asked = []
         for state in [*self._truncating.values()]:
             if state.last_fetched_epoch < 0:
@@ -378,7 +378,7 @@ class ReplicaFetcher:
             self._cut(state, truncation.offset)
 
     async def _reset_offsets(self, connection: LeaderConnection) -> None:
-        """The leader has not got what we asked for: look where its log begins and ends."""
+        """The requested offset is out of range: ask for the start and end of the leader's log."""
         states = [*self._out_of_range.values()]
         resets = await leader_requests.resets(connection, self._config, states)
         for state in states:

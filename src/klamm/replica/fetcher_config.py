@@ -1,4 +1,4 @@
-"""The settings of the replica fetchers: one frozen value, made by the server from the broker's configuration."""
+"""Settings of the replica fetchers: one frozen value, created by the server from the broker's configuration."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class FetcherConfig:
 
     @property
     def truncates_on_fetch(self) -> bool:
-        """The leader says in its Fetch responses where the logs part; before, a request of its own asks."""
+        """Whether the leader reports divergence in Fetch responses; older versions need a separate request."""
         return self.fetch_version >= TRUNCATION_ON_FETCH_VERSION

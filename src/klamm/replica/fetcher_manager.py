@@ -1,6 +1,6 @@
-"""ReplicaFetcherManager: which task copies which partition. One fetcher a leader and fetcher id.
+"""ReplicaFetcherManager: assigns partitions to fetchers. One fetcher per leader and fetcher id.
 
-A leader that has no address yet keeps its fetcher, which waits until the metadata names one: no LeaderAndIsr is lost.
+A leader without a known address keeps its fetcher, which waits for the metadata: no LeaderAndIsr is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FetcherKey = tuple[int, int]
 
 
 class ReplicaFetcherManager:
-    """Owns the fetchers of one broker, on the broker loop. `broker_epoch` gives the broker's epoch of now."""
+    """Owns the fetchers of one broker, on the broker loop. `broker_epoch` returns the broker's current epoch."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ReplicaFetcherManager:
     # --- as the ReplicaManager calls it ----------------------------------------------------------------------------
 
     def add(self, partitions: Iterable[Partition]) -> None:
-        """Starts copying each partition from its leader, in the partition's leader epoch."""
+        """Start copying each partition from its leader, in the partition's leader epoch."""
         by_key: dict[FetcherKey, list[PartitionFetchState]] = {}
         for partition in partitions:
             if partition.leader == NO_LEADER or partition.log is None or self._is_closed:
@@ -87,7 +87,7 @@ class ReplicaFetcherManager:
             self._owner.update({state.tp: fetcher for state in states})
 
     def remove(self, partitions: Collection[TopicPartition]) -> None:
-        """Stops copying. A fetcher that is left without work ends soon, unless it gets new work before."""
+        """Stop copying. A fetcher without work ends soon, unless it gets new work."""
         owners = [owner for tp in partitions if (owner := self._owner.pop(tp, None)) is not None]
         if not owners:
             return
@@ -113,7 +113,7 @@ class ReplicaFetcherManager:
         self.add(partitions)
 
     async def close(self) -> None:
-        """Ends every fetcher; none starts afterwards."""
+        """Stop every fetcher; none starts afterwards."""
         self._is_closed = True
         for key in list(self._fetchers):
             self._end(key)
@@ -154,7 +154,7 @@ class ReplicaFetcherManager:
 
 
 def connect_by_metadata(config: FetcherConfig, metadata: MetadataCache) -> Connect:
-    """Connections to the address that the metadata gives for a broker now."""
+    """Open connections to a broker's current address in the metadata."""
 
     async def connect(broker_id: int) -> LeaderConnection:
         endpoint = metadata.endpoint(broker_id, config.listener)

@@ -1,4 +1,4 @@
-"""The replica manager's metrics: counts over all partitions, each partition's standing, and what waits."""
+"""The replica manager's metrics: counts over all partitions, the state of each partition, and delayed operations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def register_purgatory(metrics: MetricsRegistry, purgatory: DelayedOperationPurg
 
 
 def register_lag(metrics: MetricsRegistry, client_id: str, state: PartitionFetchState) -> None:
-    """How many records a follower is behind its leader; -1 until it knows."""
+    """Records that a follower lags behind its leader; -1 until known."""
     metrics.gauge(*_LAG, lambda: state.lag, _lag_tags(client_id, state.tp))
 
 

@@ -10,7 +10,8 @@ from klamm.replica.remote_replica import RemoteReplica
 def out_of_sync(
     isr: Iterable[int], remotes: dict[int, RemoteReplica], leader_log_end_offset: int, now_ms: int, max_lag_ms: int
 ) -> tuple[int, ...]:
-    """The ISR members that have lagged for too long. The leader itself has no RemoteReplica, so it always stays."""
+    """Return the ISR members that have lagged for too long. The leader itself has no RemoteReplica, so it always
+    stays."""
     return tuple(
         replica_id
         for replica_id in isr
@@ -20,7 +21,7 @@ def out_of_sync(
 
 
 def may_join(remote: RemoteReplica, high_watermark: int, leader_epoch_start_offset: int | None) -> bool:
-    """A follower joins once it has all that is committed and all that this leadership began with."""
+    """A follower joins once it has all committed records and everything up to the start of this leader epoch."""
     return remote.log_end_offset >= high_watermark and remote.log_end_offset >= (leader_epoch_start_offset or 0)
 
 
@@ -32,7 +33,7 @@ def high_watermark_candidate(
     max_lag_ms: int,
     is_alive: Callable[[int], bool] = lambda broker_id: True,
 ) -> int:
-    """The smallest end offset among the leader, the ISR and the replicas that are about to join it.
+    """Return the smallest end offset of the leader, the ISR and the replicas that are about to join.
 
     Waiting for a replica that has caught up but is not yet a member keeps the high watermark from running away
     from it; a dead broker is not waited for. An ISR member that has not fetched yet (-1) holds the candidate

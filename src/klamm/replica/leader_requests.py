@@ -42,7 +42,7 @@ class LeaderConnection(Protocol):
 async def end_offsets_for_epochs(
     connection: LeaderConnection, config: FetcherConfig, states: Sequence[PartitionFetchState]
 ) -> dict[TopicPartition, tuple[ErrorCode, EpochEndOffset]]:
-    """Where the newest epoch of each of our logs ends in the leader's."""
+    """Ask where the newest epoch of each of our logs ends in the leader's."""
     topics: dict[str, list[OffsetForLeaderPartition]] = {}
     for state in states:
         topics.setdefault(state.tp.topic, []).append(

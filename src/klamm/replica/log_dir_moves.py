@@ -1,7 +1,7 @@
-"""AlterReplicaLogDirs: replicas are copied into another directory of this broker, and change over when caught up.
+"""AlterReplicaLogDirs: copies replicas to another directory of this broker, and switches over when caught up.
 
 One task copies, a chunk of one partition at a time, so that clients are served in between. The last chunk and the
-change to the copy happen in one step of the loop: nothing can be appended between them.
+switch happen in one loop step: nothing can be appended in between.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LogDirMoves:
         self._task: asyncio.Task[None] | None = None
 
     def alter(self, tp: TopicPartition, path: str) -> ErrorCode:
-        """Begins to move a replica to the directory `path`, or cancels a move by naming where the replica is."""
+        """Start to move a replica to the directory `path`; its current directory cancels a move."""
         logs = self._logs
         path = path.rstrip("/") or "/"
         if error := future_logs.is_possible(tp):
@@ -121,7 +121,7 @@ class LogDirMoves:
         self._task = None
 
     async def _keep_to_limit(self, copied: int) -> None:
-        """Lets others have their turn, and as much time go by as the limit wants; a new limit holds within a second."""
+        """Yield to others, and wait as the rate limit requires; a new limit applies within a second."""
         owed = float(copied)
         while True:
             limit = max(self.max_bytes_per_s, 1)
@@ -132,7 +132,7 @@ class LogDirMoves:
                 return
 
     def _step(self, tp: TopicPartition) -> int:
-        """Copies a chunk, and changes over when there is nothing left; returns the bytes that were copied."""
+        """Copy a chunk, and switch over when nothing is left; returns the bytes copied."""
         partition = self._partitions.get(tp)
         future = self._logs.futures.logs.get(tp)
         if partition is None or partition.log is None or future is None:
@@ -161,7 +161,7 @@ class LogDirMoves:
         found = current.read(future.log_end_offset, CHUNK_BYTES, max_offset=end)
         if not isinstance(found, ReadResult):
             return found
-        if not found.records:  # the log was cut within a batch: there is nothing before its end
+        if not found.records:  # the log was truncated within a batch: there is nothing before its end
             return future.skip_to(end) or 0
         first, at = next(batches(memoryview(found.records))).base_offset, future.log_end_offset
         # the log may start within a batch (DeleteRecords): the copy gets that batch as a whole
@@ -192,7 +192,7 @@ class LogDirMoves:
 
 
 def _follow_truncation(current: Log, future: Log) -> ErrorCode:
-    """Cuts the copy where it parts from the log in use, by leader epochs as a follower does."""
+    """Truncate the copy where it diverges from the log in use, by leader epochs like a follower."""
     while (epoch := future.latest_epoch) is not None:
         truncation = truncation_for(future, current.end_offset_for_epoch(epoch))
         if error := future.truncate_to(min(truncation.offset, current.log_end_offset)):

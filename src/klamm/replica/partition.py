@@ -1,7 +1,7 @@
 """One partition on this broker: its log, its leader, its in-sync replicas, and how far records are committed.
 
-Owner of leader epoch, ISR, high watermark and the followers' progress. Every method runs to its end without
-waiting; errors are values. Reading lives in `partition_reader`, the pure rules of the ISR in `isr`.
+Owner of leader epoch, ISR, high watermark and the followers' progress. No method waits; errors are values. Reading
+lives in `partition_reader`, the pure rules of the ISR in `isr`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PartitionReader(Protocol):
     """A fetch, or a fetch session, that has read all there was of a partition."""
 
     def on_change(self) -> None:
-        """Called once, at the first change. It must not read: the change may not be complete."""
+        """Called once, at the first change. It must not read: the change may be incomplete."""
 
 
 class Partition:
@@ -93,7 +93,7 @@ class Partition:
         """Readers that wait for the next change. A reader that is notified has to register again."""
 
     def changed(self) -> None:
-        """Notify the readers. Whoever changes the log without a method of this class calls it as well."""
+        """Notify the readers. Code that changes the log directly must call it too."""
         if readers := self.readers:
             self.readers = {}
             for reader in readers:
@@ -105,7 +105,7 @@ class Partition:
 
     @property
     def maximal_isr(self) -> tuple[int, ...]:
-        """The ISR as it may be once a change in flight is decided: the larger of both."""
+        """The ISR including a change in flight: the larger of both sets."""
         if self.pending_isr is None or len(self.pending_isr) <= len(self.isr):
             return self.isr
         return self.pending_isr
@@ -135,7 +135,7 @@ class Partition:
     # --- transitions -------------------------------------------------------------------------------------------
 
     def make_leader(self, state: LeaderAndIsrPartitionState, topic_id: UUID, log: Log, now_ms: int) -> bool:
-        """This broker leads from now on; returns whether the leader epoch is new. An OSError changes nothing."""
+        """Make this broker the leader; returns whether the leader epoch is new. An OSError changes nothing."""
         if state.partition_epoch < self.partition_epoch and state.leader_epoch <= self.leader_epoch:
             return False
         was_leader = self.is_leader
@@ -153,7 +153,7 @@ class Partition:
         return is_new_epoch
 
     def make_follower(self, state: LeaderAndIsrPartitionState, topic_id: UUID, log: Log) -> bool:
-        """Another broker leads; returns whether fetching must (re)start, that is when the leader epoch is new."""
+        """Make this broker a follower; returns whether fetching must (re)start, that is if the leader epoch is new."""
         if state.partition_epoch < self.partition_epoch and state.leader_epoch <= self.leader_epoch:
             return False
         is_new_epoch = state.leader_epoch > self.leader_epoch
@@ -189,7 +189,7 @@ class Partition:
     # --- leader ------------------------------------------------------------------------------------------------
 
     def check_leader_epoch(self, current_leader_epoch: int) -> ErrorCode:
-        """Compares what a client believes (-1: it does not say) with the epoch this broker is in."""
+        """Compare a client's leader epoch (-1: not given) with this broker's."""
         if current_leader_epoch == NO_EPOCH or current_leader_epoch == self.leader_epoch:
             return ErrorCode.NONE
         if current_leader_epoch < self.leader_epoch:
@@ -203,7 +203,7 @@ class Partition:
         now_ms: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,
     ) -> AppendResult | ErrorCode:
-        """The log's result, or why this partition does not even ask its log."""
+        """Return the log's result, or an error if this partition cannot append."""
         log = self.log
         if log is None or self.leader != self.broker_id:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -222,7 +222,7 @@ class Partition:
         return result
 
     def check_enough_replicas(self, required_offset: int) -> ErrorCode | None:
-        """How a produce with acks=all up to `required_offset` ended; None while it has to wait."""
+        """Return the result of a produce with acks=all up to `required_offset`; None while it must wait."""
         if not self.is_leader:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert self.log is not None
@@ -233,7 +233,7 @@ class Partition:
         return ErrorCode.NONE
 
     def maybe_increment_high_watermark(self, now_ms: int) -> bool:
-        """Never goes back while this broker leads, and stands still while too few replicas are in sync."""
+        """It never goes back while this broker leads, and does not move while too few replicas are in sync."""
         log = self.log
         if log is None or self.leader != self.broker_id or len(self.isr) < self.effective_min_isr:
             return False
@@ -249,9 +249,9 @@ class Partition:
     def on_follower_fetch(
         self, replica_id: int, fetch_offset: int, log_start_offset: int, now_ms: int, broker_epoch: int
     ) -> bool:
-        """Takes note of a follower's progress; returns whether the high watermark moved.
+        """Record a follower's progress; returns whether the high watermark moved.
 
-        It is looked at again even when the follower has not moved: one that was waited for may have been given up.
+        It is computed even if the follower has not moved: another replica may have left the ISR.
         """
         remote = self.remotes.get(replica_id)
         if remote is None or self.log is None:
@@ -266,9 +266,9 @@ class Partition:
     def append_records_to_follower(
         self, records: memoryview | bytes | bytearray, leader_high_watermark: int, leader_log_start_offset: int
     ) -> AppendResult:
-        """Takes over what the leader sent: its records as they are, its high watermark, its log start."""
+        """Apply the leader's response: its records unchanged, its high watermark, its log start."""
         log = self.log
-        assert log is not None and self.leader != self.broker_id, "only a follower copies"
+        assert log is not None and self.leader != self.broker_id, "only a follower appends as follower"
         result = append_as_follower(log, records)
         if result.error == ErrorCode.OFFSET_OUT_OF_RANGE and log.log_start_offset == log.log_end_offset:
             result = self._append_around_start(log, records)
@@ -291,7 +291,7 @@ class Partition:
     # --- ISR: decisions and what becomes of them ------------------------------------------------------------------
 
     def isr_to_expand_to(self, replica_id: int) -> tuple[int, ...] | None:
-        """The ISR with `replica_id` in it, if the replica has earned that and no other change is in flight."""
+        """Return the ISR with `replica_id`, if the replica has caught up and no other change is in flight."""
         remote = self.remotes.get(replica_id)
         if remote is None or not self.is_leader or replica_id in self.maximal_isr or self.pending_isr is not None:
             return None
@@ -301,9 +301,9 @@ class Partition:
         return (*self.isr, replica_id)
 
     def has_lagging_follower(self) -> bool:
-        """Whether an in-sync follower has not got everything, so that the time may come to take it out.
+        """Whether an in-sync follower lags, so that it may have to be removed later.
 
-        A follower that only holds the high watermark back counts as well.
+        A follower that only holds back the high watermark counts too.
         """
         if not self.is_leader or self.log is None:
             return False
@@ -313,7 +313,7 @@ class Partition:
         )
 
     def isr_to_shrink_to(self, now_ms: int) -> tuple[int, ...] | None:
-        """The ISR without those that lag for too long, if there are any and no other change is in flight."""
+        """Return the ISR without members that lag too long, if any and no other change is in flight."""
         if not self.is_leader or self.pending_isr is not None or len(self.isr) < 2:
             return None
         assert self.log is not None
@@ -321,11 +321,11 @@ class Partition:
         return tuple(replica for replica in self.isr if replica not in lost) if lost else None
 
     def propose_isr(self, isr: tuple[int, ...]) -> None:
-        """A change of the ISR is on its way to the controller: until it is decided the larger set counts."""
+        """An ISR change is in flight: until its decision the larger set counts."""
         self.pending_isr = isr
 
     def commit_isr(self, isr: Sequence[int], leader_epoch: int, partition_epoch: int, now_ms: int) -> bool:
-        """The ISR as the controller (or ZooKeeper) now has it; returns whether it was taken over."""
+        """Apply the committed ISR; returns whether it was newer."""
         if leader_epoch != self.leader_epoch or partition_epoch < self.partition_epoch:
             return False
         self.isr = tuple(isr)
@@ -350,7 +350,7 @@ class Partition:
         return min([self.log.log_start_offset, *alive])
 
     def delete_records(self, offset: int) -> int | ErrorCode:
-        """Moves the log start to `offset` (-1: the high watermark) and returns the offset asked for."""
+        """Move the log start to `offset` (-1: the high watermark) and return the resolved offset."""
         if not self.is_leader:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert self.log is not None

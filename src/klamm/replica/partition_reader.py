@@ -27,7 +27,7 @@ NO_RECORDS: Final = b""
 
 
 class Isolation(Enum):
-    """How far a reader sees: followers to the end, consumers to what is committed."""
+    """Read limit: followers read to the end, consumers to the committed end."""
 
     LOG_END = "log end"
     HIGH_WATERMARK = "high watermark"
@@ -64,7 +64,7 @@ class PartitionRead:
     aborted: Sequence[Any] | None = None
     diverging_epoch: tuple[int, int] | None = None
     preferred_read_replica: int = -1
-    """A follower that the consumer should ask instead (KIP-392)."""
+    """A follower that the consumer should read from instead (KIP-392)."""
 
 
 class TimestampAndOffset(NamedTuple):
@@ -81,7 +81,7 @@ class EpochEndOffset(NamedTuple):
 
 
 def end_of(log: Log, isolation: Isolation) -> int:
-    """The offset that a reader with `isolation` sees as the end."""
+    """Return the end offset for a reader with `isolation`."""
     if isolation is _LOG_END:
         return log.log_end_offset
     return log.high_watermark if isolation is _HIGH_WATERMARK else log.last_stable_offset
@@ -106,10 +106,10 @@ def read_records(
     min_one_message: bool,
     require_leader: bool = True,
 ) -> PartitionRead:
-    """Whole batches from the fetch offset on, up to the end that `isolation` allows.
+    """Read whole batches from the fetch offset up to the end that `isolation` allows.
 
-    With `last_fetched_epoch` (v12+) the log is first compared with the reader's: where they diverge is answered
-    instead of records, and the reader truncates.
+    With `last_fetched_epoch` (v12+) the log is first compared with the reader's: the divergence is returned instead of
+    records, and the reader truncates.
     """
     log = readable_log(partition, fetch.current_leader_epoch, require_leader)
     if isinstance(log, ErrorCode):
@@ -151,7 +151,7 @@ def _compare_epochs(log: Log, fetch: PartitionFetch, read: PartitionRead) -> Non
 def offset_for_leader_epoch(
     partition: Partition, current_leader_epoch: int, leader_epoch: int, *, require_leader: bool = True
 ) -> EpochEndOffset:
-    """Where `leader_epoch` ends in this log: how a reader finds out whether its own log has diverged."""
+    """Return where `leader_epoch` ends in this log, so that a reader detects divergence."""
     log = readable_log(partition, current_leader_epoch, require_leader)
     if isinstance(log, ErrorCode):
         return EpochEndOffset(log)
@@ -167,7 +167,7 @@ def offset_for_timestamp(
     *,
     require_leader: bool = True,
 ) -> TimestampAndOffset:
-    """The first record at or after `timestamp`, or the meaning of one of the negative timestamps.
+    """Return the first record at or after `timestamp`, or the offset of a special negative timestamp.
 
     Right after an election a leader cannot report the end to clients until its high watermark has reached the start
     of its epoch: OFFSET_NOT_AVAILABLE.

@@ -1,4 +1,4 @@
-"""Replicas that a person should look at, as metrics: `klamm cluster status` names them with the remedy."""
+"""Replicas that need attention, as metrics: `klamm cluster status` names them with the remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReplicaProblems:
         self._known: dict[TopicPartition, Problem] = {}
 
     def put(self, tp: TopicPartition, problem: Problem) -> bool:
-        """False when it was known."""
+        """Returns False if it was known."""
         if self._known.get(tp) is problem:
             return False
         self.clear(tp)

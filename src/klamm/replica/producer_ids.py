@@ -1,4 +1,4 @@
-"""Producer ids: handed out one by one from blocks that the controller allocates, so that no two brokers share one."""
+"""Producer ids from blocks that the controller allocates, so that no two brokers share one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from klamm.errors import ErrorCode
 
 
 class ProducerIdBlock(Protocol):
-    """A block of ids, or the error why there is none."""
+    """A block of ids, or an error."""
 
     @property
     def error(self) -> ErrorCode: ...
@@ -24,7 +24,7 @@ class ProducerIdBlock(Protocol):
 class ProducerIdManager:
     """Asks for the next block once the current one is used up; later callers wait for the same answer.
 
-    Nobody waits longer than `MAX_WAIT_S`: the client comes again, and a block that arrives late serves it then.
+    No caller waits longer than `MAX_WAIT_S`: the client retries, and a late block serves it then.
     """
 
     MAX_WAITING = 10_000
@@ -42,7 +42,7 @@ class ProducerIdManager:
         self._timer: asyncio.TimerHandle | None = None
 
     def generate(self) -> int | ErrorCode | asyncio.Future[int | ErrorCode]:
-        """A new producer id, now or later; an error when the controller has none to give (retriable)."""
+        """Return a new producer id, now or later; a retriable error if the controller provides none."""
         if self._next < self._end:
             self._next += 1
             return self._next - 1
@@ -78,7 +78,7 @@ class ProducerIdManager:
             self._stop_timer()
 
     def _refuse_all(self) -> None:
-        """Not the controller, or it does not answer: clients come again."""
+        """Not the controller, or no answer: clients retry."""
         self._stop_timer()
         while self._waiting:
             waiter = self._waiting.popleft()

@@ -33,15 +33,15 @@ RecordsBytes: TypeAlias = "memoryview | bytes | bytearray"
 Append: TypeAlias = "Callable[[Mapping[TopicPartition, Checked]], AppendResults | asyncio.Future[AppendResults]]"
 
 INLINE_RECORDS: Final = 1_000
-"""How many records of one request are parsed on the loop, at about a microsecond each."""
+"""Records of one request that are parsed on the loop, at about a microsecond each."""
 INLINE_UNPACKED_BYTES: Final = 128 * 1024
-"""How much one batch may unpack to on the loop."""
+"""Maximum uncompressed size of a batch that is checked on the loop."""
 MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
-"""How much may wait for the thread. Requests beyond it are refused with an error on which clients retry."""
+"""Maximum bytes that wait for the thread. Further requests get a retriable error."""
 LEAST_COST: Final = 10
-"""Cost of a compressed batch, whatever number of records its header has: unpacking it takes time, too."""
+"""Base cost of a compressed batch: decompression takes time too."""
 _FRAMES_PER_RECORD: Final = 20
-"""Uncompressed records of ordinary topics: only their lengths are walked, and mostly many at a time."""
+"""Uncompressed records of ordinary topics: only their lengths are checked, usually many at a time."""
 _COUNT: Final = Struct(">i")
 _FLAGS: Final = ATTRIBUTES_POSITION + 1
 
@@ -81,14 +81,14 @@ class RecordChecks:
         self._worker = worker
 
     def shutdown(self) -> None:
-        """Checks under way are finished, and their records appended if this broker still leads the partition."""
+        """Finish running checks, and append their records if this broker still leads the partition."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.shutdown(wait=True)
             self._drain()
 
     def are_needed(self, records: Mapping[TopicPartition, RecordsBytes]) -> bool:
-        """Whether `run` may have to do something. False for uncompressed batches of few records."""
+        """Whether `run` may have work. False for uncompressed batches of few records."""
         if self._worker is None:
             return False
         if self._busy:
@@ -159,7 +159,7 @@ class RecordChecks:
         return answer
 
     def _drain(self) -> None:
-        """Append what is checked, from the oldest request on."""
+        """Append checked records, oldest request first."""
         while self._queue and self._queue[0].check.done():
             waiting = self._queue[0]
             try:
@@ -178,7 +178,7 @@ class RecordChecks:
 
 
 def _count(data: RecordsBytes) -> int:
-    """The number of records in the header. A count that cannot be true is refused before any record is read."""
+    """Return the record count of the header. An impossible count is refused before any record is read."""
     count: int = _COUNT.unpack_from(data, RECORD_BATCH_OVERHEAD - _COUNT.size)[0]
     return count
 

@@ -20,7 +20,7 @@ class FollowerFetches(Protocol):
 class RemoteReplica:
     """Owned by its Partition. Offsets are unknown (-1) until the first fetch of this leadership.
 
-    A follower that has everything is not looked at again until the partition changes. Until then each fetch of its
+    A follower that has everything is not checked again until the partition changes. Until then each fetch of its
     session counts as a fetch of this replica (`follow_session`), without any work per partition.
     """
 
@@ -54,7 +54,7 @@ class RemoteReplica:
         self._caught_up_ms = time_ms
 
     def follow_session(self, session: FollowerFetches) -> None:
-        """The follower has the whole log: it fetches whenever its session does."""
+        """The follower has the whole log: every fetch of its session counts."""
         self._session = session
 
     def leave_session(self) -> None:
@@ -69,7 +69,7 @@ class RemoteReplica:
             self.last_fetch_leader_log_end_offset = self.log_end_offset
 
     def reset(self, last_caught_up_time_ms: int) -> None:
-        """A new leadership begins: what the follower has is unknown again."""
+        """A new leader epoch begins: the follower's progress is unknown again."""
         self._session = None
         self.log_end_offset = UNKNOWN_OFFSET
         self.log_start_offset = UNKNOWN_OFFSET
@@ -81,10 +81,10 @@ class RemoteReplica:
     def on_fetch(
         self, fetch_offset: int, log_start_offset: int, leader_log_end_offset: int, now_ms: int, broker_epoch: int
     ) -> None:
-        """A fetch at `fetch_offset` says that everything before it is on the follower's disk.
+        """A fetch at `fetch_offset` acknowledges everything before it.
 
-        Caught up now when it asks for the leader's end; caught up at its previous fetch when it asks for what was
-        the leader's end then: so a follower under constant load that keeps pace stays in sync.
+        It is caught up now if it requests the leader's end; it was caught up at its previous fetch if it requests the
+        leader's end of that time. So a follower that keeps pace under constant load stays in sync.
         """
         if self._session is not None:
             self.leave_session()

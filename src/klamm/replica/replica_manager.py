@@ -78,7 +78,7 @@ class ReplicaManager:
         self._failing: dict[str, object] = {}
         """Directories whose partitions are being taken offline, with the pass that does so."""
         self.lagging: dict[Partition, None] = {}
-        """Partitions that may have an in-sync follower that fell behind, or records that are not committed."""
+        """Partitions that may have a lagging in-sync follower or uncommitted records."""
         self._by_topic: dict[str, dict[TopicPartition, Partition]] = {}
         self.counters = PartitionCounters()
         self.topic_stats = BrokerTopicStats(metrics)

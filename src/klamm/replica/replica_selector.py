@@ -1,4 +1,4 @@
-"""Which replica a consumer should read from (KIP-392): the leader, or a follower in the consumer's rack. Pure."""
+"""Chooses the replica that a consumer should read from (KIP-392): the leader, or a follower in its rack. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ClientMetadata(NamedTuple):
 
 
 class ReplicaView(NamedTuple):
-    """A replica that has what the consumer asks for, as the leader sees it."""
+    """A replica that has the requested records, in the leader's view."""
 
     broker_id: int
     rack: str | None
@@ -34,7 +34,7 @@ ReplicaSelector: TypeAlias = Callable[[ClientMetadata, ReplicaView, Iterable[Rep
 
 
 def select_in_rack(client: ClientMetadata, leader: ReplicaView, followers: Iterable[ReplicaView]) -> ReplicaView:
-    """The leader unless it is in another rack than the client; then the follower there that has most."""
+    """Choose the leader unless it is in another rack than the client; then the most advanced follower there."""
     if not client.rack_id or leader.rack == client.rack_id:
         return leader
     near = (view for view in followers if view.rack == client.rack_id)

@@ -1,6 +1,6 @@
 """Replication throttles (KIP-73): the bytes per second that out-of-sync replicas may use on this broker.
 
-Two quotas, one for what it sends as a leader and one for what it takes as a follower. Which replicas count is said for
+There are two quotas, one for sending as a leader and one for receiving as a follower. Which replicas count is said for
 each topic (`leader.replication.throttled.replicas`), how many bytes for each broker (`...throttled.rate`). All bytes of
 these replicas are counted; only those that are not in sync are ever held back.
 """
@@ -24,14 +24,14 @@ _LONGEST_WAIT_S: Final = 1.0
 
 
 class SampledRate:
-    """Bytes a second over the last windows. The one under way counts with the time that has passed in it."""
+    """Bytes per second over the last windows. The current window counts with its elapsed time."""
 
     def __init__(self, clock: Clock, sample_count: int, window_s: float) -> None:
         self._clock = clock
         self._sample_count = sample_count
         self._window_s = window_s
         self._samples: deque[list[float]] = deque()
-        """Pairs of the time a window began at and its bytes."""
+        """Pairs of a window's start time and its bytes."""
 
     def record(self, size_bytes: int) -> None:
         now = self._clock.monotonic()
@@ -44,7 +44,7 @@ class SampledRate:
         return total / elapsed
 
     def seconds_until(self, rate: float) -> float:
-        """When the rate will be down at `rate`, if nothing comes until then; not later than the oldest window goes."""
+        """Return when the rate falls to `rate` without new bytes, at the latest when the oldest window ends."""
         total, elapsed = self._total_and_elapsed()
         if total <= rate * elapsed:
             return 0.0
@@ -70,14 +70,14 @@ class ReplicationQuotaManager:
     ) -> None:
         self.name = name
         self.limit = UNLIMITED
-        """Bytes a second."""
+        """Bytes per second."""
         self._rate = SampledRate(clock, sample_count, window_s)
         self._throttled: dict[str, frozenset[int] | None] = {}
         metrics.gauge("kafka.server", name, "byte-rate", self._rate.measure)
         self.bytes = metrics.meter("klamm.server", name, "ThrottledBytesPerSec")
 
     def throttle(self, topic: str, partitions: frozenset[int] | None) -> None:
-        """These partitions (None: all) of a topic count from now on; an empty set: none."""
+        """Throttle these partitions (None: all) of a topic from now on; an empty set means none."""
         if partitions is None or partitions:
             self._throttled[topic] = partitions
         else:
@@ -98,14 +98,14 @@ class ReplicationQuotaManager:
         return self.limit != UNLIMITED and self._rate.measure() > self.limit
 
     def seconds_to_wait(self) -> float:
-        """How long the replicas that are held back should rest before it is looked again.
+        """Return how long withheld replicas wait before the next check.
 
         Short: the limit, or the set of throttled replicas, may have changed meanwhile.
         """
         return min(max(self._rate.seconds_until(self.limit), _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 
     def record(self, size_bytes: int) -> None:
-        """So many bytes of throttled replicas went over the network."""
+        """Count bytes of throttled replicas."""
         if size_bytes:
             self._rate.record(size_bytes)
             self.bytes.count += size_bytes

@@ -1,7 +1,7 @@
 """LeaderAndIsr and StopReplica: changes of the hosted partitions.
 
 Epochs decide: a request of an older leader epoch changes nothing, and a partition takes the new epoch over only
-once its transition has succeeded. Each partition has its own code; one failing does not touch the others.
+once its transition has succeeded. Each partition has its own error code; a failure does not affect the others.
 A request of thousands of partitions is applied in slices, between which the loop serves clients.
 """
 
@@ -29,13 +29,13 @@ log = logging.getLogger("klamm.state_change")
 
 
 SLICE_S: Final = 0.005
-"""How long a LeaderAndIsr or StopReplica may hold the loop before others have their turn."""
+"""Maximum time that a LeaderAndIsr or StopReplica holds the loop at once."""
 STOPS: Final = 20
-"""Replicas that are stopped together: about a millisecond or two."""
+"""Replicas that are stopped in one slice: one or two milliseconds."""
 
 
 class TopicPartitionStates(NamedTuple):
-    """One topic of a LeaderAndIsr request; a zero id means that the controller named none."""
+    """One topic of a LeaderAndIsr request; a zero id means none."""
 
     topic: str
     topic_id: UUID
@@ -50,7 +50,7 @@ class StopReplica(NamedTuple):
 
 @dataclass(slots=True)
 class StateChangeResult:
-    """`error` is of the whole request; `partitions` then is empty and the caller repeats it where Kafka does."""
+    """`error` is for the whole request; then `partitions` is empty."""
 
     error: ErrorCode = ErrorCode.NONE
     partitions: dict[TopicPartition, ErrorCode] = field(default_factory=dict)
@@ -169,7 +169,7 @@ def _change(
 def _lead(
     replicas: ReplicaManager, partition: Partition, state: LeaderAndIsrPartitionState, topic_id: UUID, hosted: Log
 ) -> bool | None:
-    """Whether this leadership is news; None when the disk failed."""
+    """Whether this leader epoch is new; None if the disk failed."""
     try:
         return partition.make_leader(state, topic_id, hosted, replicas.clock.now_ms())
     except OSError as failure:
@@ -218,7 +218,7 @@ def _log_for(replicas: ReplicaManager, tp: TopicPartition, topic_id: UUID, *, is
 
 
 def _report(replicas: ReplicaManager, tp: TopicPartition, topic_id: UUID, hosted: Log, error: ErrorCode) -> None:
-    """A directory of another topic of that name: it was restored, copied or left over."""
+    """The directory belongs to another topic of that name: restored, copied or left over."""
     if error != ErrorCode.INCONSISTENT_TOPIC_ID or not replicas.problems.put(tp, Problem.TOPIC_ID):
         return
     log.error(
@@ -253,7 +253,7 @@ def stop_replicas(
 
 
 def delete_strays(replicas: ReplicaManager, partitions: Iterable[TopicPartition]) -> None:
-    """At once: whatever the caller has made sure of still holds."""
+    """Delete at once: the caller's checks still hold."""
     stops = [StopReplica(tp, delete=True) for tp in partitions]
     for _ in _stop_in_slices(replicas, stops, StateChangeResult()):
         pass

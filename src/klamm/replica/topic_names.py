@@ -1,4 +1,4 @@
-"""Which names a topic may have. A name becomes a directory, so nothing else may reach the disk."""
+"""Valid topic names. A name becomes a directory, so no other name may reach the disk."""
 
 from __future__ import annotations
 

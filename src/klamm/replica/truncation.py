@@ -1,6 +1,6 @@
-"""Where a follower cuts its log so that it agrees with its leader's. Pure.
+"""Decides where a follower truncates its log so that it agrees with its leader's. Pure.
 
-Leader epochs decide (KIP-101, KIP-279): records that the follower has and the leader has not were never committed.
+Leader epochs decide (KIP-101, KIP-279): records that only the follower has were never committed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from klamm.model import NO_EPOCH
 
 
 class Truncation(NamedTuple):
-    """Cut at `offset`. Not `is_complete`: the logs may part even earlier, so the leader is asked once more."""
+    """Truncate to `offset`. If not `is_complete`, the logs may diverge even earlier, so the leader is asked again."""
 
     offset: int
     is_complete: bool
@@ -34,7 +34,7 @@ def truncation_for(log: Log, leader: EpochEndOffset) -> Truncation:
 
 
 class Reset(NamedTuple):
-    """Go on at `fetch_offset`; `is_full` throws away all that the log holds, else it is cut there."""
+    """Continue at `fetch_offset`; `is_full` drops the whole log, otherwise it is truncated there."""
 
     fetch_offset: int
     is_full: bool = False

@@ -38,7 +38,7 @@ class ZkIsrManager:
         self._zk = zk
         self._loop = loop
         self._tasks: dict[asyncio.Task[None], None] = {}
-        """In the order of their start: a set would cancel them in the order of their addresses."""
+        """In start order: a set would cancel them in the order of memory addresses."""
         self._changed: dict[TopicPartition, None] = {}
         self._last_change_ms = 0
         self._last_propagation_ms = replicas.clock.now_ms()
@@ -91,7 +91,7 @@ class ZkIsrManager:
     def _settle(
         self, partition: Partition, isr: tuple[int, ...], leader_epoch: int, written: LeaderAndIsr | None
     ) -> None:
-        """An answer lost before shows as our own write; anything else that is still ours is adopted as it is."""
+        """After a lost answer our own write is found; any other state that is still ours is adopted."""
         if partition.pending_isr is not isr or partition.leader_epoch != leader_epoch:
             return
         replicas, before = self._replicas, partition.isr

@@ -11,7 +11,7 @@ __all__ = ["KafkaServer"]
 
 
 def __getattr__(name: str) -> object:
-    """Imported at the first use, so that `__main__` has a word before nearly all of klamm is imported."""
+    """Import at first use, so that `__main__` runs before most of klamm is imported."""
     if name == "KafkaServer":
         from klamm.server.kafka_server import KafkaServer
 

@@ -1,10 +1,9 @@
-"""The garbage collector of a broker process: full collections look only at objects that are new.
+"""The garbage collector of a broker process: full collections visit only new objects.
 
-A full collection walks through every object that lives and holds the loop meanwhile. A client that opens large fetch
-sessions makes that slow: the loop stood still for 0.2 to 0.4 s. So the survivors of each full collection are frozen,
-and the next one walks only through what was created since. Reference counting frees frozen objects as before; only
-cycles of frozen objects that become garbage stay. Therefore, if the process has grown, everything is thawed and walked
-through once.
+A full collection visits every live object and holds the loop meanwhile. With large fetch sessions the loop stalled for
+0.2 to 0.4 s. So the survivors of each full collection are frozen, and the next one visits only newer objects. Reference
+counting frees frozen objects as before; only cycles of frozen objects stay. Therefore, if the process has grown,
+everything is thawed and collected once.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _FULL: Final = 2
 
 
 class FullCollections:
-    """A callback of the collector. One per process; the thread that triggers a collection calls it."""
+    """Callback of the collector. One per process, called by the thread that triggers a collection."""
 
     def __init__(self, resident_bytes: Callable[[], int], thaw_bytes: int = THAW_BYTES) -> None:
         self._resident_bytes = resident_bytes
@@ -49,7 +48,7 @@ class FullCollections:
 
 
 def resident_bytes() -> int:
-    """The resident memory of this process. Where the system does not report it, 0: nothing is thawed then."""
+    """The resident memory of this process. 0 if the system does not report it; then nothing is thawed."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

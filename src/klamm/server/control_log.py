@@ -1,8 +1,7 @@
-"""Writes what was recorded into the topic `__klamm_control_log`, a batch at a time, behind everything else.
+"""Writes control-log records to the topic `__klamm_control_log` in batches, with the lowest priority.
 
-The topic is created when there is something to write, through the controller as any topic that is missed. While it
-cannot be written to, the buffers fill and drop their oldest: nobody ever waits for this task, and what it does itself
-is not recorded.
+The topic is created through the controller when there is something to write. While it is not writable, the buffers fill
+and drop their oldest records: nothing waits for this task, and its own work is not recorded.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ SLICE_RECORDS: Final = 50
 """Records that are encoded at a time: less than a millisecond of the broker loop."""
 LONGEST_BACKOFF_S: Final = 5.0
 FEWER_REPLICAS_AFTER_S: Final = 30.0
-"""A cluster that stays smaller than the replication factor gets the topic all the same, after this long."""
+"""After this time, a cluster smaller than the replication factor gets the topic anyway."""
 LAST_WORDS_S: Final = 0.5
 _PRODUCE_VERSION: Final = 7
 _TIMEOUT_MS: Final = CONTROL_LOG.request_ms
@@ -57,11 +56,11 @@ _HOPELESS: Final = frozenset(
         ErrorCode.INVALID_TOPIC_EXCEPTION,
     }
 )
-"""Answers that will not be others when the same batch comes again."""
+"""Errors that a retry of the same batch would repeat."""
 
 
 class ControlLogWriter:
-    """Owner of a buffer for each loop and of the task that empties them; lives on the broker loop."""
+    """Owns one buffer per loop and the task that empties them; lives on the broker loop."""
 
     def __init__(self, config: KafkaConfig, clock: Clock) -> None:
         capacity = config.klamm_control_log_buffer_records
@@ -75,7 +74,7 @@ class ControlLogWriter:
         self._pending: tuple[bytes, int] | None = None
         self._wanted_since_s: float | None = None
         self.given_up = 0
-        """Records of batches that the topic's leader refused for good."""
+        """Records of batches that the topic's leader refused permanently."""
 
     @property
     def of_control_loop(self) -> ControlLog:
@@ -100,7 +99,7 @@ class ControlLogWriter:
         self._task = broker.loop.create_task(self._run(broker))
 
     async def stop(self) -> None:
-        """Writes what is left if that can be done at once."""
+        """Write the remaining records if that is possible at once."""
         task, self._task = self._task, None
         if task is None or self._broker is None:
             return
@@ -144,7 +143,7 @@ class ControlLogWriter:
             await asyncio.sleep(pause_s)
 
     async def _write_some(self, broker: Broker) -> bool:
-        """Writes one batch; False when there was nothing to write. Raises OSError when it must be tried again."""
+        """Write one batch; returns False if there was nothing to write. Raises OSError if it must be retried."""
         if self._pending is None:
             await self._fill(broker.id)
             self._pending = self._next_batch()
@@ -153,7 +152,7 @@ class ControlLogWriter:
         state = broker.metadata.partition(*_PARTITION)
         if state is None:
             await self._create(broker)
-            raise ConnectionError("the topic is not there yet")
+            raise ConnectionError("the topic does not exist yet")
         error = await self._append(broker, state, self._pending[0])
         if error in _HOPELESS:
             log.warning("appending %d records to the control log failed: %s", self._pending[1], error.name)
@@ -221,7 +220,7 @@ class ControlLogWriter:
     # --- the topic -----------------------------------------------------------------------------------------------
 
     async def _create(self, broker: Broker) -> None:
-        """The controller's own broker asks first; the others only if nothing comes of it."""
+        """The controller's own broker requests it first; the others only if that fails."""
         now_s = broker.loop.time()
         if self._wanted_since_s is None:
             self._wanted_since_s = now_s

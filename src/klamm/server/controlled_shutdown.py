@@ -25,14 +25,14 @@ _NAMED: Final = 5
 
 
 class CutOff(Exception):
-    """Nothing can be decided, however long one waits; the text says why."""
+    """No decision is possible, even with more time; the text says why."""
 
 
 async def controlled_shutdown(broker: Broker) -> bool:
-    """True when the controller let this broker go; after `controlled.shutdown.max.retries` it leaves anyway.
+    """Return True if the controller agreed; after `controlled.shutdown.max.retries` the broker leaves anyway.
 
-    A replica that could take over may be on its way back, so every retry is used. Only when nobody can decide anything,
-    because ZooKeeper is away, it leaves earlier.
+    A replica that could take over may be restarting, so every retry is used. It leaves earlier only if no decision is
+    possible because ZooKeeper is unreachable.
     """
     config = broker.config
     zookeeper = _ZooKeeperWatch(broker)
@@ -71,10 +71,10 @@ def _some(tps: Sequence[TopicPartition]) -> str:
 
 
 class _ZooKeeperWatch:
-    """Notices when ZooKeeper is away for longer than a lost connection takes to come back.
+    """Detects that ZooKeeper is unreachable for longer than a reconnect takes.
 
-    A controller without it decides nothing. Another broker without it asks a controller that most likely has none
-    either: one that has answers soon.
+    A controller without ZooKeeper decides nothing. If this broker lost it, the controller most likely did too;
+    otherwise it answers soon.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -91,11 +91,11 @@ class _ZooKeeperWatch:
         self._stop_timer()
 
     async def rest(self, seconds: float) -> None:
-        """Not any longer once ZooKeeper is away."""
+        """Stop waiting once ZooKeeper is unreachable."""
         await asyncio.wait({self._cut_off}, timeout=seconds)
 
     async def answer_to(self, question: Coroutine[object, object, Answer]) -> Answer:
-        """Raises CutOff when ZooKeeper is away before there is an answer."""
+        """Raise CutOff if ZooKeeper becomes unreachable before an answer."""
         asking = self._loop.create_task(question)
         try:
             while not asking.done():
@@ -126,8 +126,8 @@ class _ZooKeeperWatch:
 
     def _why(self) -> str:
         if self._broker.controller.is_active:
-            return "this broker is the controller and ZooKeeper is away"
-        return "ZooKeeper is away, and the controller does not answer"
+            return "this broker is the controller and ZooKeeper is unreachable"
+        return "ZooKeeper is unreachable, and the controller does not answer"
 
 
 async def _ask(broker: Broker) -> Answer:

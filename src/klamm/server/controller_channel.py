@@ -1,7 +1,7 @@
-"""The broker's way to the controller over the network: finds it, negotiates versions, and looks again when it moved.
+"""The broker's channel to the controller: finds it, negotiates versions, and follows it when it moves.
 
-Kafka's BrokerToControllerChannelManager. Every purpose has a channel of its own: an ISR change never waits behind a
-topic that is being created.
+Kafka's BrokerToControllerChannelManager. Every purpose has its own channel: an ISR change never waits behind a topic
+creation.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class ControllerChannel:
         self._endpoint: EndPoint | None = None
 
     async def send(self, request: Message, max_version: int, timeout_ms: int | None = None) -> Any:
-        """The controller's answer, in the highest version both have up to `max_version`.
+        """Return the controller's answer, in the highest common version up to `max_version`.
 
-        Looks again while there is no controller, it cannot be reached, or the one asked says that it is not it.
-        Raises TimeoutError when that took longer than `timeout_ms`.
+        Retries while there is no controller, it is unreachable, or the broker is not the controller. Raises
+        TimeoutError after `timeout_ms`.
         """
         deadline = self._loop.time() + (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
         problem = "there is none"

@@ -1,4 +1,4 @@
-"""The broker's way to ZooKeeper: a real ensemble, or the embedded server in a thread of this process."""
+"""The broker's connection to ZooKeeper: a real ensemble, or the embedded server in a thread of this process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 SESSION_FILE: Final = "zookeeper.session"
 GOODBYE_MS: Final = 1_000
-"""How long a stopping broker looks for a server that ends its session, when the connection was lost just then."""
+"""Time that a stopping broker without a connection tries to reach a server to close its session."""
 
 
 def embedded_dir(config: KafkaConfig) -> Path:
-    """Beside the first log directory and named after it: brokers with log directories of their own share nothing."""
+    """Next to the first log directory and named after it: brokers with their own log directories share nothing."""
     if config.klamm_zookeeper_embedded_dir is not None:
         return Path(config.klamm_zookeeper_embedded_dir)
     first = config.log_directories[0].absolute()
@@ -36,7 +36,7 @@ def embedded_dir(config: KafkaConfig) -> Path:
 
 
 class Coordination:
-    """Owner of the session and, without `zookeeper.connect`, of the embedded server.
+    """Owns the session and, without `zookeeper.connect`, the embedded server.
 
     `on_failure` is called on the loop of `start` with the reason if the embedded server ends by itself.
     """
@@ -54,7 +54,7 @@ class Coordination:
         return self._zk
 
     async def start(self) -> ZkSession:
-        """A connected session. Raises KlammError when ZooKeeper does not answer within its time."""
+        """Return a connected session. Raises KlammError if ZooKeeper does not answer in time."""
         hosts = self._config.zookeeper_connect or await self._start_embedded()
         self._zk = self._open_session(hosts)
         timeout_ms = self._connection_timeout_ms
@@ -68,14 +68,14 @@ class Coordination:
 
     @property
     def _connection_timeout_ms(self) -> int:
-        """How long ZooKeeper has to answer a broker that starts: zookeeper.session.timeout.ms unless it is given."""
+        """Return the connection timeout of a starting broker: zookeeper.session.timeout.ms unless configured."""
         return self._config.zookeeper_connection_timeout_ms or self._config.zookeeper_session_timeout_ms
 
     def _open_session(self, hosts: str) -> ZkSession:
         return ZkSession(hosts, self._config.zookeeper_session_timeout_ms)
 
     async def _start_embedded(self) -> str:
-        # Most brokers have zookeeper.connect and must not pay for importing a server.
+        # Most brokers set zookeeper.connect and must not pay for importing a server.
         from klamm.zk.server.main import EmbeddedZooKeeperThread
         from klamm.zk.server.txnlog import DataDirError, DataDirInUseError
 
@@ -86,7 +86,7 @@ class Coordination:
         def on_failure(error: OSError) -> None:
             if self._on_failure is not None:
                 sentence = (
-                    f"The embedded ZooKeeper cannot write to {path}: {error.strerror}. Nothing can be decided now"
+                    f"The embedded ZooKeeper cannot write to {path}: {error.strerror}. The cluster cannot change now"
                 )
                 loop.call_soon_threadsafe(self._on_failure, sentence)
 
@@ -106,10 +106,10 @@ class Coordination:
         return str(embedded.address)
 
     async def take_over(self, log_dirs: Sequence[Path]) -> bool:
-        """Ends the session of the broker that held `log_dirs` before; call it with the directories' locks held.
+        """End the session of the previous broker of `log_dirs`; call it with the directories' locks held.
 
-        True when a broker that these directories belonged to was not stopped cleanly: its registration may still be
-        there, either because ZooKeeper lets its session end by time only, or because the directories are a copy.
+        Returns True if the previous broker was not stopped cleanly: its registration may still exist, because its
+        session must time out or because the directories are a copy.
         """
         self._session_files = [path / SESSION_FILE for path in log_dirs]
         found = [(path, dead) for path in self._session_files if (dead := predecessor.load(path)) is not None]
@@ -123,7 +123,7 @@ class Coordination:
         timeout_ms = self._connection_timeout_ms
         end = functools.partial(predecessor.end_session, self.zk.hosts, dead, timeout_ms)
         if not await asyncio.get_running_loop().run_in_executor(None, end):
-            # The file stays as it is: it is all that the next start knows of that session.
+            # Keep the file: the next start needs it to find that session.
             raise KlammError(
                 f"ZooKeeper did not answer at {self.zk.hosts} within {timeout_ms} ms while the session of this "
                 "broker's last run was ended: start the broker again when it does."
@@ -131,7 +131,7 @@ class Coordination:
         log.info("Ended the session %#x of this broker's last run, which was not stopped cleanly", dead.session_id)
 
     def _remember(self) -> None:
-        """In every directory, because any of them may be the one that is left after a failure."""
+        """Written to every directory, because any of them may be the only one left after a failure."""
         problems = [problem for path in self._session_files if (problem := self._note_session(path)) is not None]
         if len(problems) == len(self._session_files):
             log.warning("%s. After a crash this broker waits for its old session to end", "; ".join(problems))
@@ -144,11 +144,10 @@ class Coordination:
         return None
 
     async def end_session(self) -> None:
-        """Whoever waits for ZooKeeper hears that there is no more answer.
+        """Fail all pending requests to ZooKeeper.
 
-        Without a connection another one is tried for a moment, because the cluster counts this broker as alive while
-        its session is. When there is none, the session lives on until its time is over: the next start has to find and
-        end it.
+        Without a connection, try another one briefly, because the cluster counts this broker as alive while its session
+        lives. Otherwise the session lives until it times out, and the next start must end it.
         """
         if self._zk is None or self._zk.state is SessionState.CLOSED:
             return
@@ -156,7 +155,7 @@ class Coordination:
         if not await self._zk.close() and not (mine.session_id and await self._end_by_another_connection(mine)):
             return
         for path in self._session_files:
-            with contextlib.suppress(OSError):  # of a disk that failed; the session it names has ended
+            with contextlib.suppress(OSError):  # on a failed disk; the session that it names has ended
                 path.unlink()
 
     async def _end_by_another_connection(self, mine: SessionCredentials) -> bool:

@@ -1,4 +1,4 @@
-"""Changes of configuration reach what is running: logs, replicas, the controller. The network's keys: `settings`."""
+"""Applies configuration changes to running logs, replicas and the controller. `settings` handles the network's keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RATES: Final = (
 
 
 def follow_topic_configs(broker: Broker, controller: ControllerHandle) -> None:
-    """From now on a changed topic or broker default holds for the live logs, and unclean elections are tried."""
+    """Apply changed topic configurations and broker defaults to live logs, and try unclean elections."""
 
     def apply(topic: str) -> None:
         broker.logs.update_config(topic, LogConfig.from_properties(broker.configs.topic_config(topic)))
@@ -45,7 +45,7 @@ def follow_topic_configs(broker: Broker, controller: ControllerHandle) -> None:
 
 
 def follow_throttles(broker: Broker) -> None:
-    """Rates of the broker and throttled replicas of the topics reach the quotas, those set before the start as well."""
+    """Apply throttle rates and throttled replicas to the quotas, including those set before the start."""
     quotas = broker.replicas.quotas
 
     def on_topic(topic: str, effective: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ OnFailure = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The machine that the process runs on, unless something else is given.
+    """Defaults to the real machine.
 
     `files` None is the file system; `file_worker` None is a thread of the log manager, `record_worker` None is the
     thread that validates large batches.

@@ -1,4 +1,4 @@
-"""How many files the process may have open, and how many of them are the logs'."""
+"""The limit of open files, and the share of the logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_SEGMENTS: Final = 50_000
 
 
 def raise_to_hard_limit() -> int:
-    """Takes what the system allows; returns how many files may be open."""
+    """Raise the limit to the system's maximum; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = _MAX_LIMIT if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -23,7 +23,7 @@ def raise_to_hard_limit() -> int:
 
 
 def open_segments(limit: int | None = None) -> int:
-    """How many segments the logs may keep open: half of the files are left for connections and all else."""
+    """Return the number of segments that logs may keep open: half of the files are left for connections."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
     if soft == resource.RLIM_INFINITY:
         return _MAX_SEGMENTS

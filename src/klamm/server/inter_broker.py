@@ -1,4 +1,4 @@
-"""Which version of a request the brokers of one cluster use among themselves: `inter.broker.protocol.version`."""
+"""Versions of requests between the brokers of one cluster: `inter.broker.protocol.version`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fetcher_versions(ibp: InterBrokerProtocol) -> FetcherVersions:
 
 
 def has_producer_id_rpc(ibp: InterBrokerProtocol) -> bool:
-    """Blocks of producer ids come from the controller; below, every broker takes its own from ZooKeeper."""
+    """Whether the controller allocates producer ids; in older versions every broker takes its own from ZooKeeper."""
     return ibp.at_least(3, 0, 0)
 
 

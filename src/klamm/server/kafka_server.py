@@ -83,7 +83,7 @@ class KafkaServer:
         self._metrics_server: MetricsServer | None = None
         self._control_log = ControlLogWriter(config, self._clock)
         self._tasks: dict[asyncio.Task[None], None] = {}
-        """In the order of their start: a set would cancel them in the order of their addresses."""
+        """In start order: a set would cancel them in the order of memory addresses."""
         self._has_joined = False
         self._pulse: LoopPulse | None = None
 
@@ -105,7 +105,7 @@ class KafkaServer:
     # --- start ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Returns when the broker answers clients. Raises KlammError with a sentence when it cannot start."""
+        """Return when the broker answers clients. Raises KlammError if it cannot start."""
         try:
             await self._start()
         except ZkError as error:
@@ -352,7 +352,7 @@ class KafkaServer:
             self._broker.replicas.on_flushed(tp, recovery_point)
 
     def _on_dir_failure(self, log_dir: str, sentence: str) -> None:
-        """Called in the middle of what failed: posts the consequences."""
+        """Called inside the failing operation, so the consequences are posted."""
         if self._broker is not None:
             self._broker.loop.call_soon_threadsafe(lambda: self._spawn(self._take_dir_offline(log_dir)))
 
@@ -362,7 +362,7 @@ class KafkaServer:
         self._ask_to_be_told()
 
     def _ask_to_be_told(self) -> None:
-        """The controller answers the note with a LeaderAndIsr of all replicas here."""
+        """The controller answers the notification with a LeaderAndIsr of all replicas here."""
         self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))
 
     def _on_dir_revival(self, log_dir: str) -> None:
@@ -376,7 +376,7 @@ class KafkaServer:
     # --- stop ----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """A controlled shutdown: leaderships are handed over, what waits is answered, logs are flushed and marked."""
+        """A controlled shutdown: leaderships move, waiting requests are answered, logs are flushed and marked clean."""
         is_clean = self._broker is None or registration.is_tail_settled(self._broker)
         if self._pulse is not None:
             self._pulse.stop()  # flushing logs may take long

@@ -1,4 +1,4 @@
-"""How a broker lets the controller know that a log directory failed: a note in ZooKeeper, which must not get lost."""
+"""Notifies the controller of a failed log directory: a znode that must not get lost."""
 
 from __future__ import annotations
 

@@ -26,9 +26,7 @@ def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(prog="python -m klamm.server", description="Run one klamm broker until SIGTERM.")
     out.add_argument("--config", type=Path, help="Kafka's keys, in TOML or as .properties")
     out.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="a key above the file's")
-    out.add_argument(
-        "--ready-file", type=Path, help="where to say, as JSON, that the broker answers, and on which ports"
-    )
+    out.add_argument("--ready-file", type=Path, help="file for the ports of the broker, as JSON, once it answers")
     out.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     return out
 
@@ -40,7 +38,7 @@ def set_up_logging(level: str) -> None:
 
 
 def announce(path: Path, server: KafkaServer) -> None:
-    """Written aside and renamed: a reader sees all of it or nothing."""
+    """Write to a temporary file and rename it: a reader sees all of it or nothing."""
     text = json.dumps(
         {
             "broker_id": server.broker.id,

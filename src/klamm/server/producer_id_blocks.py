@@ -1,4 +1,5 @@
-"""Blocks of producer ids for this broker: asked of the controller, or taken from ZooKeeper by old protocol versions."""
+"""Blocks of producer ids for this broker: requested from the controller, or taken from ZooKeeper by old protocol
+versions."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ async def ask_controller(broker: Broker, channel: ControllerChannel) -> Allocate
 
 
 async def take_from_zookeeper(zk: Any, broker_id: int) -> AllocatedBlock:
-    """Compare and set until it is ours; a block that was lost on the way costs nothing but numbers."""
+    """Compare and set until it succeeds; a lost block is harmless."""
     while True:
         try:
             found = await zk.read(GetData(paths.PRODUCER_ID_BLOCK))

@@ -34,7 +34,7 @@ PARTITIONS_LIMIT_S: Final = 10.0
 async def register(handle: ControllerHandle, wait_ms: int = 0) -> BrokerRegistration:
     """The controller's answer to `Startup`.
 
-    An id that is taken is refused, but one that this broker's own last run may hold is waited for: for `wait_ms`.
+    An id in use is refused, but an id that this broker's own last run may hold is awaited for `wait_ms`.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_ms / 1000
