@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """What a response says of a request or of one of its partitions. The numbers are Kafka's."""
+    """Error codes of a request or of one of its partitions. The numbers are Kafka's."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0

@@ -53,7 +53,7 @@ class LeaderRecoveryState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaderAndIsr:
-    """Who leads a partition; `partition_epoch` is the data version of its state znode."""
+    """The leadership of a partition; `partition_epoch` is the data version of its state znode."""
 
     leader: int
     leader_epoch: int

@@ -1,6 +1,6 @@
 """A broker without a network: real logs, replicas and metadata; the controller is a script in the test's hand.
 
-What the controller decides reaches the broker as in a cluster: through the LeaderAndIsr, UpdateMetadata and
+Decisions of the controller reach the broker as in a cluster: through the LeaderAndIsr, UpdateMetadata and
 StopReplica handlers.
 """
 
@@ -184,7 +184,7 @@ class OneBroker:
     # --- asking --------------------------------------------------------------------------------------------------
 
     def dispatch(self, api: Api[Any, Any], request: Message, version: int, **context: Any) -> Any:
-        """What the handler returns. The request goes through its own encoding first, as over a wire."""
+        """Return the handler's result. The request is encoded and decoded first, as over a wire."""
         received, _ = decode(type(request), version, encode_bytes(request, version))
         return api.handle(self.broker, self.context(request.KEY, version, **context), received)
 

@@ -1,4 +1,4 @@
-"""What logs ask of their host: file work off the loop, delayed deletions, flushes."""
+"""Services that a host provides to its logs: file work off the loop, delayed deletions, flushes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the broker measures, with Kafka's names, and how it is exported for Prometheus.
+"""The broker's metrics, with Kafka's names, and their export for Prometheus.
 
 A metric has one owner: the code of one event loop writes it, anybody reads it. Writing is an attribute increment or
 a list append, never a lock or a lookup: resolve a metric once and keep it.

@@ -3,7 +3,7 @@
 | metric | exported as |
 |---|---|
 | meter `<x>PerSec` | counter `<group>_<type>_<x>_total` |
-| gauge | gauge `<group>_<type>_<name>`; a value that is no number is left out, as the exporter does |
+| gauge | gauge `<group>_<type>_<name>`; a value that is not a number is omitted, as in the exporter |
 | histogram, timer | gauge `<group>_<type>_<name>{quantile=...}` and counter `..._count`, no `_sum` |
 | meter `<x>Percent` | gauge `<group>_<type>_<x>_percent` (only without tags) and counter `..._count` in nanoseconds |
 """

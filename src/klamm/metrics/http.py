@@ -1,4 +1,4 @@
-"""`GET /metrics` over a minimal HTTP/1.1: one answer a connection, bounded input, no other resource."""
+"""`GET /metrics` over a minimal HTTP/1.1: one answer per connection, bounded input, no other resource."""
 
 from __future__ import annotations
 

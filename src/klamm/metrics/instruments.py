@@ -205,7 +205,7 @@ class BusyRatio:
         self._value: float | None = None
 
     def begin(self) -> None:
-        """Work begins that lasts over several loop turns; readers see it while it goes on."""
+        """Start work that lasts several loop turns; readers see it meanwhile."""
         if self._began_at is None:
             self._began_at = self._clock.monotonic()
 

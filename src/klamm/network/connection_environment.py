@@ -12,7 +12,7 @@ from klamm.network.request_recorder import RequestRecorder
 
 
 class Traffic:
-    """What the connections of one listener read and wrote, and how much of the time. Only connections count here."""
+    """Bytes read and written by the connections of one listener, and their busy time. Only connections write it."""
 
     __slots__ = ("idle", "incoming_bytes", "outgoing_bytes")
 

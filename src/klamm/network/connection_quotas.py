@@ -15,7 +15,7 @@ BROKER_RESERVE: Final = 64
 
 
 class Admission(Enum):
-    """What happens to a new connection."""
+    """The decision on a new connection."""
 
     ADMIT = "admit"
     WAIT = "wait"

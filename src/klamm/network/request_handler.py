@@ -7,13 +7,13 @@ the loop back so that sockets are read and written in between. A larger pool fav
 latency of everything else on the loop. The hand-over is one `call_soon` a turn: about 0.2 us a request where waking
 tasks on a queue costs 2 us and more.
 
-A control request that waits for something (a topic's configuration, its turn among others) goes on in steps of a loop
-turn each. While one is under way the pool gives the loop back `CONTROL_ROUNDS` times, for `CONTROL_SECONDS` at most,
-before it takes data requests again, so that a dozen short steps do not cost a dozen milliseconds of other people's
-produces, and long ones do not cost the others their turns.
+A control request that waits for something (a topic's configuration, other changes) continues in steps of one loop turn
+each. While one is under way the pool gives the loop back `CONTROL_ROUNDS` times, for `CONTROL_SECONDS` at most, before
+it takes data requests again, so that a dozen short steps do not cost a dozen milliseconds of other people's produces,
+and long ones do not cost the others their turns.
 
 A request above `WHOLE_BYTES` is decoded in slices, and a handler or an encoder may work in slices too (`sliced_work`).
-While there is such work, every other turn goes on with it, so it delays a small request by one turn.
+While there is such work, every other turn continues it, so it delays a small request by one turn.
 
 `RequestHandlerAvgIdlePercent` is the share of time in which no data request was being handled, the control plane's the
 same for control requests.
@@ -40,14 +40,14 @@ from klamm.protocol.wire import Message
 
 _log = logging.getLogger(__name__)
 TURN_SECONDS: Final = 0.001
-"""A turn that is younger goes on when every handler has had its request.
+"""A younger turn continues after every handler has had its request.
 
 Small requests are so answered in larger groups, with fewer system calls: 16 KiB produces took 7 to 10 % less CPU.
 """
 MAX_TURN_SECONDS: Final = 0.004
 """A turn that is older takes no further request, even if a handler is free."""
 SLICE_SECONDS: Final = 0.002
-"""How long a turn goes on with requests that take several slices."""
+"""Maximum time of a turn for requests that take several slices."""
 WHOLE_BYTES: Final = 16 * 1024
 """Larger requests are decoded in slices."""
 CONTROL_ROUNDS: Final = 8

@@ -42,7 +42,7 @@ _INT32 = struct.Struct(">i")
 _UINT32_LE = struct.Struct("<I")
 
 _MAX_GZIP_MEMBERS: Final = 64
-"""Producers write one. What follows a member is copied by the library: many would cost their square."""
+"""Producers write one. The library copies the rest after each member: many members would cost quadratic time."""
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -224,7 +224,7 @@ def _zstd_bound(data: memoryview) -> int:
 
 
 def _zstd_frame_bound(data: memoryview, pos: int) -> tuple[int, int]:
-    """What one frame can unpack to, and where the next one starts."""
+    """Return the size that one frame can decompress to, and the start of the next one."""
     flags = data[pos + 4]
     single_segment = bool(flags & 0x20)
     content_size_bytes = (1 if single_segment else 0, 2, 4, 8)[flags >> 6]

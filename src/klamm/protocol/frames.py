@@ -166,7 +166,7 @@ def _grown(buffer: bytearray, size: int) -> bytearray:
 
 
 class RequestHeader(NamedTuple):
-    """What stands before every request. `client_id` is None when the peer sent none."""
+    """The header of every request. `client_id` is None when the peer sent none."""
 
     api_key: int
     api_version: int

@@ -1,4 +1,4 @@
-"""What compiled codecs call at run time: variable-length integers, tables, and the refusals."""
+"""Run-time functions of compiled codecs: variable-length integers, tables, and errors."""
 
 from __future__ import annotations
 

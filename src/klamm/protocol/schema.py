@@ -1,4 +1,4 @@
-"""What one version of a message looks like: the DSL's annotations resolved into a plan that the compilers walk.
+"""The layout of one version of a message: the DSL's annotations resolved into a plan for the compilers.
 
 Nothing here runs at import or per message: a plan is made when a version is compiled, or to say which value does not
 fit.

@@ -171,7 +171,7 @@ def test_a_deleted_replica_takes_its_copy_along(one: OneBroker) -> None:
 
 
 def begin_slowly(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies a part of the log and goes on slowly."""
+    """Copies a part of the log and continues slowly."""
     monkeypatch.setattr(log_dir_moves, "CHUNK_BYTES", 500)
     for i in range(30):
         append(current(one), batch(b"%d" % i * 100))
@@ -190,7 +190,7 @@ def kill_and_start(one: OneBroker, tmp_path: Path) -> OneBroker:
 def test_an_unfinished_copy_does_not_bring_a_deleted_replica_back(
     one: OneBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A topic that is created anew under the name would have got the old records."""
+    """A new topic of the same name would have got the old records."""
     begin_slowly(one, monkeypatch)
     one.stop_replica("t", 0)
     again = kill_and_start(one, tmp_path)

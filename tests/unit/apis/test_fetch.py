@@ -389,7 +389,7 @@ class TestSessions:
         assert list(moved.responses) == []
 
     def test_a_reader_that_did_not_use_the_last_answer_is_told_again(self, one: OneBroker) -> None:
-        """It names the partition again without having moved on: it has started anew, and knows no high watermark."""
+        """It names the partition again without having moved on: it has restarted, and knows no high watermark."""
         session_id = self.full(one)
         append(one, b"a", index=1)
         assert values(only(self.go_on(one, session_id, 1))) == [b"a"]

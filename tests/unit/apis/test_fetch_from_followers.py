@@ -150,7 +150,7 @@ class TestFollowers:
 
 
 class TestHighWatermark:
-    """Followers that consumers read from hear of a new high watermark at once, not with the next records."""
+    """Followers that consumers read from receive a new high watermark at once, not with the next records."""
 
     def settle(self, leader: OneBroker, replica_id: int, offset: int) -> Any:
         """Fetches until the follower knows all there is; the fetch that then waits."""

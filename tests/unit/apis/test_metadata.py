@@ -116,7 +116,7 @@ class TestAutoCreation:
         assert only(one.ask(metadata.API, named("t"), 12)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def test_a_controller_that_does_not_answer(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-        """ZooKeeper is away: the client is told to come again, and its next request is not another event."""
+        """ZooKeeper is unreachable: the client gets a retriable error, and its next request is not another event."""
         monkeypatch.setattr(topic_creation, "WAIT_MS", 1)
         asked: list[asyncio.Future[TopicResults]] = []
 

@@ -1,4 +1,4 @@
-"""What the benches write: rows of both sides side by side, and sections of RESULTS.md that leave the others alone."""
+"""Output of the benches: rows of both sides side by side, and sections of RESULTS.md that leave the others alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands print and read, without a cluster."""
+"""Output and input of the commands, without a cluster."""
 
 from __future__ import annotations
 

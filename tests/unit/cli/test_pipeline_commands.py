@@ -1,4 +1,4 @@
-"""`klamm pipeline` as far as it goes without Spark: what is told of a start, of a reset, of a topic that is missing."""
+"""`klamm pipeline` as far as it goes without Spark: messages about a start, a reset, a missing topic."""
 
 from __future__ import annotations
 

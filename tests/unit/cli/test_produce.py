@@ -12,7 +12,7 @@ from klamm.cli.output import Failure
 
 
 class FatalProducer:
-    """What confluent-kafka does after a fatal error: a SystemError whose cause is the error."""
+    """Behaves like confluent-kafka after a fatal error: a SystemError whose cause is the error."""
 
     def produce(self, *_: Any, on_delivery: Any, **__: Any) -> None:
         on_delivery(None, None)

@@ -1,4 +1,4 @@
-"""Dynamic configuration: who is told what, which steps are allowed, what is left out."""
+"""Dynamic configuration: notified listeners, allowed steps, ignored settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients can make the coordinator hold is bounded, with Kafka's error codes."""
+"""The memory that clients can make the coordinator use is bounded, with Kafka's error codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a LocalCluster says that was not started."""
+"""Errors of a LocalCluster that was not started."""
 
 from __future__ import annotations
 

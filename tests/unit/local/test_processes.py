@@ -1,4 +1,4 @@
-"""Child processes: how a failed start is told, and that none outlives its parent."""
+"""Child processes: a failed start is reported, and no child outlives its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader accepts, changes and refuses."""
+"""Records that a leader accepts, changes and refuses."""
 
 from __future__ import annotations
 

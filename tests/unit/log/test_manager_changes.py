@@ -1,4 +1,4 @@
-"""What a change of the log manager's logs costs follows the change: counts and topics are kept, not computed."""
+"""The cost of a change of the log manager's logs follows the change: counts and topics are kept, not computed."""
 
 from __future__ import annotations
 

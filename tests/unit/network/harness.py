@@ -57,7 +57,7 @@ class ScriptedApi:
 
 
 def heartbeat_api(script: Callable[[RequestContext, HeartbeatRequest], Answer] | None = None) -> ScriptedApi:
-    """Answers with the generation id as error code, so that answers can be told apart."""
+    """Answers with the generation id as error code, which identifies each answer."""
     return ScriptedApi(HeartbeatRequest, HeartbeatResponse, script or (lambda _, r: echo(r)))
 
 
@@ -182,7 +182,7 @@ class RawClient:
         return correlation_id, error_code
 
     async def receive_end(self) -> bytes:
-        """What comes until the server closes; a reset counts as a close."""
+        """Return the bytes received until the server closes; a reset counts as a close."""
         try:
             return await self.reader.read()
         except ConnectionResetError:

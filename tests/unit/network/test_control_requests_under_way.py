@@ -31,7 +31,7 @@ STEPS = 10
 
 
 class TickingClock(ManualClock):
-    """Every reading is a tenth of a millisecond later: after eight requests no turn is young enough to go on."""
+    """Every reading is a tenth of a millisecond later: after eight requests no turn is young enough to continue."""
 
     def monotonic(self) -> float:
         self.seconds += 0.0001

@@ -23,7 +23,7 @@ ROWS = [(b"k1", b"v1"), (None, b"v2"), (b"", None), (b"k4", b""), (b"k" * 200, b
 
 
 def message_set(magic: int, codec: int = 0, rows: list[tuple[bytes | None, bytes | None]] = ROWS) -> bytes:
-    """What an old producer sends."""
+    """The message set of an old producer."""
     builder = LegacyRecordBatchBuilder(magic, codec, 1 << 24)
     for i, (key, value) in enumerate(rows):
         builder.append(i, timestamp=NOW + i if magic else None, key=key, value=value)
@@ -31,7 +31,7 @@ def message_set(magic: int, codec: int = 0, rows: list[tuple[bytes | None, bytes
 
 
 def read(data: bytes) -> list[tuple[int, int | None, bytes | None, bytes | None]]:
-    """What an old consumer makes of it."""
+    """The records that an old consumer reads from it."""
     found = []
     parts = MemoryRecords(data)
     while (batch := parts.next_batch()) is not None:

@@ -1,4 +1,4 @@
-"""What leaders propose and what becomes of it; the controller is a script."""
+"""Proposals of leaders and their outcome; the controller is a script."""
 
 from __future__ import annotations
 

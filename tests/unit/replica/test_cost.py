@@ -469,7 +469,7 @@ class TestSlices:
     def test_a_failure_in_a_later_slice_is_the_partitions(
         self, sliced: OneBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The controller hears of it and goes on; it would be told the same as often as it repeats the request."""
+        """The controller gets an error and continues; every retry would get the same error."""
         answer: Any = sliced.leader_and_isr({"t": range(MANY)}, **STATE)
 
         def fail(*args: Any) -> None:

@@ -326,7 +326,7 @@ STEPS = st.lists(
 def test_after_any_history_every_follower_ends_with_its_leaders_log(
     config: dict[str, Any], steps: list[tuple[str, int, object]], final_leader: int
 ) -> None:
-    """Leaders change at will, in sync or not, and not everybody hears of it: in the end all logs are the same."""
+    """Leaders change at random, in sync or not, and not every broker learns of it: in the end all logs are the same."""
     with TemporaryDirectory() as directory:
         cluster = Brokers(Path(directory), ids=(1, 2, 3), **config)
         cluster.elect(1)

@@ -1,4 +1,4 @@
-"""What a broker leaves of its ZooKeeper session, and what it does with what the last one left."""
+"""The session file of a broker, and the handling of its predecessor's file."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ STAT = Stat(*[0] * 11)
 
 
 class Fixture:
-    """A broker's cache beside a ZooKeeper that answers as it is told to."""
+    """A broker's cache with a scripted ZooKeeper."""
 
     def __init__(self, topics: list[str], epochs: list[int]) -> None:
         self.topics, self.epochs = topics, epochs

@@ -50,7 +50,7 @@ SCHEMA = pa.schema([pa.field("offset", pa.int64()), pa.field("value", pa.binary(
 
 
 class FakeClient:
-    """What a leader at this machine says of one log."""
+    """The answers of a leader on this machine about one log."""
 
     config = ClientConfig(bootstrap=())
     cluster_id = "cluster"

@@ -294,7 +294,7 @@ def test_avro_schemas_that_cannot_be_columns(schema: str, reason: str) -> None:
 
 
 def descriptors() -> bytes:
-    """What protoc writes for a message Order with a bit of everything."""
+    """The output of protoc for a message Order with all kinds of fields."""
     file = descriptor_pb2.FileDescriptorProto(name="order.proto", package="shop", syntax="proto3")
     file.dependency.append("google/protobuf/timestamp.proto")
     kind = file.enum_type.add(name="Kind")

@@ -1,4 +1,4 @@
-"""What the supervisor is told of a streaming query, from what Spark says of it."""
+"""The supervisor's view of a streaming query, derived from Spark's error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_comes_again_at_every_start_is_permanent(text: str, permanent: bool
 
 
 def told_by_spark(exception: str, frame: str = "/opt/klamm/spark/fetch.py", offset: int = 7, run: str = "1a2b") -> str:
-    """What a StreamingQueryException says: the story of a task, then what the query was, then the JVM's stack."""
+    """The text of a StreamingQueryException: the task's error, then the query, then the JVM's stack."""
     stream = f"org.apache.spark.sql.execution.python.streaming.PythonMicroBatchStream@{run}"
     return f"""[STREAM_FAILED] Query [id = 1, runId = {run}] terminated with exception: Job aborted due to stage \
 failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 (TID 5) (localhost \

@@ -70,7 +70,7 @@ def two_batches(root: Path, **options: str) -> Query:
 def test_a_batch_of_a_known_number_with_other_records_is_refused(tmp_path: Path) -> None:
     """The checkpoint is one batch older than the table; more records came in the meantime."""
     query = two_batches(tmp_path)
-    query.run(1, [2])  # the same batch again is no second one
+    query.run(1, [2])  # the same batch again is not a second one
     query.log(1, end(5))
     with pytest.raises(CheckpointError, match="batch 1 of this query with other records") as caught:
         query.run(1, [2, 3, 4])

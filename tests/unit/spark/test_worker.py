@@ -1,4 +1,4 @@
-"""What a Python worker process keeps between tasks."""
+"""State that a Python worker process keeps between tasks."""
 
 from __future__ import annotations
 

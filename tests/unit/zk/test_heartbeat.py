@@ -30,7 +30,7 @@ def test_a_process_that_could_not_run_asks_before_it_gives_up() -> None:
 
 
 def test_one_question_waits_behind_what_the_server_does_not_take() -> None:
-    """It talks but does not listen: each word of it is no reason to ask again."""
+    """The server sends but does not read: its messages do not cause another ping."""
     heartbeat, asked = Heartbeat(60.0, 0.0), 0
     for now in range(60):
         heartbeat.hear(float(now))

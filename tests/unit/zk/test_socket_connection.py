@@ -42,7 +42,7 @@ Serve = Callable[[socket.socket], None]
 
 
 class Client:
-    """A connection and what it says of itself."""
+    """A connection and its reported states."""
 
     def __init__(self, hosts: str, timeout_ms: int = LONG_MS, credentials: SessionCredentials | None = None) -> None:
         self.states: queue.SimpleQueue[ConnectionState] = queue.SimpleQueue()
@@ -101,7 +101,7 @@ def fake_server(serve: Serve, timeout_ms: int = LONG_MS) -> Iterator[str]:
     try:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        # Left to itself it would go on to accept, after a stop of the process even for the next who has this number.
+        # Otherwise it would continue to accept connections, even for the next process with this number.
         listener.shutdown(socket.SHUT_RDWR)
         accepting.join(TIMEOUT_S)
         listener.close()
@@ -132,7 +132,7 @@ def zookeeper(tmp_path: Path) -> Iterator[EmbeddedZooKeeperThread]:
 
 
 def test_a_server_that_takes_little_gets_all_of_it_in_order() -> None:
-    """More than the kernel keeps: callers do not wait, and another thread goes on with what is left."""
+    """More than the kernel buffers: callers do not wait, and another thread writes the rest."""
     may_read = threading.Event()
     seen: list[int] = []
 
@@ -175,7 +175,7 @@ def test_replies_are_read_however_they_are_cut() -> None:
 
 
 def test_a_silent_server_is_given_up() -> None:
-    """The session goes on with the next connection."""
+    """The session continues with the next connection."""
 
     def serve(connection: socket.socket) -> None:
         while frame_of(connection):

@@ -1,4 +1,4 @@
-"""Every message, one module an API.
+"""Every message, one module per API.
 
 `BY_KEY` maps an API key to its (request, response) classes; asking for it imports them all.
 """

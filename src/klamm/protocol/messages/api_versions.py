@@ -1,6 +1,6 @@
 """ApiVersions (key 18), versions 0-4, flexible from 3.
 
-What the broker supports. Its response always has a header of version 0, and a request of an unknown version is
+The supported APIs and versions. Its response always has a header of version 0, and a request of an unknown version is
 answered in v0.
 """
 

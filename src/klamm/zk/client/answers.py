@@ -1,4 +1,4 @@
-"""What a client gives back to its callers: results as values, errors that name the path as the caller knows it."""
+"""Results and errors for callers of the client; errors name the path without the chroot."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Final
 
 MAX_BATCH_BYTES: Final = 900_000
 MAX_BATCH_PATHS: Final = 500
-"""Measured best: larger batches are no faster, and keep others waiting longer."""
+"""Measured best: larger batches are not faster, and delay other requests longer."""
 
 
 def path_batches(full_paths: Iterable[str]) -> list[list[str]]:

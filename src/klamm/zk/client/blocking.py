@@ -17,7 +17,7 @@ from klamm.zk.model.ops import Code, ConnectionLoss, Exists, GetData, Marshallin
 
 
 class BlockingSession:
-    """`with` opens and ends it. With `credentials` it goes on with that session, if there still is one."""
+    """`with` opens and ends it. With `credentials` it continues that session, if it still exists."""
 
     def __init__(self, hosts: str, timeout_s: float, credentials: SessionCredentials | None = None) -> None:
         hosts, prefix = split_hosts(hosts)

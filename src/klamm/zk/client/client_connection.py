@@ -1,4 +1,4 @@
-"""What a session needs of its connection with ZooKeeper: `SocketConnection`, or a simulator's."""
+"""The interface of a session to its ZooKeeper connection: `SocketConnection`, or a simulator's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from klamm.zk.model.ops import ZkError
 
 
 class ConnectionState(Enum):
-    """What a connection tells of itself. LOST: the session has expired, or the connection is closed for good."""
+    """State of a connection. LOST: the session has expired, or the connection is closed permanently."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -27,7 +27,7 @@ class SessionCredentials(NamedTuple):
 
 
 class Result(Protocol):
-    """Where a reply goes. Called on the connection's thread, or by `submit` when nothing can be sent any more."""
+    """Receiver of a reply. Called on the connection's thread, or by `submit` when nothing can be sent."""
 
     def set(self, value: Any) -> None: ...
     def set_exception(self, exception: ZkError) -> None: ...
@@ -59,4 +59,4 @@ class Connection(Protocol):
 
 OnState = Callable[[ConnectionState], None]
 Connect = Callable[[str, int, OnState], Connection]
-"""Makes the connection of a session out of hosts, timeout in ms, and who hears of its state."""
+"""Creates the connection of a session from hosts, timeout in ms, and a listener of its state."""

@@ -1,4 +1,4 @@
-"""Notices that an event loop stands still while the connection with ZooKeeper goes on.
+"""Detects a stalled event loop while the connection to ZooKeeper still works.
 
 The connection has a thread of its own, so its pings say nothing about the loops that do the broker's work. Each loop
 beats; the connection's thread looks. A loop that has not beaten for its limit is stalled, and the session, which the
@@ -42,7 +42,7 @@ class LoopPulse:
             self._timer = self._loop.call_later(self.limit_s / BEATS, self.beat)
 
     def stop(self) -> None:
-        """The loop is about to do work that may take long; nobody looks any more."""
+        """The loop is about to do long work: stop the checks."""
         self.is_stopped = True
         if self._timer is not None:
             self._timer.cancel()

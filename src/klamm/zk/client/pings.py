@@ -1,8 +1,8 @@
 """When a client asks a silent server for a sign of life, and when it gives it up. Sans-IO: the times are the caller's.
 
 Another server takes the session over only while there is one: two thirds of the timeout in silence are enough, as for
-ZooKeeper's own clients. But silence alone is no proof, for a process that could not run hears nothing either: a server
-is given up only after it was asked, and had a quarter of the timeout to answer.
+ZooKeeper's own clients. Silence alone does not prove a failure, because a process that could not run receives nothing
+either: a server is given up only after a ping, and a quarter of the timeout without an answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Heartbeat:
         self._is_answered = True
 
     def is_due(self, now_s: float, sent_s: float) -> bool:
-        """Whether to ask now: for a quarter of the timeout one of the two sides was told nothing."""
+        """Whether to ping now: for a quarter of the timeout one side has sent nothing."""
         told_s = max(sent_s, self._asked_s)  # a question may wait behind what the server does not take
         if not self._is_answered or now_s - min(self._heard_s, told_s) <= self._timeout_s / 4:
             return False

@@ -28,7 +28,7 @@ class Inbox:
         self._calls.append((call, args))
         if not self._is_awake:
             self._is_awake = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no one waits
                 self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
@@ -38,7 +38,7 @@ class Inbox:
                 call, args = self._calls.popleft()
                 call(*args)
         finally:
-            if self._calls:  # one failed, which the loop is told; the others have nothing to do with it
+            if self._calls:  # report the failure to the loop; the other callbacks still run
                 self._loop.call_soon(self._drain)
 
 

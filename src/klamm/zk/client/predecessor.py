@@ -1,10 +1,9 @@
 """Ending the session of a broker that is known to be dead, so that its successor need not wait for the time-out.
 
-The id and password of a session are what ZooKeeper asks of whoever wants to go on with it. A broker keeps them in a
-file in its directories while it runs; the next process that holds the lock of the same directory goes on with the
-session for a moment and closes it, and all ephemeral znodes of the dead broker (its registration, /controller) go at
-once. The file also says which process wrote it and where, because directories are copied: the copy must not end the
-session of a broker that lives.
+ZooKeeper requires the id and password of a session to continue it. A broker keeps them in a file in its directories
+while it runs. The next process that holds the lock of the same directory resumes the session briefly and closes it, so
+all ephemeral znodes of the dead broker (its registration, /controller) disappear at once. The file also records which
+process wrote it and where, because directories are copied: a copy must not end the session of a live broker.
 """
 
 from __future__ import annotations

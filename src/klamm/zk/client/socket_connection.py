@@ -65,7 +65,7 @@ class Phase(Enum):
 class SocketConnection:
     """`on_state` runs on the connection's thread; while it runs, no new session is made.
 
-    With `credentials` the first connection goes on with that session.
+    With `credentials` the first connection resumes that session.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class SocketConnection:
         return self._is_confirmed
 
     def drop_connection(self) -> None:
-        """Cuts the TCP connection, as a network fault would; the session goes on. For tests."""
+        """Cut the TCP connection, as a network fault would; the session continues. For tests."""
         if (connection := self._socket) is not None:
             shut(connection)
 
@@ -197,7 +197,7 @@ class SocketConnection:
     def fail_pending(self) -> None:
         """Answers everything that is under way with the error of the present state. On the connection's thread.
 
-        Who asks again at once waits for the next connection.
+        A request that is repeated at once waits for the next connection.
         """
         unsent = len(self._outbox)
         while self._pending:
@@ -218,7 +218,7 @@ class SocketConnection:
     # --- watches, on the connection's thread -------------------------------------------------------------------------
 
     def watch_data(self, paths: Sequence[str], on_data: Watcher) -> None:
-        """Who hears of changes of these paths, which the server watches already."""
+        """Register receivers for paths that the server watches already."""
         for path in paths:
             self._data_watchers.setdefault(path, {})[on_data] = None
 
@@ -317,7 +317,7 @@ class SocketConnection:
 
     def _serve(self, connection: socket.socket, timeout_s: float) -> None:
         self._xid, self._unsent, self._last_sent_s = 0, b"", time.monotonic()
-        self._phase = Phase.CONNECTED  # first: who hears of it may stop us
+        self._phase = Phase.CONNECTED  # first, because a listener may stop us
         self._on_state(ConnectionState.CONNECTED)
         self._free.put(connection)
         self._flush()

@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 class ConnectionBroken(Exception):
-    """The connection cannot be used any more."""
+    """The connection is no longer usable."""
 
 
 def send_some(connection: socket.socket, data: bytes) -> int:

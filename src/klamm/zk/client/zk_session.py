@@ -141,7 +141,7 @@ class ZkSession:
         return is_confirmed
 
     def drop_connection(self) -> None:
-        """Cuts the TCP connection, as a fault would; the session goes on when a server answers in time."""
+        """Cut the TCP connection, as a fault would; the session continues if a server answers in time."""
         self._connection.drop_connection()
 
     def watch_loop(self, pulse: LoopPulse) -> None:
@@ -150,7 +150,7 @@ class ZkSession:
 
     @property
     def credentials(self) -> SessionCredentials:
-        """What proves that this session is ours: a successor of a killed process ends it with them."""
+        """The session's id and password, with which the successor of a killed process ends it."""
         return SessionCredentials(self.session_id, self._connection.password)
 
     # --- requests ----------------------------------------------------------------------------------------------------

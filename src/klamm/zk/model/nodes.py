@@ -1,4 +1,4 @@
-"""What a tree holds: znodes and sessions. Their owner is the `ZnodeTree`; nobody else changes them."""
+"""The content of a tree: znodes and sessions. Only their owner, the `ZnodeTree`, changes them."""
 
 from __future__ import annotations
 

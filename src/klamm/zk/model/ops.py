@@ -129,7 +129,8 @@ class SetAcl:
 
 @dataclass(frozen=True, slots=True)
 class GetData:
-    """Reads data and stat. With `watch`, the next change or deletion is told once; a missing znode is not watched."""
+    """Reads data and stat. With `watch`, the next change or deletion is reported once; a missing znode is not
+    watched."""
 
     path: str
     watch: bool = False
@@ -137,7 +138,7 @@ class GetData:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """Reads the stat. With `watch`, creation, change or deletion is told once, also of a missing znode."""
+    """Reads the stat. With `watch`, creation, change or deletion is reported once, also for a missing znode."""
 
     path: str
     watch: bool = False
@@ -145,7 +146,8 @@ class Exists:
 
 @dataclass(frozen=True, slots=True)
 class GetChildren:
-    """Reads names of children. With `watch`, the next added or removed child or the znode's deletion is told once."""
+    """Reads names of children. With `watch`, the next added or removed child or the znode's deletion is reported
+    once."""
 
     path: str
     watch: bool = False
@@ -157,7 +159,7 @@ class GetAcl:
 
 
 WriteOp: TypeAlias = Create | SetData | Delete | Check
-"""What a multi may hold."""
+"""Operations that a multi may contain."""
 ReadOp: TypeAlias = GetData | Exists | GetChildren
 
 

@@ -51,7 +51,7 @@ PERSISTENT_PATHS: Final = (
     "/config/brokers",
     "/config/ips",
 )
-"""What a broker creates at its start, with parents, when it is not there."""
+"""Znodes that a broker creates at its start, with parents, if they are missing."""
 
 
 class Mode(Enum):

@@ -76,8 +76,8 @@ def _unlogged(zxid: int) -> None:
 class ZnodeTree:
     """Znodes, sessions and watches. `last_zxid` is the number of the last change that took effect.
 
-    Methods that change something raise a `ZkError` and leave the tree as it was, or take effect whole. What watchers
-    are owed collects until `take_events()`: whoever owns the tree delivers it before any later reply.
+    Methods that change something raise a `ZkError` and leave the tree as it was, or take effect whole. Watch events
+    collect until `take_events()`: the owner of the tree delivers them before any later reply.
     """
 
     def __init__(self, *, tick_ms: int = 1) -> None:
@@ -364,7 +364,7 @@ class ZnodeTree:
     @overload
     def read(self, op: ReadOp, watcher: int | None = ..., auth: Sequence[Id] = ...) -> ReadResult: ...
     def read(self, op: ReadOp, watcher: int | None = None, auth: Sequence[Id] = SUPER) -> ReadResult:
-        """One read; `watcher` is who hears of the next change when the operation asks for a watch."""
+        """One read; `watcher` receives the next change if the operation sets a watch."""
         node = self.nodes.get(op.path)
         if node is not None:
             check_acl(node.acl, Perms.READ, auth, op.path)
@@ -410,11 +410,11 @@ class ZnodeTree:
     def set_watches(
         self, watcher: int, relative_zxid: int, data: Sequence[str], exist: Sequence[str], child: Sequence[str]
     ) -> None:
-        """Sets again the watches of a client that reconnected; what changed since `relative_zxid` is told at once."""
+        """Restore the watches of a client that reconnected; changes since `relative_zxid` are reported at once."""
         self.watches.restore(watcher, relative_zxid, (data, exist, child), self.nodes)
 
     def identify_watcher(self, watcher: int, auth: Sequence[Id]) -> None:
-        """Who the watcher is: an event about a znode that it may not read is not told."""
+        """The watcher's identities: events about znodes that it may not read are dropped."""
         self.watches.identify(watcher, auth)
 
     def remove_watcher(self, watcher: int) -> None:
@@ -422,7 +422,7 @@ class ZnodeTree:
         self.watches.remove(watcher)
 
     def take_events(self) -> list[tuple[int, WatchEvent]]:
-        """What watchers are owed since the last call, in order of the changes."""
+        """Return the watch events since the last call, in order of the changes."""
         return self.watches.take_events()
 
 

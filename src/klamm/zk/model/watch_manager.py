@@ -1,4 +1,4 @@
-"""One-shot watches: who asked to be told about a path, and what they are owed. A watcher is a connection's number."""
+"""One-shot watches: the watchers of each path, and their pending events. A watcher is a connection's number."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Watches:
         wanted: tuple[Sequence[str], Sequence[str], Sequence[str]],
         nodes: Mapping[str, Znode],
     ) -> None:
-        """Sets the data, exist and child watches of a client again; what changed since `relative_zxid` is told.
+        """Restore the data, exist and child watches of a client; changes since `relative_zxid` are reported.
 
         Sets all of them or, when there are too many, none.
         """

@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-fsync", action="store_true", help="for tests: do not wait for the disk")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    gc.set_threshold(100_000, 50, 100)  # a large tree is no garbage: it is looked through seldom
+    gc.set_threshold(100_000, 50, 100)  # a large tree is not garbage: collect rarely
     try:
         return asyncio.run(_serve(options))
     except (OSError, DataDirError) as error:

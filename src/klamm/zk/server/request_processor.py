@@ -1,6 +1,6 @@
 """One request body against a tree: decode, execute, encode the answer. Also how the log repeats a write.
 
-What happens depends on the tree, the body, the time and the identities alone, so a logged request repeats exactly.
+The result depends only on the tree, the body, the time and the identities, so a logged request repeats exactly.
 """
 
 from __future__ import annotations

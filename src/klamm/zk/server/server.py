@@ -135,7 +135,7 @@ class EmbeddedZooKeeper:
         self._compaction = Compaction(self._data_dir, self.tree, self._committer, self._roll_bytes, self._monotonic_ms)
 
     async def stop(self) -> None:
-        """Answers what is written, closes connections and files. Sessions go on when the server comes back in time."""
+        """Send written answers, close connections and files. Sessions survive if the server comes back in time."""
         self._has_ended = True
         self._timer.cancel()
         self._server.close()
@@ -160,7 +160,7 @@ class EmbeddedZooKeeper:
         return self._committer.pending_bytes > MAX_UNSYNCED_BYTES
 
     def await_disk(self, connection: Connection) -> None:
-        """Lets a connection go on when the server is no longer congested."""
+        """Resume a connection when the server is no longer congested."""
         self._awaiting_disk[connection.number] = connection
 
     def _on_released(self) -> None:
@@ -171,7 +171,7 @@ class EmbeddedZooKeeper:
                 connection.update_reading()
 
     def _on_log_failure(self, error: OSError) -> None:
-        """Nothing can be promised any more: clients are cut off and look for another server."""
+        """The server can no longer guarantee durability: disconnect clients, which look for another server."""
         self.failure = error
         self._has_ended = True
         self._timer.cancel()

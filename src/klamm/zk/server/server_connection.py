@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
     # --- frames ------------------------------------------------------------------------------------------------------
 
     def _take_turn(self) -> None:
-        """Executes requests that are here, up to the share of one turn; reading goes on when all of them are done."""
+        """Execute received requests, up to the share of one turn; reading resumes when all of them are done."""
         is_done = self._read_frames()
         self._server.flush()
         if not is_done:

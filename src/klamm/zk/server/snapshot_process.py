@@ -70,7 +70,7 @@ class Compaction:
                 log.error(
                     "the snapshot before %#x was not written (exit status %d); logs are kept", closed_before, status
                 )
-        except (OSError, DataDirError) as error:  # the log goes on as it is: only what is over would become smaller
+        except (OSError, DataDirError) as error:  # the current log continues: only finished logs would shrink
             self._due_ms = self._monotonic_ms() + COMPACTION_RETRY_MS
             log.error("the logs in %s cannot be compacted now: %s; they are kept", directory, error)
         finally:

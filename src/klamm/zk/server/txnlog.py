@@ -40,7 +40,7 @@ _NAME: Final = re.compile(r"(log|snapshot)\.([0-9a-f]{16})")
 
 
 class TornEnd(Enum):
-    """What recovery does with an unfinished write at the end of the last log."""
+    """Handling of an unfinished write at the end of the last log during recovery."""
 
     REFUSE = "refuse"
     """The log was closed, so it has none."""
@@ -170,7 +170,7 @@ def zxid_of(path: Path) -> int:
 
 
 def numbered(directory: Path, kind: str) -> list[int]:
-    """The zxids in the names of the files of a kind, ascending. What only looks like one is not ours and is left."""
+    """The zxids in the names of the files of a kind, ascending. Other files are ignored."""
     found = (_NAME.fullmatch(path.name) for path in directory.glob(f"{kind}.*"))
     return sorted(int(match[2], 16) for match in found if match is not None and match[1] == kind)
 
