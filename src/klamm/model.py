@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 
 NO_LEADER: Final = -1
 LEADER_DURING_DELETE: Final = -2
@@ -51,7 +51,7 @@ class LeaderRecoveryState(IntEnum):
     RECOVERING = 1
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LeaderAndIsr:
     """The leadership of a partition; `partition_epoch` is the data version of its state znode."""
 
@@ -76,13 +76,13 @@ class LeaderAndIsr:
         return LeaderAndIsr(self.leader, self.leader_epoch, self.isr, partition_epoch, self.leader_recovery_state)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LeaderIsrAndControllerEpoch:
     leader_and_isr: LeaderAndIsr
     controller_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ReplicaAssignment:
     """The replicas of a partition in preference order, and what a reassignment adds and removes."""
 
@@ -112,7 +112,7 @@ class ReplicaAssignment:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class EndPoint:
     """Where one listener of a broker can be reached."""
 
@@ -122,7 +122,7 @@ class EndPoint:
     security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class BrokerEndPoints:
     """A live broker as the controller and every metadata cache know it; `epoch` is the czxid of its znode."""
 

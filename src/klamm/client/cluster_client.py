@@ -28,7 +28,7 @@ from klamm.client.metadata import ClusterMetadata, ClusterState, metadata_reques
 from klamm.client.patience import Deadline, Patience
 from klamm.clock import Clock, SystemClock
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.messages.describe_log_dirs import (
     DescribableLogDirTopic,
@@ -365,7 +365,7 @@ class ClusterClient:
         return found.host, found.port
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class PendingFetch:
     """A Fetch that was sent and not answered yet."""
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from klamm.client.blocking_connection import Address, BlockingConnection
 from klamm.client.errors import AllRefusedError
 from klamm.client.patience import CLUSTER_CALL, Patience
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 
 Connect = Callable[["ClientConfig", Address, float], BlockingConnection]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ClientConfig:
     """Settings of a ClusterClient. 0 bytes mean that the caller of a fetch decides."""
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from klamm.client.errors import ClientError, RetriableError, UnknownTopicError, error_name
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
@@ -20,13 +20,13 @@ _MISSING: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class PartitionState:
     leader: int
     leader_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class TopicState:
     topic_id: UUID | None
     """None if the cluster has no topic ids."""
@@ -35,7 +35,7 @@ class TopicState:
     """Whether the topic is the cluster's own: offsets of groups, transactions, klamm's control log."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ClusterState:
     """The contents of one Metadata response."""
 

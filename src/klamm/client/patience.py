@@ -10,12 +10,12 @@ from typing import Final
 
 from klamm.client.errors import AllRefusedError, ClientError, UnreachableError
 from klamm.clock import Clock
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 
 FOREVER: Final = None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Patience:
     """`request_ms` bounds each connection attempt and each wait for a response inside the call.
 
@@ -65,7 +65,7 @@ CLI_REQUEST: Final = Patience(10_000, request_ms=10_000)
 """One request of a CLI command to one broker."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Polling:
     """Repeats a question whose answer may be out of date: `tries` more times, `every_ms` apart."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.wire import Message
 
@@ -14,7 +14,7 @@ _FIRST_VERSION: Final = 3
 _SOFTWARE_VERSION: Final = "0"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class BrokerVersions:
     """The (lowest, highest) versions that a broker serves, by API key."""
 

@@ -12,7 +12,7 @@ from klamm.config.repository import ConfigRepository
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.config.topics import effective_topic_config
 from klamm.config.values import ConfigType, to_text
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 
 _BROKER_SYNONYMS: Final = {
     "log.retention.ms": ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
@@ -37,14 +37,14 @@ class ConfigSource(IntEnum):
     DYNAMIC_BROKER_LOGGER_CONFIG = 6
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ConfigSynonym:
     name: str
     value: str | None
     source: ConfigSource
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ConfigEntry:
     """`value` is None for a key without a value, and for one that must not be shown."""
 

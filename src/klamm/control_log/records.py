@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import LeaderAndIsr, TopicPartition
 
 MAX_LISTED: Final = 16
@@ -30,7 +30,7 @@ def first(items: Iterable[ListedPartition]) -> tuple[ListedPartition, ...]:
     return tuple(islice(items, MAX_LISTED))
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class EventQueued:
     """`cause` names the origin. `number` counts the events of one controller process.
 
@@ -49,7 +49,7 @@ class EventQueued:
     KIND: ClassVar = "event_queued"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class EventStarted:
     controller_epoch: int
     event: str
@@ -60,7 +60,7 @@ class EventStarted:
     KIND: ClassVar = "event_started"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class EventDone:
     """`outcome`: done, failed (the role of controller was given up), or refused (it was never started)."""
 
@@ -74,7 +74,7 @@ class EventDone:
     KIND: ClassVar = "event_done"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ControllerChanged:
     """The controller that this broker knows from now on; -1 if there is none."""
 
@@ -83,7 +83,7 @@ class ControllerChanged:
     KIND: ClassVar = "controller_changed"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LeadershipChange:
     """The controller wrote a partition's state, or adopted a leader's own change.
 
@@ -118,7 +118,7 @@ class RequestSummary(NamedTuple):
     partitions: tuple[ListedPartition, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class RequestQueued:
     """`number` counts the requests that were queued for one broker."""
 
@@ -129,7 +129,7 @@ class RequestQueued:
     KIND: ClassVar = "request_queued"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class RequestCoalesced:
     """The queued request with this number is not sent on its own: its states were merged into a waiting request."""
 
@@ -139,7 +139,7 @@ class RequestCoalesced:
     KIND: ClassVar = "request_coalesced"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class RequestSent:
     """`send_number` counts the requests sent to one broker; attempts 1, 2, 4, 8, ... of a request are recorded."""
 
@@ -151,7 +151,7 @@ class RequestSent:
     KIND: ClassVar = "request_sent"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class RequestAcknowledged:
     controller_epoch: int
     send_number: int
@@ -162,7 +162,7 @@ class RequestAcknowledged:
     KIND: ClassVar = "request_acknowledged"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class MetadataApplied:
     """This broker's metadata cache has applied an UpdateMetadata; `update_count` counts them since its start."""
 
@@ -175,7 +175,7 @@ class MetadataApplied:
     KIND: ClassVar = "metadata_applied"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class RoleChanged:
     """This broker has become leader or follower of a partition, or is no longer either."""
 

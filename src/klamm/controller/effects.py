@@ -15,26 +15,26 @@ from klamm.controller.context.replica import LeadershipChange
 from klamm.controller.events import ControllerEvent
 from klamm.controller.replies import EventReply
 from klamm.controller.requests import ControlRequest
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import BrokerEndPoints, TopicPartition
 from klamm.zk.model.ops import MultiResult, ReadOp, ReadResult, WriteOp
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ZkRead:
     """Answered with one result per operation, None where the znode does not exist."""
 
     ops: tuple[ReadOp, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ZkMulti:
     """One transaction. Answered with one result per operation."""
 
     ops: tuple[WriteOp, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Send:
     """Queue a request for a broker, after all earlier ones; ignored for a broker without a channel."""
 
@@ -42,7 +42,7 @@ class Send:
     request: ControlRequest
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class AskLogEnds:
     """Ask a broker for its log ends until it answers or its channel is closed; `LogEndsReceived` is the answer.
 
@@ -55,45 +55,45 @@ class AskLogEnds:
     partitions: tuple[tuple[TopicPartition, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class AddChannel:
     """Start sending to a broker; an existing channel only receives the new addresses."""
 
     broker: BrokerEndPoints
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class CloseChannel:
     """Stop sending to a broker and drop its queued requests."""
 
     broker_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class CloseAllChannels:
     """Stop sending to all brokers: this broker is no longer the controller."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class AskSessionId:
     """Answered with the id of the current ZooKeeper session."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Reply:
     """Answer the caller of the event that is being processed. Only the first answer to an event counts."""
 
     value: EventReply
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Enqueue:
     """Append an event to the controller's own queue."""
 
     event: ControllerEvent
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Schedule:
     """Queue an event after a delay, unless `CancelScheduled` comes first."""
 
@@ -101,19 +101,19 @@ class Schedule:
     event: ControllerEvent
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class CancelScheduled:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class BrokerRegistered:
     """This broker's znode exists now, with this epoch."""
 
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ActiveControllerChanged:
     """The current controller, as far as this broker knows (-1: none)."""
 
@@ -121,14 +121,14 @@ class ActiveControllerChanged:
     controller_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LeadershipChanged:
     """Record these changes of leaders and ISRs in the control log; yielded before the requests that carry them."""
 
     changes: tuple[LeadershipChange, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Note:
     """A line of the state change log. A warning needs an operator and is not repeated within a minute."""
 

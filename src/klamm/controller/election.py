@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from klamm.controller.suspects import LogEnd
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import INITIAL_LEADER_EPOCH, NO_EPOCH, NO_LEADER, LeaderAndIsr, LeaderRecoveryState, ReplicaAssignment
 
 _UNKNOWN: Final = LogEnd(NO_EPOCH, -1)
@@ -29,7 +29,7 @@ class ElectionStrategy(Enum):
     CONTROLLED_SHUTDOWN = "controlled shutdown"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Election:
     """The outcome: the state to write, the recipients of LeaderAndIsr, and whether records may have been lost."""
 

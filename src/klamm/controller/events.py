@@ -29,7 +29,7 @@ from klamm.controller.requests import RequestHead
 from klamm.controller.states import ControllerState
 from klamm.controller.suspects import LogEnd
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import UNKNOWN_BROKER_EPOCH, ZERO_UUID, LeaderRecoveryState, TopicPartition
 
 
@@ -47,7 +47,7 @@ class ElectionTrigger(Enum):
 # ---- parameters of events --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class CreatableTopic:
     """A topic to create: counts of -1 mean the broker's defaults; explicit `assignments` exclude both counts."""
 
@@ -58,7 +58,7 @@ class CreatableTopic:
     configs: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class CreatablePartitions:
     """A topic to grow to `count` partitions; `assignments`, when given, has one replica list per new partition."""
 
@@ -67,7 +67,7 @@ class CreatablePartitions:
     assignments: tuple[tuple[int, ...], ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class AlterPartitionItem:
     """The ISR that a leader requests. v3 carries broker epochs with the ids; -1 disables their check."""
 
@@ -114,7 +114,7 @@ def _topic_refusals(names: Iterable[str], error: ErrorCode) -> TopicResults:
 # ---- role ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Startup(Event[BrokerRegistration]):
     STATE: ClassVar = ControllerState.CONTROLLER_CHANGE
 
@@ -122,17 +122,17 @@ class Startup(Event[BrokerRegistration]):
         return BrokerRegistration(error=error, message=_NOT_REGISTERED)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ControllerChange(Notification):
     STATE: ClassVar = ControllerState.CONTROLLER_CHANGE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Reelect(Notification):
     STATE: ClassVar = ControllerState.CONTROLLER_CHANGE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class RegisterBrokerAndReelect(Event[BrokerRegistration]):
     STATE: ClassVar = ControllerState.CONTROLLER_CHANGE
 
@@ -140,12 +140,12 @@ class RegisterBrokerAndReelect(Event[BrokerRegistration]):
         return BrokerRegistration(error=error, message=_NOT_REGISTERED)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Expire(Notification):
     STATE: ClassVar = ControllerState.CONTROLLER_CHANGE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ShutdownEventThread(Notification):
     STATE: ClassVar = ControllerState.CONTROLLER_SHUTDOWN
 
@@ -153,18 +153,18 @@ class ShutdownEventThread(Notification):
 # ---- brokers ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class BrokerChange(Notification):
     STATE: ClassVar = ControllerState.BROKER_CHANGE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class BrokerModifications(Notification):
     broker_id: int
     STATE: ClassVar = ControllerState.BROKER_CHANGE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class RegistrationDeleted(Notification):
     """The znode of a broker is gone. If it is this broker's and its session lives, someone deleted it."""
 
@@ -172,7 +172,7 @@ class RegistrationDeleted(Notification):
     STATE: ClassVar = ControllerState.BROKER_CHANGE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ControlledShutdown(Event[ControlledShutdownResult]):
     broker_id: int
     broker_epoch: int = UNKNOWN_BROKER_EPOCH
@@ -184,7 +184,7 @@ class ControlledShutdown(Event[ControlledShutdownResult]):
         return ControlledShutdownResult(ErrorCode.STALE_CONTROLLER_EPOCH if moved else error)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LogEndsReceived(Notification):
     """Log ends of a broker, as reported by that incarnation; None for unknown ones."""
 
@@ -194,14 +194,14 @@ class LogEndsReceived(Notification):
     STATE: ClassVar = ControllerState.BROKER_CHANGE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class UncleanReplicaWaitOver(Notification):
     """Partitions have waited long enough for missing in-sync replicas."""
 
     STATE: ClassVar = ControllerState.BROKER_CHANGE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LogDirEventNotification(Notification):
     STATE: ClassVar = ControllerState.LOG_DIR_CHANGE
 
@@ -209,23 +209,23 @@ class LogDirEventNotification(Notification):
 # ---- topics ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class TopicChange(Notification):
     STATE: ClassVar = ControllerState.TOPIC_CHANGE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class PartitionModifications(Notification):
     topic: str
     STATE: ClassVar = ControllerState.TOPIC_CHANGE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class TopicDeletion(Notification):
     STATE: ClassVar = ControllerState.TOPIC_DELETION
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class TopicDeletionStopReplicaResponseReceived(Notification):
     """The answer to a StopReplica that deletes; a request error fails every partition of the request.
 
@@ -240,7 +240,7 @@ class TopicDeletionStopReplicaResponseReceived(Notification):
     STATE: ClassVar = ControllerState.TOPIC_DELETION
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class CreateTopics(Event[TopicResults]):
     topics: tuple[CreatableTopic, ...]
     validate_only: bool = False
@@ -250,7 +250,7 @@ class CreateTopics(Event[TopicResults]):
         return _topic_refusals((topic.name for topic in self.topics), error)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class CreatePartitions(Event[TopicResults]):
     topics: tuple[CreatablePartitions, ...]
     validate_only: bool = False
@@ -260,7 +260,7 @@ class CreatePartitions(Event[TopicResults]):
         return _topic_refusals((topic.name for topic in self.topics), error)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class DeleteTopics(Event[TopicResults]):
     """Topics by name and by id; results are in that order. An id never deletes a newer topic of the same name."""
 
@@ -276,7 +276,7 @@ class DeleteTopics(Event[TopicResults]):
 # ---- elections, reassignment -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ReplicaLeaderElection(Event[PartitionResults]):
     """`partitions` None: those listed in the election znode (ZK trigger) or all partitions (admin client)."""
 
@@ -289,12 +289,12 @@ class ReplicaLeaderElection(Event[PartitionResults]):
         return PartitionResults(tuple(PartitionResult(tp, error) for tp in self.partitions or ()), error)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class AutoPreferredReplicaLeaderElection(Notification):
     STATE: ClassVar = ControllerState.AUTO_LEADER_BALANCE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class UncleanLeaderElectionEnable(Notification):
     """The broker default of `unclean.leader.election.enable` changed; brokers that are not active remember it too."""
 
@@ -302,18 +302,18 @@ class UncleanLeaderElectionEnable(Notification):
     STATE: ClassVar = ControllerState.UNCLEAN_LEADER_ELECTION_ENABLE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class TopicUncleanLeaderElectionEnable(Notification):
     topic: str
     STATE: ClassVar = ControllerState.TOPIC_UNCLEAN_LEADER_ELECTION_ENABLE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ZkPartitionReassignment(Notification):
     STATE: ClassVar = ControllerState.ALTER_PARTITION_REASSIGNMENT
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ApiPartitionReassignment(Event[PartitionResults]):
     """A target of None cancels the partition's reassignment."""
 
@@ -324,13 +324,13 @@ class ApiPartitionReassignment(Event[PartitionResults]):
         return PartitionResults(tuple(PartitionResult(tp, error) for tp, _ in self.reassignments), error)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class PartitionReassignmentIsrChange(Notification):
     partition: TopicPartition
     STATE: ClassVar = ControllerState.ALTER_PARTITION_REASSIGNMENT
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ListPartitionReassignments(Event[Reassignments]):
     partitions: tuple[TopicPartition, ...] | None = None
     STATE: ClassVar = ControllerState.LIST_PARTITION_REASSIGNMENT
@@ -342,12 +342,12 @@ class ListPartitionReassignments(Event[Reassignments]):
 # ---- ISR, responses, ids ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class IsrChangeNotification(Notification):
     STATE: ClassVar = ControllerState.ISR_CHANGE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class AlterPartition(Event[AlterPartitionResults]):
     """`version` is the version of the wire request: it decides how an ineligible replica is answered."""
 
@@ -361,7 +361,7 @@ class AlterPartition(Event[AlterPartitionResults]):
         return AlterPartitionResults(error)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LeaderAndIsrResponseReceived(Notification):
     """`leader_epochs` are the request's, in the order of `partition_errors`."""
 
@@ -373,7 +373,7 @@ class LeaderAndIsrResponseReceived(Notification):
     STATE: ClassVar = ControllerState.LEADER_AND_ISR_RESPONSE_RECEIVED
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class UpdateMetadataResponseReceived(Notification):
     broker_id: int
     head: RequestHead
@@ -381,7 +381,7 @@ class UpdateMetadataResponseReceived(Notification):
     STATE: ClassVar = ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class AllocateProducerIds(Event[ProducerIdsBlock]):
     broker_id: int
     broker_epoch: int

@@ -6,11 +6,11 @@ from typing import Final
 from uuid import UUID
 
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import ZERO_UUID, LeaderAndIsr, ReplicaAssignment, TopicPartition
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class TopicResult:
     """The outcome for one topic of CreateTopics, CreatePartitions or DeleteTopics."""
 
@@ -22,7 +22,7 @@ class TopicResult:
     replication_factor: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class TopicResults:
     """One result per topic, in the order of the request. `error` is set if the whole request was refused."""
 
@@ -30,14 +30,14 @@ class TopicResults:
     error: ErrorCode = ErrorCode.NONE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class PartitionResult:
     partition: TopicPartition
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class PartitionResults:
     """One outcome per partition of an election or a reassignment."""
 
@@ -46,7 +46,7 @@ class PartitionResults:
     message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Reassignments:
     """The partitions that are being reassigned now."""
 
@@ -55,7 +55,7 @@ class Reassignments:
     message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ControlledShutdownResult:
     """`remaining` are the partitions that the broker still leads; it may stop if there are none and no error."""
 
@@ -63,7 +63,7 @@ class ControlledShutdownResult:
     remaining: tuple[TopicPartition, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class AlterPartitionResult:
     topic: str
     topic_id: UUID
@@ -72,20 +72,20 @@ class AlterPartitionResult:
     leader_and_isr: LeaderAndIsr | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class AlterPartitionResults:
     error: ErrorCode = ErrorCode.NONE
     partitions: tuple[AlterPartitionResult, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ProducerIdsBlock:
     error: ErrorCode = ErrorCode.NONE
     start: int = -1
     length: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class BrokerRegistration:
     """The reply to Startup: the broker epoch (czxid of the znode), or why this broker could not register."""
 
@@ -94,7 +94,7 @@ class BrokerRegistration:
     message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Done:
     """The reply to an event without a result."""
 

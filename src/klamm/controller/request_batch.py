@@ -26,7 +26,7 @@ from klamm.controller.requests import (
     UpdateMetadataPartition,
     UpdateMetadataRequest,
 )
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, NO_EPOCH, TopicPartition
 
 MAX_NAMED: Final = 10
@@ -41,14 +41,14 @@ class TellLeaderAndIsr(NamedTuple):
     is_new: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class TellStopReplica:
     broker: int
     partition: TopicPartition
     delete: bool
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ControllerBrokerRequestBatch:
     sends: tuple[Send, ...]
     without_leader: tuple[TopicPartition, ...] = ()

@@ -36,12 +36,12 @@ from klamm.controller.requests import (
     UpdateMetadataBody,
     UpdateMetadataRequest,
 )
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.metadata.update import MAX_PARTITIONS
 from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, ZERO_UUID, TopicPartition
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class QueueItem:
     """A request with the time and number of its oldest part."""
 

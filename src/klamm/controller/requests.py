@@ -10,11 +10,11 @@ from dataclasses import field
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import BrokerEndPoints, EndPoint, LeaderAndIsr, TopicPartition
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class RequestHead:
     """The sender of a control request, and the incarnation of the broker that it is for."""
 
@@ -35,7 +35,7 @@ class LeaderAndIsrPartition(NamedTuple):
     is_new: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LiveLeader:
     id: int
     endpoint: EndPoint
@@ -45,7 +45,7 @@ EncodedStates: TypeAlias = dict[int, dict[tuple[TopicPartition, bool], bytes]]
 """The bytes of LeaderAndIsr states by version, then by partition and `is_new`."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LeaderAndIsrRequest:
     """`encoded` is shared by the requests of one batch: a state is encoded for the first broker that receives it."""
 
@@ -69,7 +69,7 @@ class UpdateMetadataPartition(NamedTuple):
     offline_replicas: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class UpdateMetadataBody:
     """The content that all brokers share. `encoded` caches its bytes by (version, controller, controller epoch)."""
 
@@ -98,7 +98,7 @@ class UpdateMetadataBody:
         return tuple((topic, ids[topic]) for topic in topics if topic in ids)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class UpdateMetadataRequest:
     head: RequestHead
     body: UpdateMetadataBody
@@ -110,14 +110,14 @@ class UpdateMetadataRequest:
         return [UpdateMetadataRequest(self.head, body) for body in self.body.slices(limit)]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class StopReplicaPartition:
     partition: TopicPartition
     leader_epoch: int
     delete: bool
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class StopReplicaRequest:
     head: RequestHead
     partitions: tuple[StopReplicaPartition, ...]

@@ -10,11 +10,11 @@ from klamm.controller.events import (
 )
 from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import NO_EPOCH, TopicPartition
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ControlResponse:
     """`partition_errors` is empty where the whole request failed, and for UpdateMetadata."""
 

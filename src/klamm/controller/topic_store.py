@@ -17,7 +17,7 @@ from klamm.controller.store import (
     read_children,
     read_data,
 )
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import ZERO_UUID, BrokerEndPoints, ReplicaAssignment
 from klamm.zk.model import paths
 from klamm.zk.model.broker_znode import BrokerInfo, decode_broker, without_unclean_shutdown
@@ -39,7 +39,7 @@ DELETE_RETRIES = 3
 """How often the znodes of a topic are listed again while others add to them; then it waits in the queue."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class StoredTopic:
     znode: TopicZnode
     version: int

@@ -13,7 +13,7 @@ from klamm.controller.assignment import AssignmentError, Rng, assign_replicas
 from klamm.controller.context.topics import collision_key
 from klamm.controller.events import CreatablePartitions, CreatableTopic
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import ReplicaAssignment
 
 MAX_NAME_LENGTH: Final = 249
@@ -24,13 +24,13 @@ _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
 Assignment = dict[int, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Refused:
     error: ErrorCode
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class TopicDefaults:
     num_partitions: int = 1
     replication_factor: int = 1

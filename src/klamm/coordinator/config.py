@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from klamm.config import KafkaConfig
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class GroupConfig:
     """All durations in milliseconds; one field for each key that `from_kafka` reads."""
 

@@ -6,17 +6,17 @@ from typing import Any
 
 from klamm.coordinator.member_metadata import Protocols
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class JoinGroupResultMember:
     member_id: str
     group_instance_id: str | None
     metadata: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class JoinGroupResult:
     error: ErrorCode
     member_id: str
@@ -32,7 +32,7 @@ class JoinGroupResult:
         return cls(error, member_id)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class SyncGroupResult:
     error: ErrorCode
     protocol_type: str | None = None
@@ -40,7 +40,7 @@ class SyncGroupResult:
     assignment: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Answer:
     """Answer the request of `waiter`."""
 
@@ -48,7 +48,7 @@ class Answer:
     result: JoinGroupResult | SyncGroupResult
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class StoreAssignment:
     """The leader's assignment of this generation, one entry per member."""
 
@@ -56,7 +56,7 @@ class StoreAssignment:
     assignment: dict[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class StoreStaticMember:
     """A static member of a stable group returned with a new id; keeps the old state in case the write fails."""
 
@@ -71,7 +71,7 @@ class StoreStaticMember:
     skip_assignment: bool
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class StoreEmpty:
     """The group has lost its last member."""
 

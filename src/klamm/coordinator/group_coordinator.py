@@ -19,13 +19,13 @@ from klamm.coordinator.offset_records import OffsetAndMetadata
 from klamm.coordinator.offsets import OFFSETS_PER_SLICE
 from klamm.coordinator.scheduler import Scheduler
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import GROUP_METADATA_TOPIC, TopicPartition
 
 Leadership = Sequence[tuple[TopicPartition, int]]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class FetchedOffset:
     """`value` None: nothing is committed for the partition."""
 
@@ -33,7 +33,7 @@ class FetchedOffset:
     error: ErrorCode = ErrorCode.NONE
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class GroupOverview:
     group_id: str
     protocol_type: str
@@ -41,7 +41,7 @@ class GroupOverview:
     group_type: str = "classic"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class MemberSummary:
     member_id: str
     group_instance_id: str | None
@@ -51,7 +51,7 @@ class MemberSummary:
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class GroupSummary:
     state: str
     protocol_type: str = ""

@@ -26,7 +26,7 @@ from klamm.coordinator.offsets import OFFSETS_PER_SLICE
 from klamm.coordinator.offsets_log import Appended, group_store_error, offset_commit_error
 from klamm.coordinator.ordered_appends import OrderedAppends
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import TopicPartition
 from klamm.protocol.record_batch import Record, build_batch
 
@@ -39,7 +39,7 @@ ENTRY_COST: Final = 1_000
 _LONGEST_STRING_BYTES: Final = 32_767
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class CheckedOffsets:
     """The offsets of one commit, divided by whether their metadata is accepted."""
 

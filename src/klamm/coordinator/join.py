@@ -11,14 +11,14 @@ from klamm.coordinator.effects import Answer, JoinGroupResult, StoreStaticMember
 from klamm.coordinator.group_metadata import GroupMetadata, GroupState
 from klamm.coordinator.member_metadata import MemberMetadata, Protocols
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 
 UNKNOWN_MEMBER_ID: Final = ""
 _LONGEST_ID_PREFIX: Final = 8_000
 """Characters of a client id that go into a member id: together with the UUID it still fits an int16 of bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class JoinGroup:
     """A JoinGroup request of any version: the last two fields are what the version allows."""
 

@@ -11,10 +11,10 @@ from klamm.coordinator.effects import Answer, StoreAssignment, SyncGroupResult
 from klamm.coordinator.group_metadata import GroupMetadata, GroupState
 from klamm.coordinator.join import UNKNOWN_MEMBER_ID, validate_current_member
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class SyncGroup:
     """A SyncGroup request; `protocol_type` and `protocol_name` are None before v5 (KIP-559)."""
 
@@ -26,7 +26,7 @@ class SyncGroup:
     assignments: Mapping[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class MemberIdentity:
     """A member that leaves. An operator removes a static member by its instance id alone: `member_id` is then empty."""
 
@@ -34,7 +34,7 @@ class MemberIdentity:
     group_instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class MemberResponse:
     identity: MemberIdentity
     error: ErrorCode

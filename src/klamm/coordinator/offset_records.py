@@ -15,7 +15,7 @@ import struct
 from typing import Final
 
 from klamm.errors import ProtocolError
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import TopicPartition
 
 OFFSET_COMMIT_KEY_VERSION: Final = 1
@@ -25,7 +25,7 @@ GROUP_METADATA_VALUE_VERSION: Final = 3
 NO_TIMESTAMP: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class OffsetAndMetadata:
     """One committed offset. `expire_timestamp_ms` only comes from OffsetCommit requests of version 2 to 4."""
 
@@ -36,23 +36,23 @@ class OffsetAndMetadata:
     expire_timestamp_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class OffsetKey:
     group_id: str
     topic_partition: TopicPartition
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class GroupKey:
     group_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class UnknownKey:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class MemberValue:
     member_id: str
     group_instance_id: str | None
@@ -64,7 +64,7 @@ class MemberValue:
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class GroupMetadataValue:
     protocol_type: str
     generation: int

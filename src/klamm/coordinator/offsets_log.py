@@ -7,10 +7,10 @@ from typing import Protocol
 
 from klamm.coordinator.deferred import Deferred
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Appended:
     """Result of an append, and the offset of its first record."""
 

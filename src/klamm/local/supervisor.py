@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from klamm.errors import KlammError
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.local.broker_settings import ClusterSettings, property_text
 from klamm.local.launch import broker_process, nothing_left_of, zookeeper_process
 from klamm.local.lookup import why_unknown
@@ -21,7 +21,7 @@ from klamm.local.processes import ChildProcess, open_private
 _NOT_STARTED: Final = "The cluster is not started: use start_all() first."
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Limits:
     """The longest time that starting and stopping may take."""
 

@@ -8,7 +8,7 @@ from typing import Final
 from uuid import UUID
 
 from klamm.errors import KlammError
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.log import names
 from klamm.log.files import Files
 from klamm.model import TopicPartition, decode_topic_id, encode_topic_id
@@ -73,7 +73,7 @@ def _topic_id_of(data: bytes) -> UUID:
     return decode_topic_id(fields["topic_id"].strip())
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class MetaProperties:
     """The broker and the cluster that own a log directory: version 0, as a ZooKeeper-mode broker writes it."""
 

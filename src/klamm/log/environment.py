@@ -6,13 +6,13 @@ from dataclasses import field
 from random import Random
 
 from klamm.clock import Clock
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.log.files import Files
 from klamm.log.jobs import LogHost
 from klamm.log.open_segments import OpenSegments
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LogEnvironment:
     """The file system, the clock, the random numbers and the host of the logs, and the pool of their open segments."""
 

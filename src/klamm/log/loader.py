@@ -12,7 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from klamm.errors import KlammError, ProtocolError
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.log import names
 from klamm.log.batch_reader import read_batches
 from klamm.log.checkpoints import decode_partition_metadata
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _FOREVER: Final = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LastRun:
     """The state in which the last run left a log: the checkpointed offsets, and how the run ended.
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from klamm.errors import ConfigError
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.record_batch import TimestampType
 
@@ -18,7 +18,7 @@ _OLD_TIMESTAMP_BOUND: Final = "message.timestamp.difference.max.ms"
 _DAY_MS: Final = 24 * 3600 * 1000
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LogConfig:
     """The attribute is the topic key with underscores. A limit of -1 means none, as in Kafka."""
 

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from klamm.clock import Clock
 from klamm.errors import ErrorCode, KlammError, LogDirError
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.log.checkpoints import MetaProperties
 from klamm.log.cleaner_manager import LogCleanerManager
 from klamm.log.environment import LogEnvironment
@@ -42,13 +42,13 @@ SYNC_FILES_TOGETHER: Final = 500
 """A clean stop with more files than this to force to a disk begins by writing out the whole disk."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LogLimits:
     producer_id_expiration_ms: int = _DAY_MS
     max_open_segments: int = DEFAULT_MAX_OPEN
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class LogEvents:
     """Callbacks of a `LogManager`. They are called in the middle of its work, so they must only post.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TypeAlias, TypeVar
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.zk.model.ops import ReadOp, ReadResult
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Reads:
     """Answered with one result per operation, None where the znode does not exist.
 
@@ -19,7 +19,7 @@ class Reads:
     ops: tuple[ReadOp, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Pause:
     """Wait before the next step: a ZooKeeper server that lags reports nothing when it has caught up."""
 

@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from types import MappingProxyType
 from uuid import UUID
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.metadata.trie import TrieMap
 from klamm.metadata.update import MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import NO_CONTROLLER, NO_EPOCH, ZERO_UUID, BrokerEndPoints, EndPoint, TopicPartition
@@ -19,7 +19,7 @@ from klamm.model import NO_CONTROLLER, NO_EPOCH, ZERO_UUID, BrokerEndPoints, End
 __all__ = ["MetadataSnapshot", "PartitionState", "TopicState"]
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class TopicState:
     name: str
     topic_id: UUID
@@ -29,7 +29,7 @@ class TopicState:
         return sorted(self.partitions.values(), key=_partition_index)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class MetadataSnapshot:
     """`controller_epoch` is the sender's epoch, `update_count` the number of updates applied here.
 

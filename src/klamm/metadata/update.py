@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import LEADER_DURING_DELETE, NO_CONTROLLER, NO_EPOCH, ZERO_UUID, BrokerEndPoints, TopicPartition
 
 MAX_PARTITIONS: Final = 2_000
@@ -14,7 +14,7 @@ SLICING_CLIENT: Final = "klamm-controller-"
 """Prefix of the client id of klamm's controllers, which split updates. Kafka's use their broker id, and do not."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class PartitionState:
     """One partition as UpdateMetadata describes it; `partition_epoch` is the version of its state znode.
 
@@ -60,7 +60,7 @@ class PartitionState:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class TopicUpdate:
     """The changed partitions of a topic; a zero topic id means none."""
 
@@ -69,7 +69,7 @@ class TopicUpdate:
     topic_id: UUID = ZERO_UUID
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class MetadataUpdate:
     """`live_brokers` is always complete; `topics` holds the changes; `broker_epoch` is the receiver's incarnation.
 

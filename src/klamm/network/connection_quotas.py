@@ -7,7 +7,7 @@ from dataclasses import field
 from enum import Enum
 from typing import Final
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 
 NO_LIMIT: Final = 2**31 - 1
 BROKER_RESERVE: Final = 64
@@ -26,7 +26,7 @@ class Admission(Enum):
     """The address has its share."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     max_connections: int = NO_LIMIT
     max_connections_per_ip: int = NO_LIMIT

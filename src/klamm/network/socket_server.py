@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from klamm.clock import Clock
 from klamm.errors import ConfigError
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.metrics import MetricsRegistry
 from klamm.model import EndPoint, SecurityProtocol
 from klamm.network.acceptor import OS_DEFAULT, Acceptor
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _GROUP: Final = "kafka.network"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class SocketServerConfig:
     """The settings of the network layer, under Kafka's names.
 

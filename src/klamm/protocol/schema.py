@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Annotated, Any, Final, Union, cast, get_args, get_origin
 from uuid import UUID
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.protocol.declaration import ALWAYS, Kind, Message, Struct, Versions
 from klamm.protocol.runtime import STRING_MAX_BYTES
 
@@ -24,7 +24,7 @@ REFERENCE_COST: Final = 10
 """A slot of an object or of a list, with what lists keep in reserve."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Type:
     """A type in one version: a primitive, an array of `element`, or (kind None) the struct `fields`."""
 
@@ -44,7 +44,7 @@ class Type:
         return self.kind.code if self.kind is not None else ""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Slot:
     """A field of a struct in one version. `present` says whether the version has it; `tag` is None for plain fields."""
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from klamm.errors import ErrorCode
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import NO_CONTROLLER, NO_EPOCH, UNKNOWN_BROKER_EPOCH
 from klamm.zk.model import paths
 from klamm.zk.model.ops import ZkError
@@ -30,7 +30,7 @@ RETRY_S: Final = 1.0
 REMINDER_S: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Claim:
     """The sender that a control request claims. `broker_epoch` is None in versions that do not carry it."""
 
@@ -39,7 +39,7 @@ class Claim:
     broker_epoch: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ControlState:
     """The state in ZooKeeper: the controller, its epoch, and the epoch of this broker's own registration."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from klamm.errors import KlammError
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import TopicPartition
 from klamm.protocol.compression import DEFAULT_MAX_DECOMPRESSED_BYTES
 
@@ -49,7 +49,7 @@ class OptionError(KlammError, ValueError):
     """An option is missing, contradicts another, or has an invalid value."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Subscription:
     """The partitions to read: exactly one of the three is set."""
 
@@ -58,7 +58,7 @@ class Subscription:
     partitions: tuple[TopicPartition, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class OffsetSpec:
     """Where to begin or end, for all partitions or for named ones.
 
@@ -72,7 +72,7 @@ class OffsetSpec:
     timestamp: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ReadOptions:
     bootstrap_servers: str
     subscription: Subscription

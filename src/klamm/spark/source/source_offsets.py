@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from klamm.errors import KlammError
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import TopicPartition, decode_topic_id, encode_topic_id
 
 INITIAL: Final = "_initial"
@@ -42,7 +42,7 @@ class OffsetRange(NamedTuple):
         return self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class SourceOffset:
     """A point in a stream: the next offset of every partition."""
 

@@ -19,7 +19,7 @@ from concurrent.futures import Future as ThreadFuture
 from enum import Enum
 from typing import Any, Final, TypeVar, cast, overload
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.zk.client.answers import about, read_result
 from klamm.zk.client.batches import levels_of, path_batches
 from klamm.zk.client.chroot import Chroot, split_hosts
@@ -76,7 +76,7 @@ class SessionState(Enum):
     CLOSED = "closed"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class SessionListener:
     """Callbacks on the loop they were added from; those that return an awaitable are awaited."""
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import BrokerEndPoints, EndPoint, SecurityProtocol
 from klamm.zk.model import paths
 from klamm.zk.model.znodes import ZnodeFormatError, from_json, int32, parse, to_json
@@ -20,7 +20,7 @@ _MAX_STRING_BYTES: Final = 0x7FFF
 _ENDPOINT: Final = re.compile(r"(?P<listener>[^:/]+)://(?:\[(?P<v6>[^]]*)\]|(?P<host>[^\[\]]*)):(?P<port>-?\d+)")
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class BrokerInfo:
     """A registration: the broker, and what only its znode says."""
 

@@ -11,7 +11,7 @@ from dataclasses import field
 from enum import IntEnum
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 
 ANY_VERSION: Final = -1
 """The version that matches every version of a znode."""
@@ -88,7 +88,7 @@ class Stat(NamedTuple):
 # --- operations ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Create:
     """Creates a znode; a sequential one gets the parent's count of creations as ten digits behind `path`."""
 
@@ -99,20 +99,20 @@ class Create:
     acl: tuple[Acl, ...] = OPEN_ACL
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class SetData:
     path: str
     data: bytes | None
     version: int = ANY_VERSION
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Delete:
     path: str
     version: int = ANY_VERSION
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Check:
     """Fails the multi around it unless the znode is there with this data version."""
 
@@ -120,14 +120,14 @@ class Check:
     version: int = ANY_VERSION
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class SetAcl:
     path: str
     acl: tuple[Acl, ...]
     version: int = ANY_VERSION
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class GetData:
     """Reads data and stat. With `watch`, the next change or deletion is reported once; a missing znode is not
     watched."""
@@ -136,7 +136,7 @@ class GetData:
     watch: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Exists:
     """Reads the stat. With `watch`, creation, change or deletion is reported once, also for a missing znode."""
 
@@ -144,7 +144,7 @@ class Exists:
     watch: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class GetChildren:
     """Reads names of children. With `watch`, the next added or removed child or the znode's deletion is reported
     once."""
@@ -153,7 +153,7 @@ class GetChildren:
     watch: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class GetAcl:
     path: str
 
@@ -166,7 +166,7 @@ ReadOp: TypeAlias = GetData | Exists | GetChildren
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class CreateResult:
     """`path` is the real one (with its number when sequential). A create inside a session's multi has no stat."""
 
@@ -174,48 +174,48 @@ class CreateResult:
     stat: Stat | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class SetDataResult:
     stat: Stat
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class DeleteResult:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class CheckResult:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ErrorResult:
     """An operation of a failed multi: OK before the one that failed, its own code, RUNTIME_INCONSISTENCY after it."""
 
     code: Code
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class GetDataResult:
     data: bytes | None
     stat: Stat
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ExistsResult:
     """`stat` is None when the znode is not there: that is an answer, not an error."""
 
     stat: Stat | None
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class GetChildrenResult:
     children: tuple[str, ...]
     stat: Stat
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class GetAclResult:
     acl: tuple[Acl, ...]
     stat: Stat
@@ -236,7 +236,7 @@ class EventType(IntEnum):
     CHILDREN_CHANGED = 4
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class WatchEvent:
     type: EventType
     path: str
@@ -339,7 +339,7 @@ class NotLogged(ZkError):
     code = Code.SYSTEM_ERROR
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class MultiFailure:
     """Which operation of a multi failed, and with what; no operation of it took effect."""
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import (
     EPOCH_DURING_DELETE,
     LEADER_DURING_DELETE,
@@ -84,7 +84,7 @@ def int32(value: Any, lowest: int = 0) -> int:
 # --- controller ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ControllerZnode:
     broker_id: int
     kraft_epoch: int = NO_KRAFT_EPOCH
@@ -127,7 +127,7 @@ def decode_controller_epoch(data: bytes | None) -> int:
 _TOPIC_KEYS: Final = frozenset({"version", "partitions", "adding_replicas", "removing_replicas", "topic_id"})
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class TopicZnode:
     """A topic's assignment by partition. `extra` keeps keys we do not know, so that a rewrite does not lose them."""
 
@@ -292,7 +292,7 @@ def decode_log_dir_event(path: str, data: bytes | None) -> int:
     return parse(path, lambda: int32(value["broker"]))
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ProducerIdBlock:
     """Producer ids `block_start` to `block_end`, both included, given to one broker."""
 
@@ -323,7 +323,7 @@ def decode_producer_id_block(data: bytes | None) -> ProducerIdBlock | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class FeatureZnode:
     """Finalized features by name: lowest (None in version 2) and highest version level."""
 

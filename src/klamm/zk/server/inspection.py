@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.zk.model.ops import ZkError
 from klamm.zk.model.tree import ZnodeTree
 from klamm.zk.server import rollback
@@ -55,7 +55,7 @@ class FileState(Enum):
     DAMAGED = "damaged"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class FileReport:
     """One snapshot or log. `first` and `last` are zxids that can be read before any damage; a snapshot has only one."""
 
@@ -71,7 +71,7 @@ class FileReport:
     """Bytes after the last whole record of a damaged log."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Choice:
     """A state that can be recovered: the tree after change `zxid`, from a snapshot (0: none) and the logs."""
 
@@ -81,7 +81,7 @@ class Choice:
     """When its last change was made; 0 if no log says so."""
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Report:
     files: tuple[FileReport, ...]
     recovered: int | None
@@ -98,7 +98,7 @@ class Report:
         return any(file.state is FileState.DAMAGED for file in self.files)
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Repaired:
     """`last_zxid` is beyond every zxid in the old files: none is used twice, and clients that saw one are accepted."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from klamm.clock import Clock, SystemClock
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 from klamm.zk.model import jute
 from klamm.zk.model.jute import OpCode
 from klamm.zk.model.limits import MAX_CREDENTIAL_BYTES, MAX_CREDENTIALS, MAX_SESSIONS
@@ -50,7 +50,7 @@ _EXPIRED_PER_TURN: Final = 200
 _NO_TOKEN: Final = b"\xff\xff\xff\xff"
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class ServerBounds:
     max_connections_per_host: int = 1_000
     roll_bytes: int = 64 << 20

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from klamm.frozen import dataclass
+from klamm.lazy_dataclass import lazy_dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Quick:
     number: int
     name: str = "x"
@@ -34,11 +34,11 @@ class Plain:
             raise ValueError(f"{self.number} is negative")
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Empty: ...
 
 
-@dataclass(frozen=True, slots=True)
+@lazy_dataclass(frozen=True, slots=True)
 class Unpickled:
     number: int
 
