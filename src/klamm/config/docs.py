@@ -33,7 +33,8 @@ reports every change at run time, with the key and its new value.
 `klamm up` sets `broker.id`, `listeners`, `log.dirs` and `zookeeper.connect`, and these, which `--config KEY=VALUE`
 overrides: `offsets.topic.replication.factor` and `klamm.control.log.replication.factor` are the number of brokers, at
 most 3; `zookeeper.session.timeout.ms` is 6000; `group.initial.rebalance.delay.ms` is 0;
-`controlled.shutdown.retry.backoff.ms` is 200; `zookeeper.connection.timeout.ms` is 60000, and 18000 with `--zookeeper`.
+`controlled.shutdown.retry.backoff.ms` is 200; `klamm.metrics.port` is 0; `zookeeper.connection.timeout.ms` is 60000,
+and 18000 with `--zookeeper`.
 
 `LocalCluster` and the pytest fixtures ([klamm.testing](testing.md)) set the same four keys and the factors, and
 shorter times for tests, which `broker_configs` overrides: `zookeeper.session.timeout.ms` is 2000, for a single broker

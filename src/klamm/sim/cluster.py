@@ -47,6 +47,7 @@ SETTINGS: Final[dict[str, object]] = {
     "zookeeper.session.timeout.ms": 1_500,
     "zookeeper.connection.timeout.ms": 6_000,
     "controller.socket.timeout.ms": 1_000,
+    "request.timeout.ms": 1_000,
     "replica.socket.timeout.ms": 1_000,
     "replica.lag.time.max.ms": 1_500,
     "replica.fetch.wait.max.ms": 200,

@@ -122,7 +122,7 @@ class TestFollowers:
         waiting = follower.dispatch(fetch.API, from_rack("b", offset, max_wait_ms=30_000), 11)
         assert isinstance(waiting, asyncio.Future)
         self.copy(follower, b"d", 4)
-        follower.broker.replicas.fetch_purgatory.check_and_complete(TP)
+        follower.broker.replicas.complete_woken_fetches()
         assert values(only(follower.run(waiting))) == [b"c", b"d"][offset - 2 :]
 
     def test_beyond_the_end_of_its_log_the_client_has_to_ask_the_leader(self, follower: OneBroker) -> None:

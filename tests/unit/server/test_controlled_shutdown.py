@@ -94,7 +94,7 @@ def test_zookeeper_goes_while_the_controller_is_asked(
 
     monkeypatch.setattr(module, "_WITHOUT_ZOOKEEPER_S", 0.01)
     assert not asyncio.run(scenario())
-    assert "this broker is the controller and ZooKeeper is away" in caplog.text
+    assert "this broker is the controller and ZooKeeper is unreachable" in caplog.text
 
 
 class Timers:
@@ -178,7 +178,7 @@ def test_zookeeper_is_away_and_the_controller_is_another(
     monkeypatch.setattr(BrokerConnection, "connect", never)
     monkeypatch.setattr(module, "_WITHOUT_ZOOKEEPER_S", 0.01)
     assert not asyncio.run(scenario())
-    assert "Leaving without a controlled shutdown: ZooKeeper is away, and the controller does not answer" in caplog.text
+    assert "Leaving without a controlled shutdown: ZooKeeper is unreachable, and the controller does not answer" in caplog.text
 
 
 @pytest.mark.parametrize(
