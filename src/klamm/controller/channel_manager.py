@@ -107,6 +107,11 @@ class RequestSender:
         self._task.cancel()
         self._disconnect()
 
+    async def wait_closed(self) -> None:
+        """Wait until the task has ended after `close`."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
     # --- the task ----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -254,9 +259,11 @@ class ControllerChannelManager:
         task.add_done_callback(queries.pop)
 
     async def shutdown(self) -> None:
-        tasks = [sender._task for sender in self._senders.values()]
-        tasks += [query for queries in self._queries.values() for query in queries]
+        senders = list(self._senders.values())
+        queries = [query for queries in self._queries.values() for query in queries]
         self.remove_all()
-        for task in tasks:
+        for sender in senders:
+            await sender.wait_closed()
+        for query in queries:
             with contextlib.suppress(asyncio.CancelledError):
-                await task
+                await query

@@ -318,7 +318,7 @@ class SimCluster:
             process.is_dead = True
             process.bury()
         self._log_handler.remove()
-        posting._RUNNING.difference_update([task for task in posting._RUNNING if task.get_loop() is self.loop])
+        posting.forget_callbacks(self.loop)
         self.loop.close()
 
 

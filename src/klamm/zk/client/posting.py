@@ -92,3 +92,8 @@ def start_callback(
     task = loop.create_task(run())
     _RUNNING.add(task)
     task.add_done_callback(_RUNNING.discard)
+
+
+def forget_callbacks(loop: asyncio.AbstractEventLoop) -> None:
+    """Drop the running callbacks of a loop that is about to be closed without finishing them."""
+    _RUNNING.difference_update([task for task in _RUNNING if task.get_loop() is loop])
