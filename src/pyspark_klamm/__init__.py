@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from klamm.spark.source.data_source import KlammDataSource as DefaultSource
+from klamm.spark.data_source import KlammDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -25,7 +25,7 @@ from klamm.protocol.record_batch import (
 )
 from klamm.spark.decode.batch_scan import CorruptBatchError, NothingAborted, scan
 from klamm.spark.decode.record_columns import RecordDecoder
-from klamm.spark.decode.topic_schema import ARROW_TYPES
+from klamm.spark.source.topic_schema import ARROW_TYPES
 
 TP = TopicPartition("orders", 3)
 SCHEMA = pa.schema([pa.field(name, kind) for name, kind in ARROW_TYPES.items()])

@@ -21,10 +21,11 @@ MAX_PARAMETERS = 8
 ROOMS: dict[str, tuple[frozenset[str], ...]] = {
     "zk": (frozenset({"model"}), frozenset({"client", "server"})),
     "spark": (
-        frozenset({"decode"}),
+        frozenset({"decode", "suggestion"}),
         frozenset({"source"}),
         frozenset({"sink"}),
         frozenset({"query"}),
+        frozenset({"data_source"}),
         frozenset({"dataframes"}),
         frozenset({"tables"}),
         frozenset({"cluster"}),
@@ -57,17 +58,6 @@ FOREIGN |= {"os._exit", "spark.sparkContext._gateway", "task._log_destroy_pendin
 """Attributes of other libraries that are private by name only, or without which a feature is impossible."""
 
 STILL_TO_MEND: tuple[str, ...] = (
-    "cycle: klamm.spark.decode.formats",
-    "cycle: klamm.spark.decode.formats_avro",
-    "cycle: klamm.spark.decode.formats_json",
-    "cycle: klamm.spark.decode.formats_protobuf",
-    "cycle: klamm.spark.query.progress",
-    "cycle: klamm.spark.query.progress_sinks",
-    "cycle: klamm.spark.source.pushdown",
-    "cycle: klamm.spark.source.reader",
-    "cycle: klamm.spark.tables.delta",
-    "cycle: klamm.spark.tables.maintenance",
-    "cycle: klamm.spark.tables.read",
     "name: klamm.apis.controlled_shutdown, klamm.server.controlled_shutdown",
     "name: klamm.apis.delete_records, klamm.replica.delete_records",
     "name: klamm.apis.metadata, klamm.client.metadata",
@@ -89,10 +79,6 @@ STILL_TO_MEND: tuple[str, ...] = (
     "name: klamm.metadata.snapshot, klamm.zk.server.snapshot",
     "name: klamm.model, klamm.spark.pipeline.model",
     "name: klamm.replica.problems, klamm.spark.pipeline.problems",
-    "room: klamm.spark.decode.topic_schema imports klamm.spark.source",
-    "room: klamm.spark.decode.value_format imports klamm.spark.source",
-    "room: klamm.spark.source.data_source imports klamm.spark.sink",
-    "room: klamm.spark.sql.topic_tables imports klamm.spark.pipeline",
 )
 
 
@@ -153,6 +139,7 @@ def _accesses(module: Module, node: ast.AST, own: frozenset[str]) -> Iterator[st
         if isinstance(child, ast.Attribute) and PRIVATE.fullmatch(child.attr) and child.attr not in own:
             base = ast.unparse(child.value)
             if base not in ("self", "cls", "super()") and f"{base}.{child.attr}" not in FOREIGN:
+                yield f"private: {module.name} {base}.{child.attr}"
         yield from _accesses(module, child, own)
 
 

@@ -130,7 +130,7 @@ def _check_topics(spec: PipelineSpec, servers: str) -> None:
 
 def missing_topic(name: str, known: Iterable[str]) -> str:
     """Return the remedy: a similar name, or the command that creates the topic."""
-    from klamm.spark.pipeline.problems import suggestion
+    from klamm.spark.suggestion import suggestion
 
     close = suggestion(name, [other for other in known if not other.startswith("__")])
     return f"{close if 'Did you mean' in close else ''} `klamm topic create {name}` makes it."
@@ -274,10 +274,10 @@ def reset(
 
     `klamm pipeline status` no longer lists a pipeline that was reset completely.
     """
-    from klamm.spark.pipeline.problems import suggestion
     from klamm.spark.pipeline.shape import ShapeFile
     from klamm.spark.pipeline.state import RunFile, refuse_if_running
     from klamm.spark.query.checkpoint_locations import local_path
+    from klamm.spark.suggestion import suggestion
     from klamm.spark.tables.existing import allow_append, is_reset
 
     spec = _loaded(file)

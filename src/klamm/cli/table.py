@@ -60,7 +60,7 @@ def create(
     _require_tables()
     from klamm.spark.decode.value_schema import load
     from klamm.spark.tables.definition import TableDefinition, create_table
-    from klamm.spark.tables.delta import local_path
+    from klamm.spark.tables.table_paths import local_path
 
     if format_ is Format.JSON and schema is None and schema_file is None:
         schema = infer_topic(bootstrap_server, topic, sample).schema.json()
@@ -159,8 +159,9 @@ def _follow(query: Any) -> int:
     import signal
     import sys
 
-    from klamm.spark.query.progress import parse_progress, watch
+    from klamm.spark.query.progress import parse_progress
     from klamm.spark.query.progress_sinks import TerminalTable
+    from klamm.spark.query.watch import watch
 
     counter = _Counter()
     signals: list[int] = []

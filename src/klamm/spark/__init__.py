@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from klamm.spark.dataframes import to_topic as to_topic
     from klamm.spark.dataframes import topic as topic
     from klamm.spark.query.group_lag import commit_group_offsets as commit_group_offsets
-    from klamm.spark.query.progress import watch as watch
+    from klamm.spark.query.watch import watch as watch
     from klamm.spark.tables.read import table as table
     from klamm.spark.tables.write import register_tables as register_tables
     from klamm.spark.tables.write import to_table as to_table
@@ -33,7 +33,7 @@ _HOME: Final = {
     "to_table": "klamm.spark.tables.write",
     "to_topic": "klamm.spark.dataframes",
     "topic": "klamm.spark.dataframes",
-    "watch": "klamm.spark.query.progress",
+    "watch": "klamm.spark.query.watch",
 }
 """The module of each public name."""
 

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from klamm.spark.data_source import KlammDataSource
 from klamm.spark.source.data_loss import DataLossError
-from klamm.spark.source.data_source import KlammDataSource
 from klamm.testing import LocalCluster
 
 COUNT = 2000

@@ -15,9 +15,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from klamm.client.patience import Polling
+from klamm.spark.data_source import KlammDataSource
 from klamm.spark.source import planner as plan
 from klamm.spark.source.data_loss import DataLossError
-from klamm.spark.source.data_source import KlammDataSource
 from klamm.spark.source.reader import SmallRanges
 from klamm.spark.source.stream_reader import KlammStreamReader
 from klamm.testing import LocalCluster

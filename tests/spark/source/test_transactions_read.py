@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from klamm.protocol.record_batch import Record, build_batch
-from klamm.spark.source.data_source import KlammDataSource
+from klamm.spark.data_source import KlammDataSource
 from klamm.testing import LocalCluster
 
 

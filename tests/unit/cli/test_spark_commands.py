@@ -88,7 +88,7 @@ def test_the_archive_holds_both_packages(tmp_path: Path) -> None:
     archive = source_archive(tmp_path)
     assert source_archive(tmp_path) == archive
     names = set(zipfile.ZipFile(archive).namelist())
-    assert {"klamm/__init__.py", "klamm/spark/source/data_source.py", "pyspark_klamm/__init__.py"} <= names
+    assert {"klamm/__init__.py", "klamm/spark/data_source.py", "pyspark_klamm/__init__.py"} <= names
 
 
 def test_warmup_runs_every_kernel() -> None:

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from klamm.errors import KlammError
 from klamm.spark.decode import formats_json
 from klamm.spark.decode.ddl import parse_ddl, to_ddl
-from klamm.spark.decode.formats import assemble, decoder
+from klamm.spark.decode.formats import decoder
+from klamm.spark.decode.row_decoder import assemble
 from klamm.spark.decode.schema_inference import infer_json
 from klamm.spark.decode.value_schema import ValueSchema, load
 

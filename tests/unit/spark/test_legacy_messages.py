@@ -13,7 +13,7 @@ from klamm.protocol.compression import CompressionType, compress
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.spark.decode.batch_scan import CorruptBatchError, NothingAborted, scan
 from klamm.spark.decode.record_columns import RecordDecoder
-from klamm.spark.decode.topic_schema import ARROW_TYPES
+from klamm.spark.source.topic_schema import ARROW_TYPES
 
 TP = TopicPartition("old", 0)
 COLUMNS = ("offset", "key", "value", "timestampType")

@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual
 
 from klamm.model import TopicPartition
-from klamm.spark.decode.topic_schema import full_schema
 from klamm.spark.source.pushdown import PushdownReader
 from klamm.spark.source.read_options import parse_read_options
 from klamm.spark.source.source_offsets import OffsetRange
+from klamm.spark.source.topic_schema import full_schema
 
 TP = TopicPartition("orders", 0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

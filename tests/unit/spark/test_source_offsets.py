@@ -177,7 +177,7 @@ def test_ranges_with_few_records_share_a_task() -> None:
 
 def test_planning_does_not_load_the_decoders() -> None:
     """numba takes 1.6 s of CPU to load, and Spark starts several processes per query that only plan."""
-    used = "klamm.spark.source.stream_reader, klamm.spark.source.data_source, klamm.spark.tables.delta"
+    used = "klamm.spark.source.stream_reader, klamm.spark.data_source, klamm.spark.tables.delta"
     code = f"import sys, {used}; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -17,9 +17,10 @@ from klamm.errors import KlammError
 from klamm.spark.tables import commits, files
 from klamm.spark.tables.commits import BatchOfFiles, commit
 from klamm.spark.tables.definition import TableDefinition, create_table, load_definition
-from klamm.spark.tables.delta import TableLayout, Written, check_apart, parse_options
+from klamm.spark.tables.delta import TableLayout, Written, parse_options
 from klamm.spark.tables.files import ParquetFiles
 from klamm.spark.tables.maintenance import compact, vacuum
+from klamm.spark.tables.table_paths import check_apart
 
 ROWS = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 

@@ -11,7 +11,7 @@ def warmup() -> int:
     from klamm.protocol.record_batch import Header, Record, build_batch
     from klamm.spark.decode.batch_scan import NothingAborted, scan
     from klamm.spark.decode.record_columns import RecordDecoder
-    from klamm.spark.decode.topic_schema import ARROW_TYPES
+    from klamm.spark.source.topic_schema import ARROW_TYPES
 
     tp = TopicPartition("warmup", 0)
     rows = [Record(number, 1000 + number, b"key", b"value", (Header("name", b"value"),)) for number in range(3)]

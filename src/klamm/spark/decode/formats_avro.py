@@ -14,7 +14,7 @@ from fastavro import _read_py, parse_schema, schemaless_reader
 from fastavro.schema import SchemaParseException
 
 from klamm.errors import KlammError
-from klamm.spark.decode.formats import RowDecoder
+from klamm.spark.decode.row_decoder import RowDecoder
 from klamm.spark.decode.value_schema import ValueSchema
 
 _PRIMITIVE: Final[Mapping[str, pa.DataType]] = {

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from klamm.spark.decode.formats import assemble, concat, no_errors, not_utf8
+from klamm.spark.decode.row_decoder import assemble, concat, no_errors, not_utf8
 from klamm.spark.decode.value_schema import ValueSchema, struct_type
 
 FEW_ROWS: Final = 256

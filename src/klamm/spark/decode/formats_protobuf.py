@@ -13,7 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from klamm.errors import KlammError
-from klamm.spark.decode.formats import RowDecoder
+from klamm.spark.decode.row_decoder import RowDecoder
 from klamm.spark.decode.value_schema import ValueSchema, descriptor_set
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar, overload
 
 from klamm.spark.pipeline.checks import checked
 from klamm.spark.pipeline.model import PipelineSpec, Restart, Sink, Source, Trigger, View, Watermark, duration_ms
-from klamm.spark.pipeline.problems import PipelineError, Problem, suggestion
+from klamm.spark.pipeline.problems import PipelineError, Problem
+from klamm.spark.suggestion import suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -19,9 +19,10 @@ from klamm.spark.pipeline.model import (
     in_order,
 )
 from klamm.spark.pipeline.options import SET_ELSEWHERE, Columns, sink_problems, source_problems
-from klamm.spark.pipeline.problems import PipelineError, Problem, suggestion
+from klamm.spark.pipeline.problems import PipelineError, Problem
 from klamm.spark.source.option_names import READ, TABLE, WRITE, did_you_mean, unknown
 from klamm.spark.sql.table_names import SqlTextError, relations
+from klamm.spark.suggestion import suggestion
 
 _TABLE_ONLY: Final = ("partition_by_date", "compact_every", "bad_records", "append_to_existing")
 _TOPIC_ONLY: Final = ("key", "value")

@@ -19,7 +19,7 @@ from klamm.model import TopicPartition
 from klamm.spark.pipeline.model import PipelineSpec, Source, View, dead_letters_of
 from klamm.spark.pipeline.poison import PoisonRecord
 from klamm.spark.query.checkpoint_locations import local_path
-from klamm.spark.tables.delta import local_path as table_path
+from klamm.spark.tables.table_paths import local_path as table_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from klamm.spark.pipeline.model import NAME, Watermark, duration_ms
-from klamm.spark.pipeline.problems import Problem, suggestion
+from klamm.spark.pipeline.problems import Problem
 from klamm.spark.pipeline.yaml_tree import Scalar, Sequence, Table, Tree
+from klamm.spark.suggestion import suggestion
 
 _KINDS: Final[dict[type, str]] = {str: "text", int: "a number", bool: "true or false"}
 

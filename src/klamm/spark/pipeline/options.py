@@ -9,7 +9,8 @@ from typing import Final
 
 from klamm.errors import KlammError
 from klamm.spark.pipeline.model import Sink, Source
-from klamm.spark.pipeline.problems import Problem, suggestion
+from klamm.spark.pipeline.problems import Problem
+from klamm.spark.suggestion import suggestion
 
 Columns = Mapping[str, str]
 """Columns of a source with Spark's type names; empty if unknown."""
@@ -93,9 +94,9 @@ def _has_schema(source: Source, problems: list[Problem]) -> bool:
 
 
 def _columns(source: Source) -> Columns:
-    from klamm.spark.decode.topic_schema import full_schema, read_schema
-    from klamm.spark.decode.value_format import load_value_schema, value_decoder
     from klamm.spark.source.read_options import parse_read_options
+    from klamm.spark.source.topic_schema import full_schema, read_schema
+    from klamm.spark.source.value_format import load_value_schema, value_decoder
 
     options = parse_read_options(reading_options(source, _ANY_SERVERS), streaming=not source.static)
     decoder = value_decoder(load_value_schema(options), options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,11 +25,3 @@ class PipelineError(KlammError):
 
 def _told(file: str, problem: Problem) -> str:
     return f"{file}:{problem.line}: {problem.reason}" if problem.line else f"{file}: {problem.reason}"
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'orders'?`, or the list of choices, or nothing."""
-    names = sorted(known)
-    if close := difflib.get_close_matches(name, names, n=1, cutoff=0.6):
-        return f" Did you mean {close[0]!r}?"
-    return f" There are: {', '.join(names)}." if 0 < len(names) <= 12 else ""

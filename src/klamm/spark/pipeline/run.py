@@ -23,8 +23,8 @@ from klamm.spark.pipeline.shape import ShapeFile, shape_of
 from klamm.spark.pipeline.state import CheckpointLock, RunFile, forget_moved, identity, refuse_if_running
 from klamm.spark.pipeline.supervise import State, Supervised, Supervisor
 from klamm.spark.query.progress import Progress, Sink, StateSink, parse_progress
-from klamm.spark.tables import delta
 from klamm.spark.tables.existing import may_append, refuse_new_query
+from klamm.spark.tables.table_paths import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +76,7 @@ def check_checkpoint(spec: PipelineSpec, append_to_existing: bool = False) -> No
         if sink.table is not None and sink.format == "delta" and not (append_to_existing or sink.append_to_existing):
             checkpoint = sink_checkpoint(spec, sink)
             if not may_append(checkpoint):
-                refuse_new_query(delta.local_path(sink.table), checkpoint)
+                refuse_new_query(local_path(sink.table), checkpoint)
     ShapeFile(spec.checkpoint).check(spec.file, {sink.name: shape_of(spec, sink) for sink in spec.sinks})
 
 

@@ -1,17 +1,16 @@
 """Progress of a streaming query: rates, batch duration, lag, state, watermark; and the sinks that receive it.
 
 A `Sink` receives every batch: the terminal's table, JSON lines and the Prometheus endpoint are in `progress_sinks`.
-`watch(query)` shows one query until it ends; `ProgressListener` reports all queries of a session.
+`watch.py` shows one query until it ends; `ProgressListener` reports all queries of a session.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -19,10 +18,6 @@ from klamm.errors import KlammError
 from klamm.model import TopicPartition
 from klamm.spark.source.source_offsets import parse_source_offset
 
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
-
-_WATCH_S: Final = 1
 _NO_WATERMARK: Final = "1970-01-01T00:00:00"
 
 
@@ -168,38 +163,3 @@ class ProgressListener(StreamingQueryListener):
                 del self._names[str(event.id)]
             for sink in self._sinks:
                 sink.ended(str(event.id), event.exception)
-
-
-def watch(
-    query: StreamingQuery, sinks: Sequence[Sink] | None = None, is_over: Callable[[], bool] = lambda: False
-) -> None:
-    """Show the progress of a query until it ends, or until `is_over`; raise the error that ended the query.
-
-    `is_over` is asked between two calls of the JVM, about once per second. Ctrl-C ends the watching only.
-
-    On a terminal it is a table that is redrawn; elsewhere, one line of JSON per batch.
-    """
-    from klamm.spark.query.progress_sinks import JsonLines, TerminalTable
-
-    if sinks is None:
-        sinks = [TerminalTable()] if sys.stdout.isatty() else [JsonLines(sys.stdout)]
-    shown: tuple[int, str] | None = None
-    try:
-        while True:
-            is_running = not query.awaitTermination(_WATCH_S)
-            for report in query.recentProgress:
-                # Reports of batches without rows repeat the batch's number.
-                this = (int(report["batchId"]), str(report["timestamp"]))
-                if shown is None or this > shown:
-                    shown = this
-                    for sink in sinks:
-                        sink.progress(parse_progress(report))
-            if not is_running:
-                break
-            if is_over():
-                return
-        for sink in sinks:
-            sink.ended(str(query.id), None)
-    finally:
-        for sink in sinks:
-            sink.close()

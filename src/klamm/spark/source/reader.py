@@ -18,12 +18,12 @@ from pyspark.sql.types import StructType
 
 from klamm.client.cluster_client import ClusterClient
 from klamm.model import TopicPartition
-from klamm.spark.decode.value_format import value_decoder
 from klamm.spark.source import worker
 from klamm.spark.source.client_options import driver_client
 from klamm.spark.source.planner import Planner
 from klamm.spark.source.read_options import ReadOptions
 from klamm.spark.source.source_offsets import OffsetRange, split_ranges, together
+from klamm.spark.source.value_format import value_decoder
 
 if TYPE_CHECKING:
     from klamm.spark.decode.value_schema import ValueSchema
@@ -135,11 +135,3 @@ class KlammReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, self._schema, self._value_schema, partition)
-
-
-def batch_reader(options: ReadOptions, schema: StructType, value_schema: ValueSchema | None) -> DataSourceReader:
-    if not options.pushdown:
-        return KlammReader(options, schema, value_schema)
-    from klamm.spark.source.pushdown import PushdownReader
-
-    return PushdownReader(options, schema, value_schema)

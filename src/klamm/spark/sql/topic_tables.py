@@ -177,7 +177,7 @@ def _delta_table_of(text: str) -> Path | None:
 
 def unknown_topic(relation: Relation, known: Iterable[str]) -> str:
     """Return the message for a name that is not a topic."""
-    from klamm.spark.pipeline.problems import suggestion
+    from klamm.spark.suggestion import suggestion
 
     names = [name for name in known if not name.startswith("__")]
     if len(relation.parts) > 1 and relation.name in set(known):

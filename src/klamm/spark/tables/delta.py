@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +24,7 @@ from pyspark.sql.datasource import (
 from klamm.errors import KlammError
 from klamm.spark.source.worker import prepare
 from klamm.spark.tables.files import DATE_COLUMN, DataFile, ParquetFiles, remove
+from klamm.spark.tables.table_paths import check_apart, default_bad_path, local_path
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -68,24 +68,6 @@ def parse_options(options: Mapping[str, str]) -> TableOptions:
         append_to_existing=_flag("appendToExisting", given.get("appendtoexisting", "false")),
         checkpoint=given.get("checkpointlocation"),
     )
-
-
-def check_apart(table: Path, other: Path, what: str) -> None:
-    """Raise KlammError if `other` is in the directory of a table, where vacuum would remove its files."""
-    if other == table or (table in other.parents and not other.relative_to(table).parts[0].startswith(("_", "."))):
-        raise KlammError(f"{what} cannot be in {table}, at {other}: vacuum would remove its files.")
-
-
-def default_bad_path(path: Path) -> Path:
-    return path.with_name(path.name + "_bad")
-
-
-def local_path(text: str) -> Path:
-    """Return the absolute directory. Every executor writes there: on a cluster it must be a shared file system."""
-    parts = urlsplit(text)
-    if parts.scheme not in ("", "file"):
-        raise KlammError(f"The table {text!r} is not a directory: {parts.scheme}:// is not supported.")
-    return Path(parts.path if parts.scheme else text).absolute()
 
 
 def _count(text: str) -> int:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from klamm.errors import KlammError
-from klamm.spark.tables.delta import local_path
 from klamm.spark.tables.files import sync, sync_log, sync_names
 from klamm.spark.tables.read import file_names, open_table
+from klamm.spark.tables.table_paths import local_path
 
 RETENTION_HOURS: Final = 168
 """Delta's default: readers that started before a compaction, and running tasks, have a week to finish."""

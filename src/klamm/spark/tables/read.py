@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from klamm.errors import KlammError
-from klamm.spark.tables.delta import local_path
+from klamm.spark.tables.table_paths import local_path
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

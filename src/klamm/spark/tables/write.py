@@ -10,6 +10,7 @@ from klamm.spark.dataframes import start
 from klamm.spark.query.triggers import Trigger
 from klamm.spark.tables import delta
 from klamm.spark.tables.existing import may_append, refuse_new_query
+from klamm.spark.tables.table_paths import check_apart
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,7 +57,7 @@ def to_table(
             raise KlammError("format='parquet' has no table of bad records, and appends only.")
         return start(_parquet(df, path, date_column).options(**_texts(options)), checkpoint, trigger, name)
     if "://" not in f"{path}{checkpoint}":
-        delta.check_apart(Path(path).absolute(), Path(checkpoint).absolute(), "The checkpoint")
+        check_apart(Path(path).absolute(), Path(checkpoint).absolute(), "The checkpoint")
     append_to_existing = append_to_existing or may_append(checkpoint) or mode == "complete"
     if not append_to_existing and "://" not in str(path):
         refuse_new_query(Path(path).absolute(), checkpoint)

@@ -28,18 +28,23 @@ class KlammDataSource(DataSource):
         return "klamm"
 
     def schema(self) -> StructType:
-        from klamm.spark.decode.topic_schema import read_schema
-        from klamm.spark.decode.value_format import load_value_schema
+        from klamm.spark.source.topic_schema import read_schema
+        from klamm.spark.source.value_format import load_value_schema
 
         options = self._any_read_options()
         return read_schema(options, _full_schema(options, load_value_schema(options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from klamm.spark.source.reader import batch_reader
+        from klamm.spark.source.reader import KlammReader
 
         warn_of_unknown(self.options)
         options = parse_read_options(self.options, streaming=False)
-        return batch_reader(options, schema, _checked_value_schema(options, schema))
+        value_schema = _checked_value_schema(options, schema)
+        if not options.pushdown:
+            return KlammReader(options, schema, value_schema)
+        from klamm.spark.source.pushdown import PushdownReader
+
+        return PushdownReader(options, schema, value_schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from klamm.spark.source.stream_reader import KlammStreamReader
@@ -70,8 +75,8 @@ class KlammDataSource(DataSource):
 
 
 def _full_schema(options: ReadOptions, value_schema: ValueSchema | None) -> StructType:
-    from klamm.spark.decode.topic_schema import full_schema
-    from klamm.spark.decode.value_format import value_decoder
+    from klamm.spark.source.topic_schema import full_schema
+    from klamm.spark.source.value_format import value_decoder
 
     decoder = value_decoder(value_schema, options)
     return full_schema(options, decoder.arrow_fields if decoder is not None else ())
@@ -79,8 +84,8 @@ def _full_schema(options: ReadOptions, value_schema: ValueSchema | None) -> Stru
 
 def _checked_value_schema(options: ReadOptions, schema: StructType) -> ValueSchema | None:
     """Return the schema of the values, checked against the columns that Spark requests."""
-    from klamm.spark.decode.topic_schema import check_user_schema
-    from klamm.spark.decode.value_format import load_value_schema
+    from klamm.spark.source.topic_schema import check_user_schema
+    from klamm.spark.source.value_format import load_value_schema
 
     value_schema = load_value_schema(options)
     check_user_schema(schema, _full_schema(options, value_schema))
