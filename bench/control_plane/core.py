@@ -12,11 +12,11 @@ from typing import Any, Final
 from bench.control_plane.seeding import PARENTS, topic_names, transactions
 from klamm.clock import SystemClock
 from klamm.controller.config import ControllerConfig
+from klamm.controller.control_wire import encode_request
 from klamm.controller.controller import KafkaController
 from klamm.controller.effects import AskSessionId, Effect, Enqueue, Reply, Send, ZkMulti, ZkRead
 from klamm.controller.events import ControllerEvent, Startup
 from klamm.controller.requests import ControlRequest
-from klamm.controller.wire import encode_request
 from klamm.model import BrokerEndPoints, EndPoint
 from klamm.zk.client.batches import levels_of
 from klamm.zk.model import ops, paths

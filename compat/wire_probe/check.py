@@ -13,7 +13,7 @@ from compat.mixed_cluster.cluster import Kind, MixedCluster
 from compat.wire_probe.requests import BATCH, rows
 
 from klamm import apis
-from klamm.apis.registry import Api
+from klamm.apis.api_declaration import Api
 from klamm.client.blocking_connection import ask_once
 from klamm.errors import KlammError, ProtocolError
 from klamm.local.ports import LOOPBACK

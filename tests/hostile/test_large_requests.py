@@ -18,8 +18,8 @@ import pytest
 from klamm.apis import ALL
 from klamm.apis import describe_producers as describe_producers_api
 from klamm.apis import list_offsets as list_offsets_api
-from klamm.apis.registry import at_once
-from klamm.apis.topic_creation import MAX_MISSING
+from klamm.apis.api_declaration import at_once
+from klamm.apis.missing_topics import MAX_MISSING
 from klamm.controller import events
 from klamm.controller.replies import (
     AlterPartitionResults,

@@ -31,7 +31,7 @@ from klamm.apis import (
     offset_fetch,
     offset_for_leader_epoch,
 )
-from klamm.apis.registry import Api, at_once
+from klamm.apis.api_declaration import Api, at_once
 from klamm.apis.slices import SLICE
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.alter_partition_reassignments import (

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from klamm.apis import ALL
-from klamm.apis.registry import Api, at_once
+from klamm.apis.api_declaration import Api, at_once
 from klamm.protocol.wire import Struct, encode_bytes
 from klamm.zk.model.ops import Create, SetData, Stat, WriteOp
 from tests.support.one_broker import batch

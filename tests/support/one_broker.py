@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from klamm.apis import leader_and_isr, stop_replica, update_metadata
-from klamm.apis.registry import Api, at_once
+from klamm.apis.api_declaration import Api, at_once
 from klamm.broker import Broker, Registration, TopicCreation
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.controller import events

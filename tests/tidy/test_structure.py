@@ -41,11 +41,15 @@ THREAD_QUEUES = {
 }
 MAY_SHARE_NAMES = {
     "config": "the settings of a package",
+    "controlled_shutdown": "an API, and the request of the broker that stops",
+    "coordination": "the ZooKeeper session of the controller and of the broker",
+    "delete_records": "an API, and its rules in the replica manager",
     "docs": "generated documents",
     "effects": "the effects that a package without I/O yields",
     "main": "an entry point",
     "metrics": "the metrics of a package",
     "missed_deletions": "a rule, and its driver in the server",
+    "producer_ids": "blocks that the controller allocates, and the broker that uses them",
     "read_steps": "reads of rules, and their driver in the server",
     "stray_replicas": "a rule, and its driver in the server",
     "zk_session": "the session and its simulated twin",
@@ -57,29 +61,7 @@ FOREIGN = {"KafkaError._PARTITION_EOF", "frame._jdf", "spark._jsparkSession", "s
 FOREIGN |= {"os._exit", "spark.sparkContext._gateway", "task._log_destroy_pending"}
 """Attributes of other libraries that are private by name only, or without which a feature is impossible."""
 
-STILL_TO_MEND: tuple[str, ...] = (
-    "name: klamm.apis.controlled_shutdown, klamm.server.controlled_shutdown",
-    "name: klamm.apis.delete_records, klamm.replica.delete_records",
-    "name: klamm.apis.metadata, klamm.client.metadata",
-    "name: klamm.apis.registry, klamm.metrics.registry",
-    "name: klamm.apis.topic_creation, klamm.controller.topic_creation",
-    "name: klamm.client.errors, klamm.errors",
-    "name: klamm.config.definition, klamm.spark.tables.definition",
-    "name: klamm.config.load, klamm.spark.pipeline.load",
-    "name: klamm.config.topics, klamm.controller.context.topics, klamm.controller.topics",
-    "name: klamm.controller.coordination, klamm.server.coordination",
-    "name: klamm.controller.producer_ids, klamm.replica.producer_ids",
-    "name: klamm.controller.request_queue, klamm.network.request_queue",
-    "name: klamm.controller.runner, klamm.sim.runner, klamm.spark.pipeline.runner",
-    "name: klamm.controller.wire, klamm.protocol.wire",
-    "name: klamm.coordinator.scheduler, klamm.sim.scheduler",
-    "name: klamm.local.names, klamm.log.names",
-    "name: klamm.log.environment, klamm.server.environment",
-    "name: klamm.log.files, klamm.spark.tables.files",
-    "name: klamm.metadata.snapshot, klamm.zk.server.snapshot",
-    "name: klamm.model, klamm.spark.pipeline.model",
-    "name: klamm.replica.problems, klamm.spark.pipeline.problems",
-)
+STILL_TO_MEND: tuple[str, ...] = ()
 
 
 def violations() -> set[str]:

@@ -44,7 +44,7 @@ from klamm.apis import (
     sync_group,
     update_metadata,
 )
-from klamm.apis.registry import Api
+from klamm.apis.api_declaration import Api
 
 ALL: Final[tuple[Api[Any, Any], ...]] = (
     produce.API,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.controller import events
 from klamm.controller.replies import ProducerIdsBlock
 from klamm.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.config_resources import ApiError, Outcome, ResourceType, alter, alter_each, check_count, key_of
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.config_changes import Properties
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.alter_configs import (

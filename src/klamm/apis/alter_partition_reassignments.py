@@ -9,7 +9,7 @@ import asyncio
 from itertools import chain
 from typing import cast
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.controller import events
 from klamm.controller.replies import PartitionResult, PartitionResults

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, at_once
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced, at_once
 from klamm.model import TopicPartition
 from klamm.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirPartitionResult,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from klamm.apis.registry import Broker
+from klamm.apis.api_declaration import Broker
 from klamm.config import DEFAULT_BROKER, validate_broker_config, validate_topic_config
 from klamm.config.loggers import check_level, set_level
 from klamm.config_changes import BROKERS, TOPICS, Properties, change_config, read_configs

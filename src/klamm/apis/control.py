@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from klamm.apis.registry import Broker, RequestContext
+from klamm.apis.api_declaration import Broker, RequestContext
 from klamm.errors import ErrorCode
 from klamm.model import UNKNOWN_BROKER_EPOCH
 from klamm.replica.controller_guard import Claim

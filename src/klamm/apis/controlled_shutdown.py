@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.controller import events
 from klamm.controller.replies import ControlledShutdownResult
 from klamm.errors import ErrorCode

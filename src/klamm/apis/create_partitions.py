@@ -12,9 +12,9 @@ from collections import Counter
 from operator import attrgetter
 from typing import Final
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, at_once
 from klamm.apis.deadlines import Deadline
 from klamm.apis.parts import Parts, in_parts
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, at_once
 from klamm.apis.topic_waits import await_all
 from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults

@@ -12,8 +12,8 @@ import asyncio
 from collections import Counter
 from typing import Any, Final
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each
 from klamm.apis.topic_waits import await_all
 from klamm.config import validate_topic_config

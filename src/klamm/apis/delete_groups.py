@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each
 from klamm.coordinator.deferred import all_of
 from klamm.coordinator.group_coordinator import GroupCoordinator

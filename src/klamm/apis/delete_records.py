@@ -10,8 +10,8 @@ import asyncio
 from itertools import chain, islice
 from typing import Any, cast
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import LOGS, Steps, begin, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import INTERNAL_TOPICS, TopicPartition

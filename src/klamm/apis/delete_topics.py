@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from klamm.apis import slices
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin
 from klamm.apis.topic_waits import await_all
 from klamm.controller import events

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.metadata import CLUSTER_OPERATIONS, NOT_ASKED
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.describe_cluster import (
     DescribeClusterBroker,

@@ -16,8 +16,8 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.config_resources import ApiError, Resource, ResourceType, check_resource, key_of, topic_overrides
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each
 from klamm.config import ConfigType
 from klamm.config.entries import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each
 from klamm.coordinator.group_coordinator import GroupCoordinator, MemberSummary
 from klamm.errors import ErrorCode

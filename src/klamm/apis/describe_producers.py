@@ -7,7 +7,7 @@ log itself (written by another broker) has one open.
 
 from __future__ import annotations
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import LOGS, Steps, begin, each_partition
 from klamm.controller.topic_validation import validate_topic_name
 from klamm.errors import ErrorCode

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from klamm.apis import ALL
-from klamm.apis.registry import Api
+from klamm.apis.api_declaration import Api
 
 _HEAD = """\
 # The APIs klamm serves

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.apis.topic_waits import await_all
 from klamm.controller import events

@@ -21,10 +21,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.fetch_context import SLICE, FetchContext, consume, open_context, run
 from klamm.apis.fetch_conversion import convert
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.fetch import (
     AbortedTransaction,

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Final, TypeVar
 from uuid import UUID
 
-from klamm.apis.registry import Broker
+from klamm.apis.api_declaration import Broker
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.messages.fetch import FetchRequest

@@ -11,7 +11,7 @@ import logging
 from functools import partial
 from typing import Final
 
-from klamm.apis.registry import Broker
+from klamm.apis.api_declaration import Broker
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.model import TopicPartition
 from klamm.protocol.message_set import from_batches

@@ -10,8 +10,8 @@ TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which no client tries again) and share gr
 
 from __future__ import annotations
 
-from klamm.apis import topic_creation
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis import missing_topics
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
@@ -55,8 +55,8 @@ def _find(broker: Broker, ctx: RequestContext, key_type: int, key: str) -> Coord
     groups: GroupCoordinator = broker.groups
     snapshot = broker.metadata.snapshot
     if snapshot.topic(GROUP_METADATA_TOPIC) is None:
-        topic_creation.create_missing(broker, [GROUP_METADATA_TOPIC])
-        return _failed(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, topic_creation.why_no_offsets_topic(broker))
+        missing_topics.create_missing(broker, [GROUP_METADATA_TOPIC])
+        return _failed(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, missing_topics.why_no_offsets_topic(broker))
     partition = snapshot.partition(GROUP_METADATA_TOPIC, groups.partition_for(key))
     endpoint = None if partition is None else snapshot.endpoint(partition.leader, ctx.listener_name)
     if partition is None or endpoint is None:

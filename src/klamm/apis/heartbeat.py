@@ -6,7 +6,7 @@ coordinator that is still loading the group answers without an error.
 
 from __future__ import annotations
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.config_resources import (
     ApiError,
     Outcome,
@@ -24,7 +25,6 @@ from klamm.apis.config_resources import (
     check_count,
     key_of,
 )
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.config import BROKER_KEYS, TOPIC_KEYS, ConfigType
 from klamm.config.definition import AnyKey
 from klamm.config_changes import Properties

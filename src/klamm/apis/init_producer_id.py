@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.record_batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID

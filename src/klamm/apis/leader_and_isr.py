@@ -13,8 +13,8 @@ import asyncio
 from itertools import chain
 from typing import cast
 
+from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext, at_once
 from klamm.apis.control import check_broker_epoch, from_controller
-from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext, at_once
 from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition

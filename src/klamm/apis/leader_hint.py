@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from klamm.apis.registry import Broker, RequestContext
+from klamm.apis.api_declaration import Broker, RequestContext
 from klamm.errors import ErrorCode
 from klamm.model import EndPoint, TopicPartition
 

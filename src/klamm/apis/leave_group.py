@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.parts import Parts, in_parts
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.membership import MemberIdentity
 from klamm.errors import ErrorCode

@@ -7,7 +7,7 @@ v0-5: throttling before the wait v2 (KIP-219); flexible v3; a filter by state, a
 
 from __future__ import annotations
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 

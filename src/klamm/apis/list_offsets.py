@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import LOGS, Steps, begin, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.parts import Parts, in_parts
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.controller import events
 from klamm.controller.replies import Reassignments
 from klamm.model import TopicPartition

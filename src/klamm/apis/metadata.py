@@ -15,8 +15,8 @@ from collections.abc import Generator
 from typing import Final, cast
 from uuid import UUID
 
-from klamm.apis import topic_creation
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, at_once
+from klamm.apis import missing_topics
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced, at_once
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataSnapshot, PartitionState, TopicState
 from klamm.model import INTERNAL_TOPICS, NO_LEADER, TRANSACTION_STATE_TOPIC, ZERO_UUID
@@ -65,7 +65,7 @@ def _create_and_name(
     missing = yield from _to_create(broker, req)
     if not missing:
         return (yield from _named(broker, ctx, req, {}))
-    created = topic_creation.create_missing(broker, missing)
+    created = missing_topics.create_missing(broker, missing)
     if len(req.topics or ()) <= _SLICE:
         return after(created, lambda errors: at_once(_named(broker, ctx, req, errors)))
     return after(created, lambda errors: cast(MetadataResponse, _named(broker, ctx, req, errors)))
@@ -76,7 +76,7 @@ def _to_create(broker: Broker, req: MetadataRequest) -> Generator[None, None, li
     if not (req.allow_auto_topic_creation and broker.config.auto_create_topics_enable):
         return []
     topics = broker.metadata.snapshot.topics
-    room = topic_creation.MAX_MISSING
+    room = missing_topics.MAX_MISSING
     found: dict[str, None] = {}
     for index, topic in enumerate(req.topics or ()):
         if index % _SLICE == _SLICE - 1:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each_partition
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode

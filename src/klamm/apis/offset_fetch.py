@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import SLICE, Steps, begin, each, each_partition
 from klamm.coordinator.group_coordinator import FetchedOffset, GroupCoordinator
 from klamm.errors import ErrorCode

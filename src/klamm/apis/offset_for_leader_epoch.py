@@ -8,7 +8,7 @@ knows the consumer's current leader epoch.
 
 from __future__ import annotations
 
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import LOGS, Steps, begin, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, TopicPartition

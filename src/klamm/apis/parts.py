@@ -16,8 +16,8 @@ from operator import attrgetter
 from types import GeneratorType
 from typing import Any, Final, NamedTuple
 
+from klamm.apis.api_declaration import Broker, RequestContext
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Broker, RequestContext
 from klamm.waiting import after
 
 MOST: Final = 200

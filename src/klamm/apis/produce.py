@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
 from klamm.apis.parts import Parts, in_parts
-from klamm.apis.registry import Api, Broker, Plane, RequestContext
 from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult

@@ -8,8 +8,8 @@ in several turns of the loop; no other control request is handled before it is c
 
 from __future__ import annotations
 
+from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext
 from klamm.apis.control import check_broker_epoch, from_controller
-from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse

@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Final
 
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced, at_once
 from klamm.apis.copies import INLINE_BYTES, copy
-from klamm.apis.registry import Api, Broker, Plane, RequestContext, Sliced, at_once
 from klamm.coordinator.effects import SyncGroupResult
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.membership import SyncGroup

@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext
 from klamm.apis.control import check_broker_epoch, from_controller
-from klamm.apis.registry import Api, Broker, Delayed, Plane, RequestContext
 from klamm.control_log.records import ListedPartition, MetadataApplied, first
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate

@@ -31,7 +31,7 @@ from klamm.cli.spark_session import (
 )
 
 if TYPE_CHECKING:
-    from klamm.spark.pipeline.model import PipelineSpec, Trigger
+    from klamm.spark.pipeline.pipeline_model import PipelineSpec, Trigger
     from klamm.spark.query.progress import Progress, Sink
 
 app = typer.Typer(help="Run pipelines from topics to topics and tables on Spark.", no_args_is_help=True)
@@ -97,13 +97,13 @@ def _loaded(file: Path) -> PipelineSpec:
         import yaml  # noqa: F401
     except ImportError:
         fail("Pipelines need the Spark extra: pip install 'klamm[spark]'.")
-    from klamm.spark.pipeline.load import load
+    from klamm.spark.pipeline.load_file import load
 
     return load(file)
 
 
 def _trigger(spec: PipelineSpec, once: bool, every: str | None) -> Trigger:
-    from klamm.spark.pipeline.model import Trigger, duration_ms
+    from klamm.spark.pipeline.pipeline_model import Trigger, duration_ms
 
     if once and every is not None:
         fail("--once and --every exclude each other.")
@@ -114,7 +114,7 @@ def _trigger(spec: PipelineSpec, once: bool, every: str | None) -> Trigger:
 
 def _check_topics(spec: PipelineSpec, servers: str) -> None:
     """Report missing topics with their lines before Spark starts."""
-    from klamm.spark.pipeline.problems import PipelineError, Problem
+    from klamm.spark.pipeline.pipeline_problems import PipelineError, Problem
 
     known = set(cluster_metadata(admin_client(servers), servers).topics)
     wanted = [(source.line, f"source {source.name!r}", source.topic) for source in spec.sources]

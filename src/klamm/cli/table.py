@@ -16,7 +16,7 @@ from klamm.cli.spark_session import AppendToExisting, Conf, Master, require_spar
 
 if TYPE_CHECKING:
     from klamm.spark.query.progress import Progress
-    from klamm.spark.tables.definition import TableDefinition
+    from klamm.spark.tables.table_definition import TableDefinition
 
 app = typer.Typer(help="Maintain topics as Delta tables: typed columns, exactly once.", no_args_is_help=True)
 
@@ -59,7 +59,7 @@ def create(
     """Create an empty table for a topic, or add the columns of a longer schema. The schema is stored."""
     _require_tables()
     from klamm.spark.decode.value_schema import load
-    from klamm.spark.tables.definition import TableDefinition, create_table
+    from klamm.spark.tables.table_definition import TableDefinition, create_table
     from klamm.spark.tables.table_paths import local_path
 
     if format_ is Format.JSON and schema is None and schema_file is None:
@@ -115,8 +115,8 @@ def sync(
     from klamm.clock import SystemClock
     from klamm.spark.pipeline.state import CheckpointLock
     from klamm.spark.query.triggers import trigger_arguments
-    from klamm.spark.tables.definition import checkpoint_of, load_definition
     from klamm.spark.tables.read import row_count
+    from klamm.spark.tables.table_definition import checkpoint_of, load_definition
 
     settings = parse_pairs(conf, "--conf")
     path = path.absolute()

@@ -15,8 +15,7 @@ from typing import Final, Self, TypeVar
 from uuid import UUID
 
 from klamm.client.blocking_connection import Address, BlockingConnection, ReceiveBuffer
-from klamm.client.connection_pool import ClientConfig, Connect, ConnectionPool, connect
-from klamm.client.errors import (
+from klamm.client.client_errors import (
     ClientError,
     OffsetOutOfRangeError,
     RetriableError,
@@ -24,7 +23,8 @@ from klamm.client.errors import (
     error_name,
     is_retriable,
 )
-from klamm.client.metadata import ClusterMetadata, ClusterState, metadata_request
+from klamm.client.cluster_metadata import ClusterMetadata, ClusterState, metadata_request
+from klamm.client.connection_pool import ClientConfig, Connect, ConnectionPool, connect
 from klamm.client.patience import Deadline, Patience
 from klamm.clock import Clock, SystemClock
 from klamm.errors import ErrorCode

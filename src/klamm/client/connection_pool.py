@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Iterable
 
 from klamm.client.blocking_connection import Address, BlockingConnection
-from klamm.client.errors import AllRefusedError
+from klamm.client.client_errors import AllRefusedError
 from klamm.client.patience import CLUSTER_CALL, Patience
 from klamm.lazy_dataclass import lazy_dataclass
 

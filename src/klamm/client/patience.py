@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from klamm.client.errors import AllRefusedError, ClientError, UnreachableError
+from klamm.client.client_errors import AllRefusedError, ClientError, UnreachableError
 from klamm.clock import Clock
 from klamm.lazy_dataclass import lazy_dataclass
 

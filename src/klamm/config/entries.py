@@ -9,8 +9,8 @@ from typing import Final
 from klamm.config.definition import AnyKey, UpdateMode
 from klamm.config.kafka_config import BROKER_KEYS
 from klamm.config.repository import ConfigRepository
+from klamm.config.topic_config import effective_topic_config
 from klamm.config.topic_keys import TOPIC_KEYS
-from klamm.config.topics import effective_topic_config
 from klamm.config.values import ConfigType, to_text
 from klamm.lazy_dataclass import lazy_dataclass
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from klamm.config.definition import AnyKey, Support, UpdateMode, did_you_mean
 from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig
+from klamm.config.topic_config import effective_topic_config
 from klamm.config.topic_keys import TOPIC_KEYS
-from klamm.config.topics import effective_topic_config
 from klamm.config.unsupported import unsupported
 from klamm.errors import ConfigError
 

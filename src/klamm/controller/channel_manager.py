@@ -18,13 +18,13 @@ from klamm.client.asyncio_connection import BrokerConnection
 from klamm.client.patience import CONTROL_REQUEST
 from klamm.clock import Clock
 from klamm.controller.config import ControllerConfig
+from klamm.controller.control_wire import decode_response, encode_request
 from klamm.controller.events import ControllerEvent
 from klamm.controller.journal import ControllerJournal
 from klamm.controller.log_end_query import ask_log_ends
-from klamm.controller.request_queue import QueueItem, RequestQueue
 from klamm.controller.requests import ControlRequest
 from klamm.controller.responses import ControlResponse, response_event
-from klamm.controller.wire import decode_response, encode_request
+from klamm.controller.send_queue import QueueItem, RequestQueue
 from klamm.errors import ErrorCode
 from klamm.metadata.update import SLICING_CLIENT
 from klamm.metrics import MetricsRegistry

@@ -6,8 +6,8 @@ import asyncio
 
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.config import ControllerConfig
+from klamm.controller.controller_runner import ControllerRunner
 from klamm.controller.event_manager import ControllerEventManager
-from klamm.controller.runner import ControllerRunner
 
 
 class ControllerTaskRunner(ControllerRunner):

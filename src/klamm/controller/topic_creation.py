@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from klamm.controller import deletion, topic_store
 from klamm.controller.context import ControllerContext
+from klamm.controller.context.known_topics import collision_key
 from klamm.controller.context.replica import PartitionReplica
-from klamm.controller.context.topics import collision_key
 from klamm.controller.effects import Enqueue, Reply, Steps, report_leadership
 from klamm.controller.election import INITIAL, initial_leader_and_isr
 from klamm.controller.events import CreatableTopic, CreateTopics, PartitionModifications

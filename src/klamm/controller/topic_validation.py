@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from klamm.controller.assignment import AssignmentError, Rng, assign_replicas
-from klamm.controller.context.topics import collision_key
+from klamm.controller.context.known_topics import collision_key
 from klamm.controller.events import CreatablePartitions, CreatableTopic
 from klamm.errors import ErrorCode
 from klamm.lazy_dataclass import lazy_dataclass

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 from klamm.client.blocking_connection import ask_once
 from klamm.client.patience import LOCAL_CHANGE, LOCAL_REQUEST
 from klamm.errors import ErrorCode, KlammError
-from klamm.local.names import brokers_are
+from klamm.local.broker_names import brokers_are
 from klamm.protocol.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,

@@ -11,10 +11,10 @@ from typing import Final
 
 from klamm.errors import KlammError
 from klamm.lazy_dataclass import lazy_dataclass
+from klamm.local.broker_names import brokers_are
 from klamm.local.broker_settings import ClusterSettings, property_text
 from klamm.local.launch import broker_process, nothing_left_of, zookeeper_process
 from klamm.local.lookup import why_unknown
-from klamm.local.names import brokers_are
 from klamm.local.ports import LOOPBACK, ReservedPort
 from klamm.local.processes import ChildProcess, open_private
 

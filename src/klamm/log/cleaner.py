@@ -15,9 +15,9 @@ from typing import NamedTuple
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.log import names
 from klamm.log.compaction import CleanedSegment, CleanPlan, Source, clean, discard
-from klamm.log.environment import LogEnvironment
 from klamm.log.jobs import fsync_job
 from klamm.log.log import Log
+from klamm.log.log_environment import LogEnvironment
 from klamm.log.segment import FoundFile, LogSegment
 
 _log = logging.getLogger(__name__)

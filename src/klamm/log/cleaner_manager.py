@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from klamm.errors import ErrorCode
 from klamm.log.cleaner import CleanJob, LogToClean, dirtiest
-from klamm.log.environment import LogEnvironment
 from klamm.log.log import Log
+from klamm.log.log_environment import LogEnvironment
 from klamm.model import TopicPartition
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from klamm.errors import ErrorCode, ProtocolError
-from klamm.log.environment import LogEnvironment
 from klamm.log.files import is_exhausted
 from klamm.log.indexes import CorruptIndexError
+from klamm.log.log_environment import LogEnvironment
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

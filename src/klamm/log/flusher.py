@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from klamm.log.disk_guard import DiskGuard
-from klamm.log.environment import LogEnvironment
 from klamm.log.jobs import fsync_job
+from klamm.log.log_environment import LogEnvironment
 from klamm.model import TopicPartition
 
 

@@ -16,7 +16,6 @@ from klamm.lazy_dataclass import lazy_dataclass
 from klamm.log import names
 from klamm.log.batch_reader import read_batches
 from klamm.log.checkpoints import decode_partition_metadata
-from klamm.log.environment import LogEnvironment
 from klamm.log.files import FileInfo
 from klamm.log.indexes import CorruptIndexError
 from klamm.log.leader_epoch_cache import LeaderEpochCache
@@ -24,6 +23,7 @@ from klamm.log.local_log import LocalLog
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
 from klamm.log.log_contents import Damage, LoadedLog, OpenFiles, UnopenedLog
+from klamm.log.log_environment import LogEnvironment
 from klamm.log.producer_rebuild import rebuild_producers
 from klamm.log.producer_snapshots import ProducerSnapshots
 from klamm.log.producer_state import ProducerStateManager

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from klamm.log import names
-from klamm.log.environment import LogEnvironment
 from klamm.log.leader_epoch_cache import LeaderEpochCache
 from klamm.log.log_config import LogConfig
+from klamm.log.log_environment import LogEnvironment
 from klamm.log.producer_rebuild import rebuild_producers
 from klamm.log.producer_snapshots import ProducerSnapshots
 from klamm.log.producer_state import ProducerStateManager

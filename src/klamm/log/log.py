@@ -14,7 +14,6 @@ from klamm.errors import ErrorCode, ProtocolError
 from klamm.log import names
 from klamm.log.checkpoints import encode_partition_metadata
 from klamm.log.disk_guard import DiskGuard
-from klamm.log.environment import LogEnvironment
 from klamm.log.files import Data
 from klamm.log.flusher import LogFlusher
 from klamm.log.indexes import CorruptIndexError
@@ -22,6 +21,7 @@ from klamm.log.leader_epoch_cache import EpochEndOffset, LeaderEpochCache
 from klamm.log.local_log import LocalLog
 from klamm.log.log_config import INT64_MAX, LogConfig
 from klamm.log.log_contents import Damage, LoadedLog, UnopenedLog
+from klamm.log.log_environment import LogEnvironment
 from klamm.log.producer_state import ProducerStateManager
 from klamm.log.results import ReadResult, TimestampOffsetResult
 from klamm.log.segment import LogSegment

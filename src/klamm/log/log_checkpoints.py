@@ -15,10 +15,10 @@ from klamm.log.checkpoint_writer import (
     log_start_offsets,
     recovery_points,
 )
-from klamm.log.environment import LogEnvironment
 from klamm.log.hosted_logs import HostedLogs
 from klamm.log.log import Log
 from klamm.log.log_dirs import LogDir, LogDirs
+from klamm.log.log_environment import LogEnvironment
 from klamm.log.summary_writer import SummaryWriter
 from klamm.model import TopicPartition
 

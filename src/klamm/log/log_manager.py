@@ -20,7 +20,6 @@ from klamm.errors import ErrorCode, KlammError, LogDirError
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.log.checkpoints import MetaProperties
 from klamm.log.cleaner_manager import LogCleanerManager
-from klamm.log.environment import LogEnvironment
 from klamm.log.files import Files, OsFiles, is_exhausted
 from klamm.log.full_disks import FullDisks, Suspended, is_full, release
 from klamm.log.future_logs import FutureLogs, delete_name, swap
@@ -30,6 +29,7 @@ from klamm.log.log_checkpoints import LogCheckpoints
 from klamm.log.log_config import LogConfig
 from klamm.log.log_dir_loader import LogDirLoader
 from klamm.log.log_dirs import LogDir, LogDirs
+from klamm.log.log_environment import LogEnvironment
 from klamm.log.log_opener import LogOpener
 from klamm.log.log_passes import LogPasses
 from klamm.log.log_services import LogServices

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from klamm.log import names
-from klamm.log.environment import LogEnvironment
 from klamm.log.loader import LastRun, LogLoader
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
 from klamm.log.log_contents import LoadedLog
 from klamm.log.log_dirs import LogDir
+from klamm.log.log_environment import LogEnvironment
 from klamm.log.summaries import inspect
 from klamm.model import TopicPartition
 

@@ -11,8 +11,8 @@ import logging
 from collections import deque
 from typing import Final
 
+from klamm.apis.missing_topics import control_log_topic, create_missing
 from klamm.apis.produce import ADMIN_CLIENT_ID
-from klamm.apis.topic_creation import control_log_topic, create_missing
 from klamm.broker import Broker
 from klamm.client.asyncio_connection import BrokerConnection
 from klamm.client.patience import CONTROL_LOG

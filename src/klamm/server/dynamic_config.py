@@ -8,8 +8,8 @@ from typing import Final
 from klamm.broker import Broker
 from klamm.config import KafkaConfig
 from klamm.config.repository import TOPIC_DEFAULT_KEYS
+from klamm.controller.controller_runner import ControllerHandle
 from klamm.controller.events import TopicUncleanLeaderElectionEnable, UncleanLeaderElectionEnable
-from klamm.controller.runner import ControllerHandle
 from klamm.log import LogConfig
 from klamm.replica.replication_quota import throttled_partitions
 

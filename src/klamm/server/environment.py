@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from klamm.clock import Clock, SystemClock
 from klamm.config import KafkaConfig
-from klamm.controller.runner import ControllerRunner
+from klamm.controller.controller_runner import ControllerRunner
 from klamm.log.files import Files
 from klamm.server.coordination import Coordination
 

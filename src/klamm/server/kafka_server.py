@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 
 from klamm import apis
-from klamm.apis.registry import bind
+from klamm.apis.api_declaration import bind
 from klamm.broker import Broker, Registration, TopicCreation
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.config_changes import ConfigChangeListener
-from klamm.controller.runner import ControllerRunner
+from klamm.controller.controller_runner import ControllerRunner
 from klamm.coordinator.shell import create_group_coordinator
 from klamm.errors import ErrorCode, KlammError
 from klamm.log import LogConfig, LogManager

@@ -8,9 +8,9 @@ import logging
 from typing import Final
 
 from klamm.broker import Broker
+from klamm.controller.controller_runner import ControllerHandle
 from klamm.controller.events import Startup
 from klamm.controller.replies import BrokerRegistration
-from klamm.controller.runner import ControllerHandle
 from klamm.errors import ErrorCode, KlammError
 from klamm.metadata import MetadataCache
 from klamm.model import NO_LEADER, EndPoint

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from klamm.controller.config import ControllerConfig, InterBrokerProtocol
 from klamm.controller.events import ControllerEvent
-from klamm.controller.request_queue import RequestQueue
 from klamm.controller.requests import ControlRequest, StopReplicaRequest
 from klamm.controller.responses import ControlResponse, response_event
+from klamm.controller.send_queue import RequestQueue
 from klamm.model import EndPoint
 from klamm.sim.broker_model import BrokerModel
 from klamm.sim.coalescing import DeliveryTwins
-from klamm.sim.scheduler import Scheduler
+from klamm.sim.virtual_time import Scheduler
 
 RETRY_MS = 100
 

@@ -80,7 +80,10 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.zk.client.zk_session", "            self._watches.restore(self._connection)\n", "            pass\n"
     ),
     "not_registered_again": Mutant(
-        "klamm.controller.runner", "        self._register(self._zk.session_id, 1)\n", "        pass\n", first=1
+        "klamm.controller.controller_runner",
+        "        self._register(self._zk.session_id, 1)\n",
+        "        pass\n",
+        first=1,
     ),
     "deleted_registration_is_accepted": Mutant(
         "klamm.controller.controller",

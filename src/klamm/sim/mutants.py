@@ -80,14 +80,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "if ctx.states.count_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):",
     ),
     "stop_replica_is_no_barrier": Mutant(
-        _C + "request_queue",
+        _C + "send_queue",
         "            if tp in phase.states or tp in phase.stops:\n                break\n",
         "",
         300,
         first=454,
     ),
     "older_states_win_when_merged": Mutant(
-        _C + "request_queue",
+        _C + "send_queue",
         "partitions.update((state.partition, state) for state in request.body.partitions)",
         "[partitions.setdefault(state.partition, state) for state in request.body.partitions]",
     ),
@@ -180,7 +180,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         first=410,
     ),
     "ends_of_topics_lost_when_merged": Mutant(
-        _C + "request_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 200, 2900
+        _C + "send_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 200, 2900
     ),
     "stop_replica_of_any_epoch_obeyed": Mutant(
         "klamm.sim.broker_model", "if leader_epoch < mine.leader_epoch else", "if False else", 300, 678

@@ -50,8 +50,8 @@ from klamm.model import BrokerEndPoints, TopicPartition
 from klamm.sim.broker_model import BrokerModel, Disk
 from klamm.sim.broker_rules import BrokerRules
 from klamm.sim.channels import RETRY_MS, Channel, ChannelWorld
-from klamm.sim.scheduler import Scheduler
 from klamm.sim.transcript import show_effect, show_value
+from klamm.sim.virtual_time import Scheduler
 from klamm.sim.zookeeper import ClientSession, SimulatedZooKeeper
 from klamm.zk.model.ops import ReadOp, SessionExpired, WatchEvent
 

@@ -16,8 +16,8 @@ from klamm.controller.context import ControllerContext
 from klamm.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
 from klamm.sim.broker_model import Hosted, Record
 from klamm.sim.node import Node
-from klamm.sim.scheduler import Scheduler
 from klamm.sim.violation import require
+from klamm.sim.virtual_time import Scheduler
 
 MOST_RECORDS = 40
 """Maximum records per log: enough, and cheap to compare."""

@@ -13,9 +13,9 @@ from klamm.model import EndPoint
 from klamm.sim.broker_model import LOG_DIRS
 from klamm.sim.checkers import Checkers
 from klamm.sim.node import Node
-from klamm.sim.scheduler import Scheduler
 from klamm.sim.tails import Tails
 from klamm.sim.transcript import show_request
+from klamm.sim.virtual_time import Scheduler
 from klamm.sim.zookeeper import SimulatedZooKeeper
 
 SESSION_TIMEOUT_MS = 60

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from klamm.controller.effects import ZkMulti, ZkRead
-from klamm.sim.scheduler import Link, Scheduler
+from klamm.sim.virtual_time import Link, Scheduler
 from klamm.zk.model.ops import (
     ConnectionLoss,
     Create,

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from klamm.cli.app import app
 from klamm.cli.client import BOOTSTRAP_VARIABLE
-from klamm.spark.pipeline.load import load
-from klamm.spark.pipeline.model import PipelineSpec, Trigger
+from klamm.spark.pipeline.load_file import load
+from klamm.spark.pipeline.pipeline_model import PipelineSpec, Trigger
 from klamm.spark.pipeline.run import RunOptions, run
 from klamm.testing import LocalCluster
 from tests.support.topics import consume_json, produce_json

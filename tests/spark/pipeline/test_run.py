@@ -16,8 +16,8 @@ import deltalake.exceptions
 import pytest
 
 from klamm.errors import KlammError
-from klamm.spark.pipeline.load import load
-from klamm.spark.pipeline.model import PipelineSpec, Trigger
+from klamm.spark.pipeline.load_file import load
+from klamm.spark.pipeline.pipeline_model import PipelineSpec, Trigger
 from klamm.spark.pipeline.run import RunOptions, run
 from klamm.spark.pipeline.state import runs
 from klamm.spark.pipeline.yaml_file import read_yaml
@@ -136,7 +136,7 @@ def test_a_failed_query_is_restarted_and_a_signal_stops_it_after_its_batch(
 MISTAKEN = """\
 from pyspark.sql import functions as F
 from klamm.spark.pipeline import Pipeline
-from klamm.spark.pipeline.model import Restart
+from klamm.spark.pipeline.pipeline_model import Restart
 
 pipeline = Pipeline("mistaken", checkpoint="{base}/ck", restart=Restart(20, 10, 10))
 pipeline.source("events", topic="{topic}", schema="id long")

@@ -20,8 +20,8 @@ import klamm.spark as ks
 from klamm.cli.app import app
 from klamm.cli.output import Failure
 from klamm.errors import KlammError
-from klamm.spark.tables.definition import checkpoint_of, load_definition
 from klamm.spark.tables.sync import sync
+from klamm.spark.tables.table_definition import checkpoint_of, load_definition
 from klamm.testing import LocalCluster
 
 TopicFactory = Callable[..., str]

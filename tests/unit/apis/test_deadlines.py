@@ -16,8 +16,8 @@ from klamm.apis import (
     delete_topics,
     elect_leaders,
 )
+from klamm.apis.api_declaration import Api
 from klamm.apis.deadlines import Deadline
-from klamm.apis.registry import Api
 from klamm.controller import events
 from klamm.controller.replies import PartitionResult, PartitionResults, TopicResult, TopicResults
 from klamm.model import TopicPartition

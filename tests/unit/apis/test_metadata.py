@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from klamm.apis import api_versions, describe_cluster, metadata, topic_creation
+from klamm.apis import api_versions, describe_cluster, metadata, missing_topics
 from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.errors import ErrorCode
@@ -117,7 +117,7 @@ class TestAutoCreation:
 
     def test_a_controller_that_does_not_answer(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         """ZooKeeper is unreachable: the client gets a retriable error, and its next request is not another event."""
-        monkeypatch.setattr(topic_creation, "WAIT_MS", 1)
+        monkeypatch.setattr(missing_topics, "WAIT_MS", 1)
         asked: list[asyncio.Future[TopicResults]] = []
 
         def submit(event: events.ControllerEvent, timeout_ms: int | None = None) -> asyncio.Future[TopicResults]:

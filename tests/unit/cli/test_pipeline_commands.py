@@ -11,8 +11,8 @@ import pytest
 
 from klamm.cli.pipeline import missing_topic, reset, status
 from klamm.errors import KlammError
-from klamm.spark.pipeline.load import load
-from klamm.spark.pipeline.model import Trigger
+from klamm.spark.pipeline.load_file import load
+from klamm.spark.pipeline.pipeline_model import Trigger
 from klamm.spark.pipeline.run import RunOptions
 from klamm.spark.pipeline.run import run as run_pipeline
 from klamm.spark.pipeline.state import RunFile, runs

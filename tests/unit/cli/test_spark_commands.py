@@ -18,7 +18,7 @@ from klamm.spark.cluster import standalone as cluster
 from klamm.spark.cluster.shipping import source_archive
 from klamm.spark.cluster.warmup import warmup
 from klamm.spark.pipeline.state import CheckpointLock
-from klamm.spark.tables.definition import TableDefinition, checkpoint_of, create_table, load_definition
+from klamm.spark.tables.table_definition import TableDefinition, checkpoint_of, create_table, load_definition
 
 PIPELINE = "name: p\ncheckpoint: {base}/ck\nsources: {{t: {{format: raw}}}}\nsinks: {{s: {{from: t, topic: out}}}}\n"
 

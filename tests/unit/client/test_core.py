@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from klamm.client.blocking_connection import BlockingConnection, NotKafkaError, ask_once
-from klamm.client.errors import AllRefusedError, ClientError, UnreachableError
+from klamm.client.client_errors import AllRefusedError, ClientError, UnreachableError
 from klamm.client.exchange import Exchange, Pending
 from klamm.client.patience import DRIVER_CALL, LOG_END_QUERY, Deadline, Patience, planning
 from klamm.client.versions import Negotiation

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from klamm.clock import SystemClock
-from klamm.controller import channel_manager, wire
+from klamm.controller import channel_manager, control_wire
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.config import ControllerConfig
 from klamm.controller.events import ControllerEvent, LeaderAndIsrResponseReceived, UpdateMetadataResponseReceived
@@ -154,7 +154,7 @@ def test_a_request_that_cannot_be_sent_or_whose_answer_cannot_be_read_is_given_u
     async def scenario() -> None:
         events = Events()
         channels, _ = manager(events)
-        real = wire.decode_response
+        real = control_wire.decode_response
 
         def decode(request: Any, message: Any) -> Any:
             if request.head.controller_epoch == 4:

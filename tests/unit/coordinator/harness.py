@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from klamm.apis.registry import at_once
+from klamm.apis.api_declaration import at_once
 from klamm.coordinator.config import GroupConfig
 from klamm.coordinator.deferred import Deferred
 from klamm.coordinator.effects import JoinGroupResult, SyncGroupResult

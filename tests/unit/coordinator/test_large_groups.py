@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from klamm.apis import join_group, sync_group
-from klamm.apis.registry import at_once
+from klamm.apis.api_declaration import at_once
 from klamm.apis.slices import begin
 from klamm.coordinator import consumer_protocol
 from klamm.coordinator.deferred import Deferred

@@ -10,7 +10,7 @@ import pytest
 from klamm.errors import ErrorCode, KlammError
 from klamm.local import admin
 from klamm.local.admin import ClusterAdmin
-from klamm.local.names import brokers_are
+from klamm.local.broker_names import brokers_are
 from klamm.protocol.messages.create_topics import CreatableTopicResult, CreateTopicsResponse
 from klamm.protocol.messages.metadata import (
     MetadataRequest,

@@ -7,9 +7,9 @@ from random import Random
 
 from klamm.errors import ErrorCode
 from klamm.log import AppendOrigin, AppendResult, Log, LogConfig, LogManager, ReadResult, append_as_leader
-from klamm.log.environment import LogEnvironment
 from klamm.log.jobs import InlineHost
 from klamm.log.loader import LastRun, LogLoader
+from klamm.log.log_environment import LogEnvironment
 from klamm.log.memory_files import MemoryFiles
 from klamm.log.producer_state import marker_record_fields
 from klamm.model import TopicPartition

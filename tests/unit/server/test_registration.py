@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from klamm.controller.controller_runner import ControllerHandle
 from klamm.controller.replies import BrokerRegistration
-from klamm.controller.runner import ControllerHandle
 from klamm.errors import ErrorCode, KlammError
 from klamm.metadata import MetadataCache, MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import BrokerEndPoints, EndPoint

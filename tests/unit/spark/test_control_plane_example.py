@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from klamm.spark.pipeline.load import load
+from klamm.spark.pipeline.load_file import load
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,9 +12,7 @@ import pyarrow as pa
 import pytest
 
 from klamm.client.blocking_connection import ReceiveBuffer
-from klamm.client.cluster_client import ClusterClient
-from klamm.client.connection_pool import ClientConfig
-from klamm.client.errors import (
+from klamm.client.client_errors import (
     ClientError,
     OffsetOutOfRangeError,
     RetriableError,
@@ -22,6 +20,8 @@ from klamm.client.errors import (
     UnknownTopicError,
     UnreachableError,
 )
+from klamm.client.cluster_client import ClusterClient
+from klamm.client.connection_pool import ClientConfig
 from klamm.client.patience import Patience
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition

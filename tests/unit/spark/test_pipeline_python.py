@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from klamm.errors import KlammError
-from klamm.spark.pipeline.load import load
-from klamm.spark.pipeline.model import PipelineSpec
-from klamm.spark.pipeline.problems import PipelineError
+from klamm.spark.pipeline.load_file import load
+from klamm.spark.pipeline.pipeline_model import PipelineSpec
+from klamm.spark.pipeline.pipeline_problems import PipelineError
 
 GOOD = """\
 from __future__ import annotations

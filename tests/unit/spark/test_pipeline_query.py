@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from klamm.spark.pipeline.runner import SparkQuery
+from klamm.spark.pipeline.pipeline_runner import SparkQuery
 
 
 @dataclass
@@ -113,7 +113,7 @@ def test_a_mistake_names_its_batch_and_trouble_outside_does_not() -> None:
     assert first != batch("TypeError: no", frame="/x/orders.py", offset=8)
     assert batch("pyspark.errors.ArithmeticException: [DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012")
     assert batch("klamm.spark.sink.writer_errors.PermanentWriteError: t-9: Unknown partition.")
-    assert not batch("klamm.client.errors.ClientError: no broker answers")
+    assert not batch("klamm.client.client_errors.ClientError: no broker answers")
     assert not batch("ConnectionResetError: [Errno 104] Connection reset by peer")
 
 

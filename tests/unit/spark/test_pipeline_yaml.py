@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from klamm.spark.pipeline.model import Restart, Trigger, Watermark, duration_ms
-from klamm.spark.pipeline.problems import PipelineError
+from klamm.spark.pipeline.pipeline_model import Restart, Trigger, Watermark, duration_ms
+from klamm.spark.pipeline.pipeline_problems import PipelineError
 from klamm.spark.pipeline.yaml_file import read_yaml
 
 GOOD = textwrap.dedent("""\

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from klamm.client.client_errors import UnreachableError
 from klamm.client.connection_pool import ClientConfig
-from klamm.client.errors import UnreachableError
 from klamm.client.patience import Patience
 from klamm.model import TopicPartition
 from klamm.spark.source.planner import Planner

@@ -11,9 +11,9 @@ from klamm.model import TopicPartition
 from klamm.spark.pipeline.dead_letters import SCHEMA, DeadLetters, query_id_of
 from klamm.spark.pipeline.diagnosis import failed_ranges, ranges_of
 from klamm.spark.pipeline.failures import failure_of, start_advice
-from klamm.spark.pipeline.model import dead_letters_of
+from klamm.spark.pipeline.pipeline_model import dead_letters_of
+from klamm.spark.pipeline.pipeline_problems import PipelineError
 from klamm.spark.pipeline.poison import Ranges, halved, search, size, told
-from klamm.spark.pipeline.problems import PipelineError
 from klamm.spark.pipeline.yaml_file import read_yaml
 from klamm.spark.source.source_offsets import OffsetRange
 

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 
 from klamm.errors import KlammError
 from klamm.spark.cluster.jvm_ended import SparkEndedError
-from klamm.spark.pipeline.model import Restart
+from klamm.spark.pipeline.pipeline_model import Restart
 from klamm.spark.pipeline.run import told_if_ended
 from klamm.spark.pipeline.supervise import Failure, RunningQuery, State, Supervisor, restart_delay_ms
 

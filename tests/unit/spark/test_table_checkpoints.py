@@ -19,10 +19,10 @@ from klamm.spark.pipeline.run import check_checkpoint
 from klamm.spark.pipeline.yaml_file import read_yaml
 from klamm.spark.tables.batch_offsets import BatchOffsets, batch_offsets, from_metadata
 from klamm.spark.tables.commits import BatchOfFiles, commit
-from klamm.spark.tables.definition import load_definition
 from klamm.spark.tables.delta import TableLayout, parse_options
 from klamm.spark.tables.existing import CheckpointError, may_append, queries_of, refuse_new_query
-from klamm.spark.tables.files import ParquetFiles
+from klamm.spark.tables.parquet_files import ParquetFiles
+from klamm.spark.tables.table_definition import load_definition
 
 ROWS = StructType().add("id", "long").add("_error", "string").add("_raw", "binary")
 IDS = {"orders": "vPeOCWypqUOSepEvx0cbog"}

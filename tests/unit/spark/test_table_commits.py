@@ -14,18 +14,18 @@ from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 
 from klamm.errors import KlammError
-from klamm.spark.tables import commits, files
+from klamm.spark.tables import commits, parquet_files
 from klamm.spark.tables.commits import BatchOfFiles, commit
-from klamm.spark.tables.definition import TableDefinition, create_table, load_definition
 from klamm.spark.tables.delta import TableLayout, Written, parse_options
-from klamm.spark.tables.files import ParquetFiles
 from klamm.spark.tables.maintenance import compact, vacuum
+from klamm.spark.tables.parquet_files import ParquetFiles
+from klamm.spark.tables.table_definition import TableDefinition, create_table, load_definition
 from klamm.spark.tables.table_paths import check_apart
 
 ROWS = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 
 
-def write(path: Path, ids: list[int], dated: bool = False, days: int = 1) -> list[files.DataFile]:
+def write(path: Path, ids: list[int], dated: bool = False, days: int = 1) -> list[parquet_files.DataFile]:
     made = ParquetFiles(path, "at" if dated else None)
     moments = [datetime(2025, 1, 1 + number % days, tzinfo=UTC) for number in ids]
     made.write(pa.record_batch([pa.array(ids), pa.array(moments, ROWS.field("at").type)], schema=ROWS))
@@ -59,7 +59,7 @@ def test_a_batch_that_comes_twice_is_known_after_checkpoint_compaction_and_vacuu
 
 
 def test_files_by_date_with_few_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MAX_OPEN_FILES", 2)
+    monkeypatch.setattr(parquet_files, "MAX_OPEN_FILES", 2)
     written = write(tmp_path, [*range(40)], dated=True, days=4)
     assert sorted(file.date or "" for file in written) == [f"2025-01-0{day}" for day in range(1, 5)]
     assert commit(tmp_path, BatchOfFiles(ROWS, written, True, "query", 0))

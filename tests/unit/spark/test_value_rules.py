@@ -17,7 +17,7 @@ from klamm.spark.pipeline.failures import failure_of
 from klamm.spark.source.planner import _check_same
 from klamm.spark.source.read_options import EARLIEST, OptionError, parse_read_options
 from klamm.spark.tables.commits import BatchOfFiles, commit
-from klamm.spark.tables.definition import TableDefinition, create_table
+from klamm.spark.tables.table_definition import TableDefinition, create_table
 
 
 def decoded(schema: str, values: Iterable[object], repeat: int = 1) -> list[tuple[object, str | None]]:

@@ -17,7 +17,7 @@ from klamm.zk.server import log_records
 from klamm.zk.server.log_records import LogRecord
 from klamm.zk.server.main import EmbeddedZooKeeperThread
 from klamm.zk.server.server import EmbeddedZooKeeper
-from klamm.zk.server.snapshot import dump_tree
+from klamm.zk.server.tree_snapshot import dump_tree
 from tests.unit.zk.raw_client import RawClient, create_body
 
 

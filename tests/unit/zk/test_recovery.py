@@ -17,7 +17,7 @@ from klamm.zk.model.tree import ZnodeTree
 from klamm.zk.server import log_records
 from klamm.zk.server.inspection import FileState, inspect
 from klamm.zk.server.log_records import MAGIC, LogRecord, decode_record, encode_record, frame, frames
-from klamm.zk.server.snapshot import dump_tree
+from klamm.zk.server.tree_snapshot import dump_tree
 from klamm.zk.server.txnlog import DamagedError, DataDir, DataDirError, compact, log_path, numbered, snapshot_path
 from tests.unit.zk.raw_client import create_body
 

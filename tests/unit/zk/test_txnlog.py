@@ -20,7 +20,7 @@ from klamm.zk.model.tree import ZnodeTree
 from klamm.zk.server.log_records import MAGIC, LogRecord, encode_record, frame, frames
 from klamm.zk.server.main import EmbeddedZooKeeperThread
 from klamm.zk.server.server import ServerBounds
-from klamm.zk.server.snapshot import dump_tree, load_tree
+from klamm.zk.server.tree_snapshot import dump_tree, load_tree
 from klamm.zk.server.txnlog import DataDir, DataDirError, compact, log_path, numbered, snapshot_path
 from tests.unit.zk.raw_client import RawClient, create_body
 

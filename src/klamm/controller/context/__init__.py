@@ -15,8 +15,8 @@ from klamm.controller.assignment import Rng
 from klamm.controller.config import ControllerConfig
 from klamm.controller.context.brokers import Brokers
 from klamm.controller.context.deletions import Deletions
+from klamm.controller.context.known_topics import Topics
 from klamm.controller.context.partition_states import PartitionStates
-from klamm.controller.context.topics import Topics
 from klamm.controller.suspects import Suspects
 from klamm.model import (
     NO_CONTROLLER,

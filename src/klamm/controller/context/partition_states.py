@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from klamm.controller.context.deletions import Deletions
+from klamm.controller.context.known_topics import Topics
 from klamm.controller.context.replica import LeadershipChange, PartitionReplica
-from klamm.controller.context.topics import Topics
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.model import LeaderIsrAndControllerEpoch, TopicPartition
 

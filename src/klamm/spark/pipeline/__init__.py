@@ -17,6 +17,6 @@ Nothing here needs Spark: a file is read and checked before a JVM starts.
 from __future__ import annotations
 
 from klamm.spark.pipeline.builder import Pipeline
-from klamm.spark.pipeline.problems import PipelineError
+from klamm.spark.pipeline.pipeline_problems import PipelineError
 
 __all__ = ["Pipeline", "PipelineError"]

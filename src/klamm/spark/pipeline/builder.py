@@ -9,8 +9,17 @@ from dataclasses import fields
 from typing import Any, TypeVar, overload
 
 from klamm.spark.pipeline.checks import checked
-from klamm.spark.pipeline.model import PipelineSpec, Restart, Sink, Source, Trigger, View, Watermark, duration_ms
-from klamm.spark.pipeline.problems import PipelineError, Problem
+from klamm.spark.pipeline.pipeline_model import (
+    PipelineSpec,
+    Restart,
+    Sink,
+    Source,
+    Trigger,
+    View,
+    Watermark,
+    duration_ms,
+)
+from klamm.spark.pipeline.pipeline_problems import PipelineError, Problem
 from klamm.spark.suggestion import suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])

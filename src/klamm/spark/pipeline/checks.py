@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Final
 
 from klamm.spark.pipeline.fields import check_name
-from klamm.spark.pipeline.model import (
+from klamm.spark.pipeline.options import SET_ELSEWHERE, Columns, sink_problems, source_problems
+from klamm.spark.pipeline.pipeline_model import (
     ON_ERROR,
     PipelineSpec,
     Sink,
@@ -18,8 +19,7 @@ from klamm.spark.pipeline.model import (
     find_cycle,
     in_order,
 )
-from klamm.spark.pipeline.options import SET_ELSEWHERE, Columns, sink_problems, source_problems
-from klamm.spark.pipeline.problems import PipelineError, Problem
+from klamm.spark.pipeline.pipeline_problems import PipelineError, Problem
 from klamm.spark.source.option_names import READ, TABLE, WRITE, did_you_mean, unknown
 from klamm.spark.sql.table_names import SqlTextError, relations
 from klamm.spark.suggestion import suggestion

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from klamm.model import TopicPartition
-from klamm.spark.pipeline.model import PipelineSpec, Source, View, dead_letters_of
+from klamm.spark.pipeline.pipeline_model import PipelineSpec, Source, View, dead_letters_of
 from klamm.spark.pipeline.poison import PoisonRecord
 from klamm.spark.query.checkpoint_locations import local_path
 from klamm.spark.tables.table_paths import local_path as table_path
@@ -70,7 +70,7 @@ class DeadLetters:
     def add(self, rows: pa.Table) -> None:
         """Append rows of SCHEMA; they are on disk when this returns."""
         from klamm.spark.tables.commits import BatchOfFiles, commit
-        from klamm.spark.tables.files import ParquetFiles
+        from klamm.spark.tables.parquet_files import ParquetFiles
 
         files = ParquetFiles(self.path, None)
         self.path.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from klamm.model import TopicPartition
 from klamm.spark.pipeline.dead_letters import Location, is_none_of
 from klamm.spark.pipeline.failures import is_data_error, spark_sentence
-from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, View
 from klamm.spark.pipeline.options import reading_options
+from klamm.spark.pipeline.pipeline_model import PipelineSpec, Sink, Source, View
 from klamm.spark.pipeline.poison import PoisonRecord, Ranges, search, size, told
 from klamm.spark.query.checkpoint_locations import local_path
 from klamm.spark.source.source_offsets import OffsetRange, parse_source_offset, to_json

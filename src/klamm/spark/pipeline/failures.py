@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from klamm.spark.pipeline.model import Sink
+from klamm.spark.pipeline.pipeline_model import Sink
 from klamm.spark.pipeline.supervise import Failure
 
 _STATE_CHANGED: Final = (

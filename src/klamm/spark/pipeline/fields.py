@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from klamm.spark.pipeline.model import NAME, Watermark, duration_ms
-from klamm.spark.pipeline.problems import Problem
+from klamm.spark.pipeline.pipeline_model import NAME, Watermark, duration_ms
+from klamm.spark.pipeline.pipeline_problems import Problem
 from klamm.spark.pipeline.yaml_tree import Scalar, Sequence, Table, Tree
 from klamm.spark.suggestion import suggestion
 

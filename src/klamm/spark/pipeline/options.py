@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Final
 
 from klamm.errors import KlammError
-from klamm.spark.pipeline.model import Sink, Source
-from klamm.spark.pipeline.problems import Problem
+from klamm.spark.pipeline.pipeline_model import Sink, Source
+from klamm.spark.pipeline.pipeline_problems import Problem
 from klamm.spark.suggestion import suggestion
 
 Columns = Mapping[str, str]

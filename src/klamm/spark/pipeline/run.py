@@ -17,8 +17,8 @@ from klamm.clock import Clock, SystemClock
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
 from klamm.spark.cluster.jvm_ended import SparkEndedError
-from klamm.spark.pipeline.model import PipelineSpec, Trigger
-from klamm.spark.pipeline.runner import PipelineRunner, SparkQuery, sink_checkpoint
+from klamm.spark.pipeline.pipeline_model import PipelineSpec, Trigger
+from klamm.spark.pipeline.pipeline_runner import PipelineRunner, SparkQuery, sink_checkpoint
 from klamm.spark.pipeline.shape import ShapeFile, shape_of
 from klamm.spark.pipeline.state import CheckpointLock, RunFile, forget_moved, identity, refuse_if_running
 from klamm.spark.pipeline.supervise import State, Supervised, Supervisor

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from klamm.errors import KlammError
-from klamm.spark.pipeline.model import PipelineSpec, Sink
+from klamm.spark.pipeline.pipeline_model import PipelineSpec, Sink
 from klamm.spark.pipeline.state import home_of
 from klamm.spark.query.checkpoint_locations import local_path
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from klamm.clock import Clock
 from klamm.errors import KlammError
 from klamm.spark.cluster.jvm_ended import SparkEndedError
-from klamm.spark.pipeline.model import Restart
+from klamm.spark.pipeline.pipeline_model import Restart
 
 FACTOR: Final = 2.0
 JITTER: Final = 0.2

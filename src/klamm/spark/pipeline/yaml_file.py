@@ -8,7 +8,7 @@ from typing import Final
 
 from klamm.spark.pipeline.checks import checked
 from klamm.spark.pipeline.fields import Fields
-from klamm.spark.pipeline.model import (
+from klamm.spark.pipeline.pipeline_model import (
     FORMATS,
     MODES,
     ON_ERROR,
@@ -21,7 +21,7 @@ from klamm.spark.pipeline.model import (
     View,
     duration_ms,
 )
-from klamm.spark.pipeline.problems import PipelineError, Problem
+from klamm.spark.pipeline.pipeline_problems import PipelineError, Problem
 from klamm.spark.pipeline.yaml_tree import Scalar, Table, Tree, parse
 
 _TOP: Final = (

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from klamm.spark.pipeline.problems import PipelineError, Problem
+from klamm.spark.pipeline.pipeline_problems import PipelineError, Problem
 
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 MAX_DEPTH: Final = 16

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 from uuid import UUID
 
+from klamm.client.client_errors import UnknownTopicError
 from klamm.client.cluster_client import READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
-from klamm.client.errors import UnknownTopicError
 from klamm.client.patience import MISSING_PARTITION, MISSING_TOPIC, planning
 from klamm.clock import Clock, SystemClock
 from klamm.model import TopicPartition

@@ -16,8 +16,14 @@ from uuid import UUID
 import pyarrow as pa
 
 from klamm.client.blocking_connection import ReceiveBuffer
+from klamm.client.client_errors import (
+    ClientError,
+    OffsetOutOfRangeError,
+    RetriableError,
+    TopicIdError,
+    UnknownTopicError,
+)
 from klamm.client.cluster_client import READ_COMMITTED, READ_UNCOMMITTED, ClusterClient, PendingFetch
-from klamm.client.errors import ClientError, OffsetOutOfRangeError, RetriableError, TopicIdError, UnknownTopicError
 from klamm.client.patience import FETCH_BACKOFF_MS, LOST_AFTER_MS, Patience
 from klamm.clock import Clock, SystemClock
 from klamm.protocol.messages.fetch import PartitionData

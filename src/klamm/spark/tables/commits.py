@@ -25,7 +25,7 @@ from klamm.errors import KlammError
 from klamm.spark.query.checkpoint_locations import local_path
 from klamm.spark.tables.batch_offsets import BatchOffsets, from_metadata
 from klamm.spark.tables.existing import QUERY, CheckpointError, refuse_other_queries
-from klamm.spark.tables.files import DATE_COLUMN, DataFile, remove, sync_log, sync_names
+from klamm.spark.tables.parquet_files import DATE_COLUMN, DataFile, remove, sync_log, sync_names
 
 _CONFLICTS: Final = 4
 """Number of retries of a commit."""

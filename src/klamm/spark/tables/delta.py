@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 
 from klamm.errors import KlammError
 from klamm.spark.source.worker import prepare
-from klamm.spark.tables.files import DATE_COLUMN, DataFile, ParquetFiles, remove
+from klamm.spark.tables.parquet_files import DATE_COLUMN, DataFile, ParquetFiles, remove
 from klamm.spark.tables.table_paths import check_apart, default_bad_path, local_path
 
 if TYPE_CHECKING:

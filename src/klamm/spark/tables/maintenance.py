@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from klamm.errors import KlammError
-from klamm.spark.tables.files import sync, sync_log, sync_names
+from klamm.spark.tables.parquet_files import sync, sync_log, sync_names
 from klamm.spark.tables.read import file_names, open_table
 from klamm.spark.tables.table_paths import local_path
 

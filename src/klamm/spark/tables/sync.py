@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from klamm.spark.dataframes import topic
 from klamm.spark.query.triggers import Trigger
-from klamm.spark.tables.definition import TableDefinition, checkpoint_of, load_definition
+from klamm.spark.tables.table_definition import TableDefinition, checkpoint_of, load_definition
 from klamm.spark.tables.write import COMPACT_EVERY, to_table
 
 if TYPE_CHECKING:

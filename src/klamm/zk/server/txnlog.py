@@ -28,7 +28,7 @@ from klamm.zk.model.ops import ZkError
 from klamm.zk.model.tree import ZnodeTree
 from klamm.zk.server.log_records import MAGIC, LogRecord, decode_record, frame, frames, is_torn_end
 from klamm.zk.server.request_processor import repeat_write
-from klamm.zk.server.snapshot import dump_tree, load_tree
+from klamm.zk.server.tree_snapshot import dump_tree, load_tree
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 from uuid import UUID
 
-from klamm.client.errors import ClientError, RetriableError, UnknownTopicError, error_name
+from klamm.client.client_errors import ClientError, RetriableError, UnknownTopicError, error_name
 from klamm.errors import ErrorCode
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import ZERO_UUID, TopicPartition

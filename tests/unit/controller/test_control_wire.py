@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from klamm.controller.config import InterBrokerProtocol
+from klamm.controller.control_wire import decode_response, encode_request
 from klamm.controller.requests import (
     ControlRequest,
     LeaderAndIsrPartition,
@@ -23,7 +24,6 @@ from klamm.controller.requests import (
     UpdateMetadataRequest,
 )
 from klamm.controller.responses import ControlResponse, response_event
-from klamm.controller.wire import decode_response, encode_request
 from klamm.errors import ErrorCode
 from klamm.model import (
     BrokerEndPoints,

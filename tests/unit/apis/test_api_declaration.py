@@ -4,7 +4,7 @@ import inspect
 from pathlib import Path
 
 from klamm.apis import ALL, docs
-from klamm.apis.registry import bind
+from klamm.apis.api_declaration import bind
 from klamm.network.request_context import Plane
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tests.support.one_broker import OneBroker

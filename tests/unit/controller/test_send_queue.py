@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from klamm.apis.update_metadata import to_update
 from klamm.controller.config import InterBrokerProtocol
-from klamm.controller.request_queue import RequestQueue
+from klamm.controller.control_wire import encode_request
 from klamm.controller.requests import (
     ControlRequest,
     LeaderAndIsrPartition,
@@ -22,7 +22,7 @@ from klamm.controller.requests import (
     UpdateMetadataPartition,
     UpdateMetadataRequest,
 )
-from klamm.controller.wire import encode_request
+from klamm.controller.send_queue import RequestQueue
 from klamm.metadata.snapshot import MetadataSnapshot
 from klamm.metadata.update import MetadataUpdate
 from klamm.model import EPOCH_DURING_DELETE, BrokerEndPoints, LeaderAndIsr, TopicPartition

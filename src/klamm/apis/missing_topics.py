@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from klamm.apis.registry import Broker
+from klamm.apis.api_declaration import Broker
 from klamm.config import KafkaConfig
 from klamm.controller.events import CreatableTopic
 from klamm.controller.replies import TopicResults

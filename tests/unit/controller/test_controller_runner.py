@@ -14,6 +14,7 @@ import pytest
 
 from klamm.clock import SystemClock
 from klamm.controller.config import ControllerConfig
+from klamm.controller.controller_runner import ControllerRunner, registration_pause_s
 from klamm.controller.events import (
     AllocateProducerIds,
     ControllerEvent,
@@ -24,7 +25,6 @@ from klamm.controller.events import (
     Startup,
 )
 from klamm.controller.replies import BrokerRegistration, EventReply
-from klamm.controller.runner import ControllerRunner, registration_pause_s
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
 from klamm.zk.client.zk_session import ZkSession
@@ -198,5 +198,5 @@ def test_registration_is_tried_until_it_succeeds_and_says_so_now_and_then(
 
     pauses = [registration_pause_s(attempt) for attempt in range(1, 100)]
     assert pauses == sorted(pauses) and pauses[0] < 1 < pauses[-1]
-    monkeypatch.setattr("klamm.controller.runner.REGISTRATION_RETRY_S", 0.0)
+    monkeypatch.setattr("klamm.controller.controller_runner.REGISTRATION_RETRY_S", 0.0)
     run(scenario)

@@ -13,8 +13,8 @@ from typing import Any
 
 from klamm.errors import KlammError
 from klamm.spark.pipeline.builder import Pipeline
-from klamm.spark.pipeline.model import PipelineSpec
-from klamm.spark.pipeline.problems import PipelineError, Problem
+from klamm.spark.pipeline.pipeline_model import PipelineSpec
+from klamm.spark.pipeline.pipeline_problems import PipelineError, Problem
 from klamm.spark.pipeline.yaml_file import read_yaml
 
 

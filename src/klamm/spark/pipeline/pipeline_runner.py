@@ -16,9 +16,9 @@ from klamm.errors import KlammError
 from klamm.spark.pipeline.dead_letters import DeadLetters, Location, is_none_of, letters, query_id_of
 from klamm.spark.pipeline.diagnosis import MAX_SECONDS, Diagnosis, Diagnostician, reads
 from klamm.spark.pipeline.failures import failure_of, spark_sentence, start_advice
-from klamm.spark.pipeline.load import module_name
-from klamm.spark.pipeline.model import PipelineSpec, Sink, Source, Trigger, View
+from klamm.spark.pipeline.load_file import module_name
 from klamm.spark.pipeline.options import reading_options
+from klamm.spark.pipeline.pipeline_model import PipelineSpec, Sink, Source, Trigger, View
 from klamm.spark.pipeline.plan import stateful_operators
 from klamm.spark.pipeline.shape import QueryShape, shape_of
 from klamm.spark.pipeline.supervise import Failure, is_permanent
