@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from itertools import islice
+from typing import Final, TypeAlias
 
 from klamm.errors import ErrorCode
 from klamm.log.log import Log
@@ -11,12 +12,17 @@ from klamm.log.log_config import LogConfig
 from klamm.log.segment import LogSegment
 from klamm.log.segments import LogSegments
 
+MAX_DELETED: Final = 2
+"""Segments of a log that are deleted without giving the loop back: each costs about half a millisecond."""
 RetentionRule: TypeAlias = Callable[[LogSegment, int], bool]
 """Whether a segment is too old, given the segment and the base offset of the following one."""
 
 
 def delete_old_segments(log: Log, now_ms: int) -> int:
-    """Delete the segments that neither retention nor the log start offset keeps; return how many."""
+    """Delete segments that neither retention nor the log start offset keeps; return how many.
+
+    Deletes at most `MAX_DELETED` segments. The caller repeats the call until it returns 0.
+    """
     unopened = log.unopened
     if unopened is not None and not unopened.may_have_old_segments(log.log_start_offset, log.config, now_ms):
         return 0
@@ -25,17 +31,16 @@ def delete_old_segments(log: Log, now_ms: int) -> int:
 
 
 def _delete(log: Log, now_ms: int) -> int:
-    deleted = 0
     for rule in _rules(log.segments, log.config, log.log_start_offset, now_ms):
         segments = _deletable(log.segments, rule, log.high_watermark, log.log_end_offset)
         if segments:
             log.delete_oldest(segments)
-            deleted += len(segments)
-    return deleted
+            return len(segments)
+    return 0
 
 
 def _rules(segments: LogSegments, config: LogConfig, log_start_offset: int, now_ms: int) -> Iterator[RetentionRule]:
-    """Yield the rules, to be applied one after the other: each one sees the segments that the others have left."""
+    """Yield the rules. A rule is applied when the earlier ones find no segment."""
     yield lambda segment, following: following <= log_start_offset
     if not config.is_deleted:
         return
@@ -58,10 +63,10 @@ def _beyond_size(excess: int) -> RetentionRule:
 def _deletable(
     segments: LogSegments, rule: RetentionRule, high_watermark: int, log_end_offset: int
 ) -> list[LogSegment]:
-    """Return the oldest segments that fall under the rule and are replicated completely."""
+    """Return the oldest segments, at most `MAX_DELETED`, that fall under the rule and are replicated completely."""
     bases = segments.base_offsets
     found: list[LogSegment] = []
-    for segment, following in zip(segments, [*bases[1:], log_end_offset], strict=True):
+    for segment, following in islice(zip(segments, [*bases[1:], log_end_offset], strict=True), MAX_DELETED):
         is_active = segment is segments.active
         if (is_active and segment.size_bytes == 0) or high_watermark < following:
             break

@@ -9,12 +9,16 @@ from random import Random
 import pytest
 
 from klamm.errors import ErrorCode, KlammError
-from klamm.log import LogConfig, LogManager, checkpoint_writer
+from klamm.log import Log, LogConfig, LogManager, checkpoint_writer, summary_writer
 from klamm.log.background import BackgroundWorker
 from klamm.log.checkpoints import MetaProperties, read_meta_properties
+from klamm.log.files import Files
 from klamm.log.hosted_logs import LOGS_PER_SLICE
 from klamm.log.jobs import Job
 from klamm.log.names import LOG_START_OFFSET_CHECKPOINT
+from klamm.log.retention import MAX_DELETED
+from klamm.log.summaries import LogSummary
+from klamm.log.summary_writer import INSPECTED_PER_STEP, summarise
 from klamm.model import TopicPartition
 from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch
 
@@ -136,13 +140,61 @@ def test_retention_takes_many_logs_in_slices_and_leaves_those_alone_that_go_mean
         log = manager.get_or_create_log(tp, is_new=True)
         append(log, batch(b"x"))
         log.update_high_watermark(1)
-    slices = manager.passes.retention(NOW + 60_000)
-    assert next(slices) == LOGS_PER_SLICE
+    steps = manager.passes.retention(NOW + 60_000)
+    for shortened in range(1, LOGS_PER_SLICE + 1):
+        assert next(steps) == 1
+        assert sum(log.log_start_offset for log in manager.logs.values()) == shortened, "one log per step"
     gone = manager.logs[tps[-1]]
     manager.delete_logs([tps[-1]])
-    assert list(slices) == [1]
+    assert list(steps) == [0, 1, 0], "the ends of both slices, and the last log"
     assert gone.log_start_offset == 0
     assert [log.log_start_offset for log in manager.logs.values()] == [1] * (LOGS_PER_SLICE + 1)
+
+
+def test_retention_deletes_many_segments_of_a_log_in_steps() -> None:
+    bench = Bench(LogConfig(segment_bytes=200, retention_ms=1))
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP, is_new=True)
+    for _ in range(5 * MAX_DELETED):
+        append(log, batch(b"x" * 100))
+    log.update_high_watermark(log.log_end_offset)
+    assert len(log.segments) == 5 * MAX_DELETED
+    assert list(manager.passes.retention(NOW + 60_000)) == [MAX_DELETED] * 5 + [0]
+    assert log.log_start_offset == log.log_end_offset == 5 * MAX_DELETED
+
+
+def test_retention_opens_one_log_per_step() -> None:
+    """Its record is old, but it is above the high watermark."""
+    bench = Bench(LogConfig(segment_bytes=300, retention_ms=1000))
+    manager = bench.manager()
+    tps = partitions("t", 5)
+    for tp in tps:
+        log = manager.get_or_create_log(tp, is_new=True)
+        append(log, batch(b"x"))
+    manager.shutdown(dict.fromkeys(tps, 0))
+    manager = bench.manager()
+    logs = list(manager.logs.values())
+    assert not any(log.is_open for log in logs)
+    steps = manager.passes.retention(NOW + 60_000)
+    for opened in range(1, 6):
+        assert next(steps) == 0
+        assert sum(log.is_open for log in logs) == opened
+    assert list(steps) == [0]
+
+
+def test_changed_logs_are_summarised_in_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = Bench().manager()
+    for tp in partitions("t", 2 * INSPECTED_PER_STEP + 1):
+        manager.get_or_create_log(tp, is_new=True)
+    inspected: list[TopicPartition] = []
+
+    def noting(files: Files, log: Log) -> LogSummary | None:
+        inspected.append(log.topic_partition)
+        return summarise(files, log)
+
+    monkeypatch.setattr(summary_writer, "summarise", noting)
+    counts = [len(inspected) for _ in manager.checkpoints.summary_pass()]
+    assert counts == [INSPECTED_PER_STEP, 2 * INSPECTED_PER_STEP, 2 * INSPECTED_PER_STEP + 1]
 
 
 def test_expired_producers_are_forgotten_in_slices() -> None:
