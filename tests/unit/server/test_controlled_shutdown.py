@@ -178,7 +178,8 @@ def test_zookeeper_is_away_and_the_controller_is_another(
     monkeypatch.setattr(BrokerConnection, "connect", never)
     monkeypatch.setattr(module, "_WITHOUT_ZOOKEEPER_S", 0.01)
     assert not asyncio.run(scenario())
-    assert "Leaving without a controlled shutdown: ZooKeeper is unreachable, and the controller does not answer" in caplog.text
+    said = "Leaving without a controlled shutdown: ZooKeeper is unreachable, and the controller does not answer"
+    assert said in caplog.text
 
 
 @pytest.mark.parametrize(
