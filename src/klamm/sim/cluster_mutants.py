@@ -54,7 +54,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "replica_manager",
         "        if controller_epoch < self.controller_epoch:\n",
         "        if False:\n",
-        first=40,
+        first=62,
         beside=(
             Mutant(
                 _R + "controller_guard",
@@ -142,7 +142,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.replica.stray_replicas",
         "if informed_by > self._informed_by and update.topics and update.is_last_slice:",
         "if False:",
-        first=16,
+        first=52,
     ),
     "stop_replica_of_any_epoch_obeyed": Mutant(
         _R + "state_change",
