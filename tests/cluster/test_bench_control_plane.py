@@ -41,4 +41,4 @@ def test_one_change_and_a_stopped_broker() -> None:
 def test_the_section_names_every_row_and_what_is_missing() -> None:
     written = text([Row("something", 1.5, "s")], ["life: broken"], 0.1)
     assert "| something | 1.5   | s    |" in written and "Not measured: life: broken." in written
-    assert set(PARTS) == {"change", "failover", "life", "propagation", "start", "stopped", "control-log"}
+    assert set(PARTS) == {"change", "failover", "life", "propagation", "start", "stopped", "control-log", "death"}

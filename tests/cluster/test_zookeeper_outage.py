@@ -23,7 +23,7 @@ class ZooKeeper:
     def __init__(self, directory: Path, port: int) -> None:
         arguments = ["--data-dir", str(directory), "--port", str(port)]
         self._child = ChildProcess(
-            "ZooKeeper", "klamm.zk.server.server", arguments, directory.with_suffix(".log"), lambda: accepts(port)
+            "ZooKeeper", "klamm.zk.server.main", arguments, directory.with_suffix(".log"), lambda: accepts(port)
         )
         self.kill = self._child.kill
         self.pause = self._child.pause

@@ -46,8 +46,9 @@ def create_missing(
         nothing.set_result(told)
         return nothing
     topics = tuple(make(name) if make is not None else _creatable(broker, name) for name in asked)
-    answer = broker.topic_creation.create(topics)
-    return after(answer, errors, timeout_ms=WAIT_MS, on_timeout=lambda: told)
+    # In two steps: a refusal that arrives after the timeout must still be logged.
+    answer = after(broker.topic_creation.create(topics), errors)
+    return after(answer, lambda result: result, timeout_ms=WAIT_MS, on_timeout=lambda: told)
 
 
 def _creatable(broker: Broker, name: str) -> CreatableTopic:

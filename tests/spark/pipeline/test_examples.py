@@ -188,6 +188,7 @@ def test_a_spark_job(spark: SparkSession, cluster: LocalCluster, tmp_path: Path)
     job["run"](spark, servers, str(path))
     found = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
     assert {row["city"]: row["revenue"] for row in found} == {"Wien": 20.0, "Graz": 990.0}
+    cluster.delete_topic("sales")  # other tests of this cluster create it
 
 
 def test_the_first_pipeline(
