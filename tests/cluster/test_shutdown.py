@@ -194,6 +194,7 @@ def tidy() -> Iterator[LocalCluster]:
         "log.retention.check.interval.ms": 50,
         "log.initial.task.delay.ms": 0,
         "log.segment.delete.delay.ms": 0,
+        "log.flush.offset.checkpoint.interval.ms": 50,
         "log.flush.start.offset.checkpoint.interval.ms": 50,
     }
     with LocalCluster(broker_configs=config) as running:
@@ -284,7 +285,6 @@ def test_flush_messages(tidy: LocalCluster) -> None:
     for acks in (1, -1):
         for topic in ("flushed", "lazy"):
             assert client.produce(topic, batch_of([b"x"] * 3), acks=acks).error_code == ErrorCode.NONE
-    tidy.delete_topic("lazy")  # a deletion writes the checkpoint at once
     checkpoint = tidy.data_dir / "broker-1" / "recovery-point-offset-checkpoint"
     eventually(
         lambda: checkpoint.exists() and "flushed 0 6" in checkpoint.read_text().splitlines(),

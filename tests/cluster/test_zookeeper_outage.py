@@ -113,7 +113,7 @@ def test_a_stop_while_zookeeper_stands_still(zookeeper: tuple[ZooKeeper, LocalCl
     assert client.create_topic("waiting", timeout_ms=100) == ErrorCode.REQUEST_TIMED_OUT
     cluster.stop(1)
     log = cluster.logs(1).read_text()
-    assert "this broker is the controller and ZooKeeper is away" in log and "Traceback" not in log
+    assert "this broker is the controller and ZooKeeper is unreachable" in log and "Traceback" not in log
     assert (cluster.data_dir / "broker-1" / "zookeeper.session").exists(), "nobody confirmed the end of the session"
     server.resume()
     cluster.start(1)
