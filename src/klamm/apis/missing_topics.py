@@ -47,8 +47,8 @@ def create_missing(
         return nothing
     topics = tuple(make(name) if make is not None else _creatable(broker, name) for name in asked)
     # In two steps: a refusal that arrives after the timeout must still be logged.
-    answer = after(broker.topic_creation.create(topics), errors)
-    return after(answer, lambda result: result, timeout_ms=WAIT_MS, on_timeout=lambda: told)
+    answer: asyncio.Future[dict[str, ErrorCode]] = after(broker.topic_creation.create(topics), errors)
+    return after(answer, dict, timeout_ms=WAIT_MS, on_timeout=lambda: told)
 
 
 def _creatable(broker: Broker, name: str) -> CreatableTopic:
